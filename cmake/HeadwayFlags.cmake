@@ -1,0 +1,28 @@
+# Language level, warnings and sanitizers. Each target of ours calls headway_apply_flags(<target>) once.
+find_package(Threads REQUIRED)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON) # the static library is linked into a Python module
+
+# Warnings are private to the target: nothing of them reaches a user of the library.
+function(headway_apply_flags target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                                           $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
+endfunction()
+
+# Sanitizers apply to all targets, GoogleTest included: a mixed binary reports races that are not there.
+if(HEADWAY_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=address,undefined)
+elseif(HEADWAY_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=thread)
+elseif(HEADWAY_SANITIZE)
+  message(FATAL_ERROR "HEADWAY_SANITIZE is '${HEADWAY_SANITIZE}'; it must be address, thread or empty")
+endif()
+if(HEADWAY_SANITIZE AND HEADWAY_BUILD_TORCH)
+  message(FATAL_ERROR "HEADWAY_SANITIZE needs HEADWAY_BUILD_TORCH=OFF: torch itself is not instrumented")
+endif()

@@ -1,0 +1,22 @@
+# Installs headway::comm as a CMake package, so that another project can say find_package(headway).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+function(headway_install_package)
+  if(SKBUILD)
+    return() # a wheel holds the Python module, not the C++ package
+  endif()
+  set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
+  install(TARGETS headway_comm EXPORT headwayTargets
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/libcomm/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_comm
+          FILES_MATCHING PATTERN "*.hpp")
+  install(EXPORT headwayTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_comm)
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/headwayConfig.cmake.in ${PROJECT_BINARY_DIR}/headwayConfig.cmake
+                                INSTALL_DESTINATION ${package_dir})
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/headwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/headwayConfig.cmake ${PROJECT_BINARY_DIR}/headwayConfigVersion.cmake
+          DESTINATION ${package_dir} COMPONENT headway_comm)
+endfunction()

@@ -1,0 +1,40 @@
+# Defines headway::torch: the headers and libraries of the torch that the chosen Python imports, and that Python's headers.
+#
+# find_package(Torch) is not used: with the PyPI build of torch it demands a CUDA toolkit, and of the same version,
+# although nothing here needs one. pybind11 is the copy inside torch, so that c10d types cross the border.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+
+set(query [[
+import importlib.util, pathlib, sys
+spec = importlib.util.find_spec("torch")
+if spec is None:
+    sys.exit("torch is not installed")
+root = pathlib.Path(spec.origin).parent
+values = {}
+exec((root / "version.py").read_text(), values)
+print(root, values["__version__"], sep=";", end="")
+]])
+execute_process(COMMAND ${Python_EXECUTABLE} -c "${query}" OUTPUT_VARIABLE answer ERROR_VARIABLE error RESULT_VARIABLE status)
+if(NOT status EQUAL 0)
+  string(STRIP "${error}" error)
+  message(FATAL_ERROR "${Python_EXECUTABLE}: ${error}. Run `make build`, which installs it in .venv, "
+                      "or configure with -DHEADWAY_BUILD_TORCH=OFF for the C++ library alone.")
+endif()
+list(GET answer 0 HEADWAY_TORCH_ROOT)
+list(GET answer 1 HEADWAY_TORCH_VERSION)
+message(STATUS "torch ${HEADWAY_TORCH_VERSION} in ${HEADWAY_TORCH_ROOT}")
+
+add_library(headway_torch INTERFACE)
+add_library(headway::torch ALIAS headway_torch)
+target_include_directories(headway_torch SYSTEM INTERFACE ${HEADWAY_TORCH_ROOT}/include
+                                                          ${HEADWAY_TORCH_ROOT}/include/torch/csrc/api/include)
+# USE_C10D_GLOO is set for torch's own objects; headers that declare the Gloo group look at it.
+target_compile_definitions(headway_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+foreach(library c10 torch_cpu torch_python)
+  add_library(headway_torch_${library} SHARED IMPORTED)
+  set_target_properties(headway_torch_${library} PROPERTIES IMPORTED_LOCATION ${HEADWAY_TORCH_ROOT}/lib/lib${library}.so)
+  target_link_libraries(headway_torch INTERFACE headway_torch_${library})
+endforeach()
+# The CUDA build's other libraries are loaded by `import torch` before headway._C is.
+target_link_options(headway_torch INTERFACE -Wl,--allow-shlib-undefined)
+target_link_libraries(headway_torch INTERFACE Python::Module)
