@@ -1,0 +1,121 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "headway/comm/status.hpp"
+#include "headway/comm/tag.hpp"
+
+namespace headway::comm {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+/// A put's header area: the payload of a message starts this many bytes after its destination.
+inline constexpr std::size_t kHeaderBytes = 64;
+
+/// Segments of a rank: 0 is its landing segment (made when the endpoint connects); others are exposed user memory.
+using SegmentId = std::uint32_t;
+inline constexpr SegmentId kLandingSegment = 0;
+
+/// Where a put lands: `offset` bytes into `segment` of rank `peer`. In the landing segment, a multiple of 64.
+struct Destination {
+  int peer = 0;
+  SegmentId segment = kLandingSegment;
+  std::uint64_t offset = 0;
+};
+
+/// Gets what poll() finds. Called under the caller's lock; must not call back into the endpoint's poll().
+class ArrivalSink {
+ public:
+  virtual ~ArrivalSink() = default;
+  /// Everything that was put with `tag` by `source` is in place. May repeat, and in any order.
+  virtual void arrived(int source, Tag tag) = 0;
+  /// `peer` sent `text` with send_notice().
+  virtual void notice(int peer, std::string_view text) = 0;
+  /// Nothing will come from `peer` any more; called once per peer.
+  virtual void lost(int peer, std::string_view reason) = 0;
+};
+
+/// What an endpoint can do towards one peer besides put().
+struct PeerTraits {
+  std::string_view engine;        ///< "inproc", "shm", "tcp", ...
+  bool can_get = false;           ///< get() reads that peer's user memory.
+  bool can_put_exposed = false;   ///< put() may name a segment that the peer exposed.
+};
+
+/// One rank's connection to all ranks of a group: the plug-in point for transports.
+///
+/// A put copies bytes into memory of the peer that the library owns and then makes a tag visible there. Nothing is
+/// said about the order of two puts, even to one peer. Calls on one endpoint must not overlap, except sleep() and
+/// wake(). No call but sleep() blocks.
+class Endpoint {
+ public:
+  Endpoint() = default;
+  Endpoint(Endpoint const&) = delete;
+  Endpoint& operator=(Endpoint const&) = delete;
+  virtual ~Endpoint() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
+
+  /// This rank's landing segment: 64-byte aligned, library-owned, zero at first. Peers' puts land here.
+  [[nodiscard]] virtual std::span<std::byte> landing() = 0;
+
+  /// Starts copying `header` (at most kHeaderBytes) to `destination` and `payload` to kHeaderBytes after it, then
+  /// makes `tag` visible. In an exposed segment only the payload is written, at `destination.offset` itself.
+  /// `payload` belongs to the library until flushed(peer) reaches the value that put_count(peer) has after this call;
+  /// `header` is copied at once. Effects may wait for submit(). `peer` is another rank.
+  /// @returns kWouldBlock, with no effect, where no credit is left.
+  /// @throws UsageError if the peer is not another rank or the range leaves its landing segment.
+  virtual Status put(Destination const& destination, std::span<std::byte const> header,
+                     std::span<std::byte const> payload, Tag tag) = 0;
+
+  /// Says that a put with this destination and these sizes comes next. An engine may use it to get ready.
+  virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/, std::size_t /*payload_bytes*/) {}
+
+  /// Makes all puts so far go, and wakes peers that sleep.
+  virtual void submit() = 0;
+
+  /// Number of puts to `peer` accepted so far, and how many of those no longer need their source.
+  [[nodiscard]] virtual std::uint64_t put_count(int peer) const = 0;
+  [[nodiscard]] virtual std::uint64_t flushed(int peer) const = 0;
+
+  /// Reports arrivals, notices and losses to `sink`. @returns whether anything was found or moved on.
+  virtual bool poll(ArrivalSink& sink) = 0;
+
+  /// Reads `local.size()` bytes at `address` of the peer's process. Only where traits(peer).can_get.
+  /// @returns kPeerLost with a message if the peer's memory cannot be read.
+  virtual Status get(int peer, std::uint64_t address, std::span<std::byte> local) = 0;
+
+  /// Lets `peer` put into `memory` as `segment` (not 0), until withdraw(). Only where traits(peer).can_put_exposed.
+  /// After withdraw() returns nothing is written there, whatever the peer does.
+  virtual void expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
+  virtual void withdraw(int peer, SegmentId segment) = 0;
+
+  /// Sends a short text out of band, as an error report; best effort.
+  virtual void send_notice(int peer, std::string_view text) noexcept = 0;
+
+  /// After arm(), a put to this rank wakes sleep(). Poll once between the two, or a wake-up may be missed.
+  virtual void arm() = 0;
+  virtual void disarm() = 0;
+  /// Blocks until a peer's put after arm(), input on a socket, wake() or the deadline. May return early; with a
+  /// deadline in the past it only looks. What it saw on sockets is acted upon by the next poll().
+  virtual void sleep(Deadline deadline) = 0;
+  /// Ends sleep() in all threads that are in it; thread-safe.
+  virtual void wake() noexcept = 0;
+
+  /// A descriptor for epoll that is readable when a peer was lost, a notice came, or socket input waits. -1: none.
+  [[nodiscard]] virtual int lifeline_fd() const = 0;
+  /// Like lifeline_fd(), and readable too when a put arrives after arm().
+  [[nodiscard]] virtual int activity_fd() const = 0;
+  /// Whether this rank must poll for other ranks' puts to land (tcp).
+  [[nodiscard]] virtual bool lands_by_polling() const = 0;
+};
+
+}  // namespace headway::comm

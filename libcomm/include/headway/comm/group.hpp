@@ -1,0 +1,155 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/status.hpp"
+#include "headway/comm/store.hpp"
+
+namespace headway::comm {
+
+enum class Engine {
+  kAuto,    ///< shm for peers on this host, tcp for the rest.
+  kInproc,  ///< Ranks are threads of this process.
+  kShm,
+  kTcp,
+};
+
+/// Settings of a group. All ranks must give the same values, except max_lag and timeout.
+struct GroupOptions {
+  Engine engine = Engine::kAuto;
+  int max_lag = 0;          ///< Bound k: a rank may run this many all-to-alls ahead.
+  int max_lag_limit = -1;   ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
+  std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
+  std::size_t pull_bytes = 64 * 1024;   ///< With max_lag 0, blocks from this size are read from the sender's memory where that works.
+  bool allow_pull = true;   ///< Whether a peer's memory may be read at all; otherwise large blocks go in fragments.
+  int num_channels = 1;     ///< Independent all-to-all sequences, 1 to 64.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
+  std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
+  std::string name;         ///< Distinguishes groups that use one store; part of the handshake.
+  std::string secret;       ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
+  std::string interface_address;  ///< Address that tcp listens on; empty: all.
+  bool wrap_checked = false;      ///< Verify the transport contract (engine `checked`): tests.
+  std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
+  std::string mutant;             ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
+};
+
+/// Element type of a message: any code that all ranks understand alike. Compared, never interpreted.
+using DataType = std::uint16_t;
+
+/// One rank's part of an operation, as its waiters see it. Thread-safe.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  [[nodiscard]] virtual bool done() const = 0;
+  /// Meaningful once done.
+  [[nodiscard]] virtual Status status() const = 0;
+  /// Operation number within its channel, from 0; for error messages and traces.
+  [[nodiscard]] virtual std::uint64_t number() const = 0;
+  /// Rank that a receive_any() matched; -1 for all else. Meaningful once done.
+  [[nodiscard]] virtual int source() const = 0;
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+struct AllToAllArgs {
+  std::span<std::span<std::byte const> const> sends;  ///< (size) block for each rank; its memory is the library's until wait().
+  std::span<std::span<std::byte> const> receives;     ///< (size) block from each rank.
+  DataType data_type = 0;
+  int channel = 0;
+};
+
+struct PeerStats {
+  double wait_s = 0;  ///< Seconds that waits of this rank lasted because of this peer (the last to arrive).
+  std::uint64_t waits = 0;
+  std::uint64_t bytes_sent = 0, bytes_received = 0, messages_sent = 0, messages_received = 0;
+  std::uint64_t repeated_fragments = 0;  ///< Notifications dropped because the fragment had arrived before.
+};
+
+struct GroupStats {
+  std::vector<PeerStats> peers;                 ///< (size)
+  std::vector<std::uint64_t> lag_histogram;     ///< Entry i: all-to-alls completed while i later ones were posted.
+  std::vector<double> wait_s_by_lag;            ///< Seconds waited at that lag.
+  std::uint64_t operations = 0;                 ///< All-to-alls completed.
+  std::uint64_t lag_lost = 0;                   ///< All-to-alls with a block larger than a slot while max_lag > 0.
+  std::uint64_t queued = 0;                     ///< Operations that could not be posted at their start.
+  std::uint64_t landing_bytes = 0;              ///< Library-owned memory that peers write to, as reserved.
+};
+
+/// One completed all-to-all, for traces. Times are seconds of Clock since its epoch.
+struct TraceEvent {
+  std::uint64_t number;
+  int channel;
+  double started_s, posted_s, completed_s;
+  std::uint64_t bytes_sent, bytes_received;
+  int last_peer;  ///< The peer that arrived last; -1 if none was waited for.
+  int lag;        ///< Later operations posted when it completed.
+};
+
+/// A set of ranks that exchange bytes. Thread-safe; every call moves all pending work of the group on.
+///
+/// Operations of a kind must be started in the same order by all ranks. Starting never blocks. Source and output
+/// memory belong to the library until the operation is done.
+class Group {
+ public:
+  /// Connects `size` ranks. @throws UsageError, or SystemError naming what differs or who is missing.
+  static std::unique_ptr<Group> connect(int rank, int size, Store& store, GroupOptions options);
+  virtual ~Group() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  [[nodiscard]] virtual GroupOptions const& options() const = 0;
+  [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
+
+  /// Bounded-lag exchange: receives[r] gets what rank r gave as sends[rank()].
+  virtual OperationPtr all_to_all_v(AllToAllArgs const& args) = 0;
+
+  /// Messages between two ranks with equal `match` arrive in order. `match` below 2^63.
+  virtual OperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) = 0;
+  virtual OperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type) = 0;
+  virtual OperationPtr receive_any(std::span<std::byte> block, std::uint64_t match, DataType type) = 0;
+
+  /// Collectives; each is synchronous (k = 0) and they share one order.
+  virtual OperationPtr broadcast(std::span<std::byte> block, int root, DataType type) = 0;
+  /// receives: (size) blocks at the root, else empty.
+  virtual OperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives, int root,
+                              DataType type) = 0;
+  virtual OperationPtr scatter(std::span<std::span<std::byte const> const> sends, std::span<std::byte> block, int root,
+                               DataType type) = 0;
+  virtual OperationPtr all_gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
+                                  DataType type) = 0;
+  virtual OperationPtr barrier() = 0;
+
+  /// Blocks until `operation` and, for all-to-alls, all older ones of its channel are done.
+  /// @returns the operation's status, or kTimeout (the operation goes on) when `timeout` passes first.
+  virtual Status wait(Operation& operation, std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
+  /// Moves pending work on without blocking; returns whether the operation is done.
+  virtual bool test(Operation& operation) = 0;
+  /// Calls `callback` once when the operation is done: at once, or on the thread that completes it, or on the
+  /// progress thread. It must not call into the group.
+  virtual void on_done(Operation& operation, std::function<void()> callback) = 0;
+
+  /// Time-out of operations that start from now on; local.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  /// Bound from now on, 0 to options().max_lag_limit; local, needs no agreement.
+  virtual void set_max_lag(int max_lag) = 0;
+  /// Fails all pending and later work, here and at the peers, with `reason`.
+  virtual void abort(std::string const& reason) = 0;
+  /// The first failure of the group, or ok. Cheap; sees a lost peer without any operation pending.
+  [[nodiscard]] virtual Status health() = 0;
+
+  [[nodiscard]] virtual GroupStats stats() = 0;
+  virtual void reset_stats() = 0;
+  /// Starts (capacity > 0) or stops (0) recording; drain_trace() returns and clears what was recorded.
+  virtual void set_trace_capacity(std::size_t capacity) = 0;
+  virtual std::vector<TraceEvent> drain_trace() = 0;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+
+#include "headway/comm/endpoint.hpp"
+
+namespace headway::comm {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// How a waiter spends its time: spins (cores to spare) or yields (more ranks than cores), then sleeps.
+class Backoff {
+ public:
+  enum class Step { kSpin, kYield, kSleep };
+
+  explicit Backoff(bool cores_are_shared) : cores_are_shared_(cores_are_shared) {}
+
+  /// What to do next. Looks at the clock only every kClockInterval steps.
+  Step next() {
+    if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kSpin;
+    if (steps_ == kFreeSteps) started_ = Clock::now();
+    if (steps_ % kClockInterval == 0 && Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) {
+      return Step::kSleep;
+    }
+    return cores_are_shared_ ? Step::kYield : Step::kSpin;
+  }
+  /// When the wait became slow enough to be worth a look at the clock; the epoch if it did not.
+  [[nodiscard]] Clock::time_point slow_since() const { return started_; }
+
+ private:
+  static constexpr unsigned kFreeSteps = 64;
+  static constexpr unsigned kClockInterval = 16;
+  static constexpr std::chrono::microseconds kSpinTime{50};
+  static constexpr std::chrono::microseconds kYieldTime{200};
+
+  bool cores_are_shared_;
+  unsigned steps_ = 0;
+  Clock::time_point started_{};
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "headway/comm/status.hpp"
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+
+namespace headway::comm {
+
+/// Finds calls on one object that overlap: from two threads, or poll() from inside poll().
+class CallGuard {
+ public:
+  class Scope;
+
+ private:
+  std::atomic<char const*> running_{nullptr};
+  std::atomic<std::thread::id> owner_{};  ///< Reset before running_, so that it never names an earlier owner.
+};
+
+/// Held for the length of one call. A sink may call anything but poll() from inside poll().
+class CallGuard::Scope {
+ public:
+  /// @throws UsageError naming both calls if they overlap. `call` is a literal.
+  Scope(CallGuard& guard, char const* call) : guard_(guard) {
+    char const* running = nullptr;
+    if (guard_.running_.compare_exchange_strong(running, call)) {
+      guard_.owner_ = std::this_thread::get_id();
+      outermost_ = true;
+      return;
+    }
+    if (guard_.owner_.load() != std::this_thread::get_id()) {
+      throw UsageError(std::string(call) + "() overlaps " + running + "() of another thread");
+    }
+    expects(std::string_view(call) != "poll", "poll() was called from inside poll()");
+  }
+  ~Scope() {
+    if (outermost_) {
+      guard_.owner_ = std::thread::id();
+      guard_.running_ = nullptr;
+    }
+  }
+  Scope(Scope const&) = delete;
+  Scope& operator=(Scope const&) = delete;
+
+ private:
+  CallGuard& guard_;
+  bool outermost_ = false;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,316 @@
+#include "engines/checked/endpoint.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <stdexcept>
+
+namespace headway::comm {
+namespace {
+
+// With faults a sleeper must notice that another thread's poll held something back.
+constexpr auto kMaxFaultySleep = std::chrono::milliseconds(10);
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+int checked_descriptor(int fd, std::string_view call) {
+  if (fd < 0) throw SystemError(call, errno, "checked endpoint");
+  return fd;
+}
+
+}  // namespace
+
+/// Makes the engine's descriptors readable too while arrivals are held back.
+class CheckedEndpoint::HeldSignal {
+ public:
+  explicit HeldSignal(Endpoint const& inner)
+      : event_fd_(checked_descriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), "eventfd")),
+        lifeline_fd_(joined_with(inner.lifeline_fd())),
+        activity_fd_(joined_with(inner.activity_fd())) {}
+  ~HeldSignal() {
+    for (int const fd : {activity_fd_, lifeline_fd_, event_fd_}) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+  HeldSignal(HeldSignal const&) = delete;
+  HeldSignal& operator=(HeldSignal const&) = delete;
+
+  void raise() { ::eventfd_write(event_fd_, 1); }
+  void lower() {
+    eventfd_t value = 0;
+    ::eventfd_read(event_fd_, &value);
+  }
+  [[nodiscard]] int lifeline_fd() const { return lifeline_fd_; }
+  [[nodiscard]] int activity_fd() const { return activity_fd_; }
+
+ private:
+  [[nodiscard]] int joined_with(int inner_fd) const {
+    if (inner_fd < 0) return -1;
+    int const joined = checked_descriptor(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1");
+    for (int const fd : {inner_fd, event_fd_}) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      checked_descriptor(::epoll_ctl(joined, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    }
+    return joined;
+  }
+
+  int event_fd_;
+  int lifeline_fd_;
+  int activity_fd_;
+};
+
+/// Stands between the engine's poll() and the caller's sink. Keeps the first breach for after the engine's poll().
+class CheckedEndpoint::Inspector final : public ArrivalSink {
+ public:
+  Inspector(CheckedEndpoint& endpoint, ArrivalSink& sink) : endpoint_(endpoint), sink_(sink) {}
+
+  void arrived(int source, Tag tag) override {
+    if (!may_report("arrived", source)) return;
+    if (endpoint_.faults_) {
+      endpoint_.faults_->add({source, tag});
+    } else {
+      sink_.arrived(source, tag);
+    }
+  }
+
+  void notice(int peer, std::string_view text) override {
+    if (may_report("notice", peer)) sink_.notice(peer, text);
+  }
+
+  void lost(int peer, std::string_view reason) override {
+    if (!may_report("lost", peer)) return;
+    if (reason.empty()) keep_breach("lost(" + rank_text(peer) + ") gives no reason");
+    if (endpoint_.faults_) {
+      for (auto const& held : endpoint_.faults_->take_all_from(peer)) sink_.arrived(held.source, held.tag);
+    }
+    Peer& state = endpoint_.peers_[static_cast<std::size_t>(peer)];
+    state.lost = true;
+    state.sources.clear();
+    sink_.lost(peer, reason);
+  }
+
+  [[nodiscard]] bool reported() const { return reported_; }
+  [[nodiscard]] std::string const& breach() const { return breach_; }
+
+ private:
+  bool may_report(char const* what, int peer) {
+    reported_ = true;
+    if (peer < 0 || peer >= endpoint_.size() || peer == endpoint_.rank()) {
+      keep_breach(std::string("poll() reported ") + what + "() of " + rank_text(peer) + ", which is no peer");
+      return false;
+    }
+    if (endpoint_.peers_[static_cast<std::size_t>(peer)].lost) {
+      keep_breach(std::string("poll() reported ") + what + "() of " + rank_text(peer) + " after its loss");
+      return false;
+    }
+    return true;
+  }
+
+  void keep_breach(std::string text) {
+    if (breach_.empty()) breach_ = std::move(text);
+  }
+
+  CheckedEndpoint& endpoint_;
+  ArrivalSink& sink_;
+  bool reported_ = false;
+  std::string breach_;
+};
+
+CheckedEndpoint::CheckedEndpoint(std::unique_ptr<Endpoint> inner, std::uint64_t fault_seed)
+    : inner_(std::move(inner)),
+      landing_bytes_(inner_->landing().size()),
+      peers_(static_cast<std::size_t>(inner_->size())) {
+  if (fault_seed == 0) return;
+  // Ranks that share a seed must not share a schedule.
+  faults_.emplace(fault_seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(inner_->rank()));
+  held_signal_ = std::make_unique<HeldSignal>(*inner_);
+}
+
+CheckedEndpoint::~CheckedEndpoint() = default;
+
+PeerTraits CheckedEndpoint::traits(int peer) const {
+  expects(peer >= 0 && peer < size(), "traits(): there is no " + rank_text(peer));
+  return inner_->traits(peer);
+}
+
+Status CheckedEndpoint::put(Destination const& destination, std::span<std::byte const> header,
+                            std::span<std::byte const> payload, Tag tag) {
+  CallGuard::Scope const scope(guard_, "put");
+  throw_deferred_breach();
+  check_put(destination, header.size(), payload.size());
+
+  int const peer = destination.peer;
+  std::uint64_t const count_before = inner_->put_count(peer);
+  Status status = inner_->put(destination, header, payload, tag);
+  std::uint64_t const count = inner_->put_count(peer);
+
+  if (count != count_before + (status.ok() ? 1 : 0)) {
+    throw_engine_breach("put() to " + rank_text(peer) + " took put_count() from " + std::to_string(count_before) +
+                        " to " + std::to_string(count) + (status.ok() ? " on success" : " without success"));
+  }
+  Peer& state = peers_[static_cast<std::size_t>(peer)];
+  if (status.ok() && !state.lost) state.sources.add(payload, count);
+  settle_sources(peer);
+  return status;
+}
+
+void CheckedEndpoint::submit() {
+  CallGuard::Scope const scope(guard_, "submit");
+  throw_deferred_breach();
+  inner_->submit();
+}
+
+std::uint64_t CheckedEndpoint::put_count(int peer) const {
+  CallGuard::Scope const scope(guard_, "put_count");
+  check_peer("put_count", peer);
+  return inner_->put_count(peer);
+}
+
+std::uint64_t CheckedEndpoint::flushed(int peer) const {
+  CallGuard::Scope const scope(guard_, "flushed");
+  check_peer("flushed", peer);
+  return settle_sources(peer);
+}
+
+bool CheckedEndpoint::poll(ArrivalSink& sink) {
+  CallGuard::Scope const scope(guard_, "poll");
+  throw_deferred_breach();
+
+  Inspector inspector(*this, sink);
+  bool moved = inner_->poll(inspector);
+  if (!inspector.breach().empty()) throw_engine_breach(inspector.breach());
+  if (inspector.reported() && !moved) throw_engine_breach("poll() reported something and returned false");
+
+  if (faults_) moved = deliver_due(sink) || moved;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) settle_sources(peer);
+  }
+  return moved;
+}
+
+Status CheckedEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> local) {
+  CallGuard::Scope const scope(guard_, "get");
+  throw_deferred_breach();
+  check_peer("get", peer);
+  expects(inner_->traits(peer).can_get, "get(): the memory of " + rank_text(peer) + " cannot be read");
+  return inner_->get(peer, address, local);
+}
+
+void CheckedEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
+  CallGuard::Scope const scope(guard_, "expose");
+  throw_deferred_breach();
+  check_peer("expose", peer);
+  expects(inner_->traits(peer).can_put_exposed, "expose(): " + rank_text(peer) + " cannot put into exposed memory");
+  expects(segment != kLandingSegment, "expose(): segment 0 is the landing segment");
+  expects(exposed_.emplace(peer, segment).second,
+          "expose(): segment " + std::to_string(segment) + " is already exposed to " + rank_text(peer));
+  inner_->expose(peer, segment, memory);
+}
+
+void CheckedEndpoint::withdraw(int peer, SegmentId segment) {
+  CallGuard::Scope const scope(guard_, "withdraw");
+  throw_deferred_breach();
+  check_peer("withdraw", peer);
+  expects(exposed_.erase({peer, segment}) == 1,
+          "withdraw(): segment " + std::to_string(segment) + " is not exposed to " + rank_text(peer));
+  inner_->withdraw(peer, segment);
+}
+
+void CheckedEndpoint::send_notice(int peer, std::string_view text) noexcept {
+  try {
+    CallGuard::Scope const scope(guard_, "send_notice");
+    check_peer("send_notice", peer);
+  } catch (std::exception const&) {
+    deferred_breach_ = "send_notice() overlapped another call, or named no peer";
+    return;
+  }
+  inner_->send_notice(peer, text);
+}
+
+void CheckedEndpoint::arm() {
+  CallGuard::Scope const scope(guard_, "arm");
+  throw_deferred_breach();
+  inner_->arm();
+}
+
+void CheckedEndpoint::disarm() {
+  CallGuard::Scope const scope(guard_, "disarm");
+  throw_deferred_breach();
+  inner_->disarm();
+}
+
+void CheckedEndpoint::sleep(Deadline deadline) {
+  if (faults_) deadline = std::min(deadline, holds_arrivals_ ? Deadline::min() : Clock::now() + kMaxFaultySleep);
+  inner_->sleep(deadline);
+}
+
+int CheckedEndpoint::lifeline_fd() const { return held_signal_ ? held_signal_->lifeline_fd() : inner_->lifeline_fd(); }
+
+int CheckedEndpoint::activity_fd() const { return held_signal_ ? held_signal_->activity_fd() : inner_->activity_fd(); }
+
+void CheckedEndpoint::check_peer(char const* call, int peer) const {
+  expects(peer >= 0 && peer < size() && peer != rank(), std::string(call) + "(): " + rank_text(peer) +
+                                                            " is not a peer of " + rank_text(rank()) + " of " +
+                                                            std::to_string(size()));
+}
+
+void CheckedEndpoint::check_put(Destination const& destination, std::size_t header_bytes,
+                                std::size_t payload_bytes) const {
+  check_peer("put", destination.peer);
+  expects(header_bytes <= kHeaderBytes, "put(): a header of " + std::to_string(header_bytes) +
+                                            " bytes is longer than " + std::to_string(kHeaderBytes));
+  if (destination.segment != kLandingSegment) {
+    expects(inner_->traits(destination.peer).can_put_exposed, "put(): segment " + std::to_string(destination.segment) +
+                                                                  " of " + rank_text(destination.peer) +
+                                                                  " cannot be written");
+    return;
+  }
+  std::size_t const bytes = payload_bytes == 0 ? header_bytes : kHeaderBytes + payload_bytes;
+  expects(destination.offset <= landing_bytes_ && bytes <= landing_bytes_ - destination.offset,
+          "put(): " + std::to_string(bytes) + " bytes at " + std::to_string(destination.offset) +
+              " leave the landing segment of " + rank_text(destination.peer) + " (" + std::to_string(landing_bytes_) +
+              " bytes)");
+}
+
+void CheckedEndpoint::throw_deferred_breach() const {
+  if (char const* text = deferred_breach_.exchange(nullptr)) throw UsageError(text);
+}
+
+void CheckedEndpoint::throw_engine_breach(std::string const& text) const {
+  throw std::logic_error("engine of " + rank_text(rank()) + ": " + text);
+}
+
+// The caller learns from flushed() that a source is free, so the sources are compared before it hears of it.
+std::uint64_t CheckedEndpoint::settle_sources(int peer) const {
+  Peer& state = peers_[static_cast<std::size_t>(peer)];
+  std::uint64_t const flushed = inner_->flushed(peer);
+  if (flushed < state.flushed) {
+    throw_engine_breach("flushed(" + rank_text(peer) + ") fell from " + std::to_string(state.flushed) + " to " +
+                        std::to_string(flushed));
+  }
+  if (flushed > inner_->put_count(peer)) {
+    throw_engine_breach("flushed(" + rank_text(peer) + ") is " + std::to_string(flushed) + " of " +
+                        std::to_string(inner_->put_count(peer)) + " puts");
+  }
+  state.flushed = flushed;
+  if (auto const changed = state.sources.settle(flushed)) {
+    throw UsageError("the source of put " + std::to_string(*changed) + " to " + rank_text(peer) +
+                     " was changed before it was flushed");
+  }
+  return flushed;
+}
+
+bool CheckedEndpoint::deliver_due(ArrivalSink& sink) {
+  auto const due = faults_->take_due();
+  bool const holds = !faults_->empty();
+  if (holds_arrivals_.exchange(holds) != holds) holds ? held_signal_->raise() : held_signal_->lower();
+  for (auto const& notification : due) sink.arrived(notification.source, notification.tag);
+  return !due.empty() || holds;
+}
+
+}  // namespace headway::comm

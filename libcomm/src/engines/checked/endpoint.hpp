@@ -1,0 +1,86 @@
+#pragma once
+
+#include "engines/checked/call_guard.hpp"
+#include "engines/checked/fault_schedule.hpp"
+#include "engines/checked/source_ledger.hpp"
+#include "headway/comm/endpoint.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace headway::comm {
+
+/// Wraps any engine and verifies the contract of Endpoint on both sides: what the caller asks and what the engine
+/// reports. A breach of the caller throws UsageError, one of the engine std::logic_error; send_notice() cannot throw,
+/// so the next call does. With a fault seed it also delays, repeats and reorders arrivals; see FaultSchedule.
+///
+/// Costs a checksum of every payload at its put and one at its flush.
+class CheckedEndpoint final : public Endpoint {
+ public:
+  /// `fault_seed` 0 injects nothing.
+  CheckedEndpoint(std::unique_ptr<Endpoint> inner, std::uint64_t fault_seed);
+  ~CheckedEndpoint() override;
+
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  [[nodiscard]] PeerTraits traits(int peer) const override;
+  [[nodiscard]] std::span<std::byte> landing() override { return inner_->landing(); }
+
+  Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
+             Tag tag) override;
+  void submit() override;
+  [[nodiscard]] std::uint64_t put_count(int peer) const override;
+  [[nodiscard]] std::uint64_t flushed(int peer) const override;
+  /// True too while an arrival is held back, so that nobody goes to sleep over it.
+  bool poll(ArrivalSink& sink) override;
+  Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
+  void withdraw(int peer, SegmentId segment) override;
+  void send_notice(int peer, std::string_view text) noexcept override;
+
+  void arm() override;
+  void disarm() override;
+  void sleep(Deadline deadline) override;
+  void wake() noexcept override { inner_->wake(); }
+  [[nodiscard]] int lifeline_fd() const override;
+  [[nodiscard]] int activity_fd() const override;
+  [[nodiscard]] bool lands_by_polling() const override { return inner_->lands_by_polling(); }
+
+ private:
+  class Inspector;
+  class HeldSignal;
+
+  struct Peer {
+    SourceLedger sources;
+    std::uint64_t flushed = 0;  ///< What the engine said last.
+    bool lost = false;
+  };
+
+  void check_peer(char const* call, int peer) const;
+  void check_put(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) const;
+  void throw_deferred_breach() const;
+  [[noreturn]] void throw_engine_breach(std::string const& text) const;
+  std::uint64_t settle_sources(int peer) const;
+  bool deliver_due(ArrivalSink& sink);
+
+  std::unique_ptr<Endpoint> inner_;
+  std::size_t landing_bytes_;
+  mutable CallGuard guard_;
+  mutable std::vector<Peer> peers_;  ///< (size); flushed() settles, hence mutable.
+  std::set<std::pair<int, SegmentId>> exposed_;
+  std::optional<FaultSchedule> faults_;
+  std::unique_ptr<HeldSignal> held_signal_;  ///< Only with faults.
+  std::atomic<bool> holds_arrivals_{false};  ///< Read by sleep(), which may overlap poll().
+  mutable std::atomic<char const*> deferred_breach_{nullptr};
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,64 @@
+#pragma once
+
+#include "headway/comm/tag.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+namespace headway::comm {
+
+/// Decides by a seeded generator when, in which order and how often the caller hears of an arrival.
+///
+/// Every arrival is held for at most kMaxHoldPolls polls. A repeat follows its original within kMaxRepeatPolls polls
+/// and kMaxRepeatDistance arrivals of the same source: before 256 fragments could have gone by, so its tag still
+/// means the fragment that it meant. The same seed and calls give the same schedule.
+class FaultSchedule {
+ public:
+  static constexpr std::uint64_t kMaxHoldPolls = 24;
+  static constexpr std::uint64_t kMaxRepeatPolls = 40;
+  static constexpr std::uint64_t kMaxRepeatDistance = 32;
+
+  struct Notification {
+    int source = 0;
+    Tag tag;
+  };
+
+  explicit FaultSchedule(std::uint64_t seed) : random_(seed) {}
+
+  /// Takes over an arrival that the engine reported in the present poll.
+  void add(Notification const& notification);
+  /// Ends the present poll. @returns what the caller is to hear of now, in order.
+  std::vector<Notification> take_due();
+  /// @returns everything from `source` that the caller has not heard of yet; its repeats are dropped.
+  std::vector<Notification> take_all_from(int source);
+  [[nodiscard]] bool empty() const { return originals_.empty() && repeats_.empty(); }
+
+ private:
+  struct Original {
+    Notification notification;
+    std::uint64_t due_poll;
+  };
+  struct Repeat {
+    Notification notification;
+    std::uint64_t due_poll;
+    std::uint64_t due_arrivals;  ///< Value of arrivals_from_[source] at which it comes at the latest.
+  };
+
+  std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
+  bool one_in(std::uint64_t count) { return below(count) == 0; }
+  std::vector<Notification> take_due_originals();
+  void release(Notification const& notification, std::vector<Notification>& due);
+  template <typename Predicate>
+  void release_repeats(Predicate is_due, std::vector<Notification>& due);
+
+  std::mt19937_64 random_;
+  std::uint64_t poll_ = 0;
+  std::vector<Original> originals_;
+  std::vector<Repeat> repeats_;
+  std::map<int, std::uint64_t> arrivals_from_;  ///< Originals that the caller heard of, by source.
+};
+
+}  // namespace headway::comm

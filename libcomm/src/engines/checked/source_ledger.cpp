@@ -1,0 +1,36 @@
+#include "engines/checked/source_ledger.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace headway::comm {
+namespace {
+
+// Any one-bit change alters it: each step is a bijection of the state for a given word.
+std::uint64_t checksum_of(std::span<std::byte const> bytes) {
+  std::uint64_t state = 0x9e3779b97f4a7c15u + bytes.size();
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+    state = (state ^ word) * 0xff51afd7ed558ccdu;
+    state ^= state >> 32;
+  }
+  return state;
+}
+
+}  // namespace
+
+void SourceLedger::add(std::span<std::byte const> payload, std::uint64_t number) {
+  if (!payload.empty()) entries_.push_back({payload, number, checksum_of(payload)});
+}
+
+std::optional<std::uint64_t> SourceLedger::settle(std::uint64_t flushed) {
+  std::optional<std::uint64_t> changed;
+  for (; !entries_.empty() && entries_.front().number <= flushed; entries_.pop_front()) {
+    Entry const& entry = entries_.front();
+    if (!changed && checksum_of(entry.payload) != entry.checksum) changed = entry.number;
+  }
+  return changed;
+}
+
+}  // namespace headway::comm

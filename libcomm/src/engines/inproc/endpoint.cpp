@@ -1,0 +1,206 @@
+#include "engines/inproc/endpoint.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "engines/doorbell.hpp"
+
+namespace headway::comm {
+
+namespace {
+
+struct Event {
+  enum class Kind { kArrival, kNotice, kLoss } kind;
+  int source;
+  Tag tag;
+  std::string text;
+};
+
+/// One rank's side: what others write to.
+struct Mailbox {
+  explicit Mailbox(std::size_t landing_bytes) : landing(landing_bytes / sizeof(Line) + 1) {}
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  [[nodiscard]] std::byte* landing_data() { return landing.front().bytes; }
+
+  std::vector<Line> landing;
+  std::mutex mutex;  ///< Guards all below and the landing bytes.
+  std::vector<Event> events;
+  std::map<std::pair<int, SegmentId>, std::span<std::byte>> exposed;
+  bool open = true;
+  std::atomic<bool> has_events = false;
+  Doorbell bell;
+};
+
+struct Hub {
+  Hub(int size, std::size_t landing_size, InprocTraits the_traits) : landing_bytes(landing_size), traits(the_traits) {
+    for (int rank = 0; rank < size; ++rank) mailboxes.push_back(std::make_unique<Mailbox>(landing_size));
+  }
+  std::size_t landing_bytes;
+  InprocTraits traits;
+  std::vector<std::unique_ptr<Mailbox>> mailboxes;
+};
+
+class InprocEndpoint final : public Endpoint {
+ public:
+  InprocEndpoint(int rank, std::shared_ptr<Hub> hub)
+      : rank_(rank), hub_(std::move(hub)), own_(*hub_->mailboxes[static_cast<std::size_t>(rank)]), put_counts_(hub_->mailboxes.size()) {}
+
+  ~InprocEndpoint() override {
+    {
+      std::lock_guard const lock(own_.mutex);
+      own_.open = false;
+      own_.exposed.clear();
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank_) post(peer, {Event::Kind::kLoss, rank_, {}, "its endpoint was closed"});
+    }
+  }
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(hub_->mailboxes.size()); }
+  [[nodiscard]] PeerTraits traits(int /*peer*/) const override {
+    return {.engine = "inproc", .can_get = hub_->traits.can_get, .can_put_exposed = hub_->traits.can_put_exposed};
+  }
+  [[nodiscard]] std::span<std::byte> landing() override { return {own_.landing_data(), hub_->landing_bytes}; }
+
+  Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
+             Tag tag) override {
+    expects(destination.peer >= 0 && destination.peer < size() && destination.peer != rank_, "put: no such peer");
+    expects(header.size() <= kHeaderBytes, "put: the header is larger than the header area");
+    Mailbox& target = mailbox(destination.peer);
+    {
+      std::lock_guard const lock(target.mutex);
+      if (destination.segment == kLandingSegment) {
+        std::size_t const needed = payload.empty() ? header.size() : kHeaderBytes + payload.size();
+        expects(destination.offset <= hub_->landing_bytes && needed <= hub_->landing_bytes - destination.offset,
+                "put: the range leaves the landing segment");
+        std::byte* const to = target.landing_data() + destination.offset;
+        if (!header.empty()) std::memcpy(to, header.data(), header.size());
+        if (!payload.empty()) std::memcpy(to + kHeaderBytes, payload.data(), payload.size());
+      } else if (auto const exposed = target.exposed.find({rank_, destination.segment}); exposed != target.exposed.end()) {
+        auto const memory = exposed->second;
+        expects(destination.offset <= memory.size() && payload.size() <= memory.size() - destination.offset,
+                "put: the range leaves the exposed segment");
+        if (!payload.empty()) std::memcpy(memory.data() + destination.offset, payload.data(), payload.size());
+      }
+    }
+    post(destination.peer, {Event::Kind::kArrival, rank_, tag, {}});
+    ++put_counts_[static_cast<std::size_t>(destination.peer)];
+    return {};
+  }
+
+  void submit() override {}
+  [[nodiscard]] std::uint64_t put_count(int peer) const override { return put_counts_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] std::uint64_t flushed(int peer) const override { return put_count(peer); }
+
+  bool poll(ArrivalSink& sink) override {
+    if (!own_.has_events.load(std::memory_order_acquire)) return false;
+    {
+      std::lock_guard const lock(own_.mutex);
+      std::swap(events_, own_.events);
+      own_.has_events.store(false, std::memory_order_relaxed);
+    }
+    for (auto const& event : events_) {
+      switch (event.kind) {
+        case Event::Kind::kArrival: sink.arrived(event.source, event.tag); break;
+        case Event::Kind::kNotice: sink.notice(event.source, event.text); break;
+        case Event::Kind::kLoss: sink.lost(event.source, event.text); break;
+      }
+    }
+    events_.clear();
+    return true;
+  }
+
+  Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
+    expects(hub_->traits.can_get, "get: this endpoint has no access to its peers' memory");
+    std::lock_guard const lock(mailbox(peer).mutex);
+    if (!mailbox(peer).open) return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " closed its endpoint"};
+    if (!local.empty()) std::memcpy(local.data(), reinterpret_cast<std::byte const*>(address), local.size());
+    return {};
+  }
+
+  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
+    expects(segment != kLandingSegment, "expose: segment 0 is the landing segment");
+    std::lock_guard const lock(own_.mutex);
+    own_.exposed[{peer, segment}] = memory;
+  }
+  void withdraw(int peer, SegmentId segment) override {
+    std::lock_guard const lock(own_.mutex);
+    own_.exposed.erase({peer, segment});
+  }
+
+  void send_notice(int peer, std::string_view text) noexcept override {
+    post(peer, {Event::Kind::kNotice, rank_, {}, std::string(text)});
+  }
+
+  void arm() override { own_.bell.arm(); }
+  void disarm() override { own_.bell.disarm(); }
+  void sleep(Deadline deadline) override { own_.bell.sleep(deadline); }
+  void wake() noexcept override { own_.bell.ring(); }
+  [[nodiscard]] int lifeline_fd() const override { return -1; }
+  [[nodiscard]] int activity_fd() const override { return own_.bell.fd(); }
+  [[nodiscard]] bool lands_by_polling() const override { return false; }
+
+ private:
+  [[nodiscard]] Mailbox& mailbox(int peer) { return *hub_->mailboxes[static_cast<std::size_t>(peer)]; }
+
+  void post(int peer, Event event) {
+    Mailbox& target = mailbox(peer);
+    {
+      std::lock_guard const lock(target.mutex);
+      target.events.push_back(std::move(event));
+      target.has_events.store(true, std::memory_order_release);
+    }
+    target.bell.ring_if_armed();
+  }
+
+  int rank_;
+  std::shared_ptr<Hub> hub_;
+  Mailbox& own_;
+  std::vector<std::uint64_t> put_counts_;
+  std::vector<Event> events_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size_t landing_bytes, InprocTraits traits) {
+  auto const hub = std::make_shared<Hub>(size, landing_bytes, traits);
+  std::vector<std::unique_ptr<Endpoint>> endpoints;
+  for (int rank = 0; rank < size; ++rank) endpoints.push_back(std::make_unique<InprocEndpoint>(rank, hub));
+  return endpoints;
+}
+
+std::unique_ptr<Endpoint> connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
+                                                  std::string const& name, std::chrono::milliseconds timeout) {
+  // Rank 0 makes the hub and lends its address, with the process id as a check, until all others have taken it.
+  std::string const key = name + "/inproc/hub";
+  if (rank == 0) {
+    auto const hub = std::make_shared<Hub>(size, landing_bytes, InprocTraits{});
+    store.set(key, std::to_string(getpid()) + " " + std::to_string(reinterpret_cast<std::uintptr_t>(&hub)));
+    for (int peer = 1; peer < size; ++peer) store.get(name + "/inproc/taken/" + std::to_string(peer), timeout);
+    return std::make_unique<InprocEndpoint>(rank, hub);
+  }
+  std::string const value = store.get(key, timeout);
+  std::size_t end = 0;
+  expects(std::stol(value, &end) == getpid(), "engine inproc: rank 0 is another process; use shm");
+  auto const hub = *reinterpret_cast<std::shared_ptr<Hub> const*>(std::stoull(value.substr(end)));
+  store.set(name + "/inproc/taken/" + std::to_string(rank), "1");
+  expects(static_cast<int>(hub->mailboxes.size()) == size && hub->landing_bytes == landing_bytes,
+          "ranks disagree on the group's size or options");
+  return std::make_unique<InprocEndpoint>(rank, hub);
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/store.hpp"
+
+namespace headway::comm {
+
+/// What inproc endpoints claim to be able to, so that tests reach every way of moving large payloads.
+struct InprocTraits {
+  bool can_get = true;
+  bool can_put_exposed = false;
+};
+
+/// Endpoints for ranks that are threads of this process: the reference of the transport contract.
+std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size_t landing_bytes,
+                                                             InprocTraits traits = {});
+
+/// The same, each rank getting its own: ranks meet through `store`, which must be of this process.
+std::unique_ptr<Endpoint> connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
+                                                  std::string const& name, std::chrono::milliseconds timeout);
+
+}  // namespace headway::comm

@@ -1,0 +1,202 @@
+#include "engines/shm/endpoint.hpp"
+
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace headway::comm {
+
+namespace {
+
+/// A caller that spins without ever sleeping must notice a lost peer too.
+constexpr unsigned kPollsPerLifelineCheck = 4096;
+/// Beyond this the processor's own prefetching of a running copy does as well.
+constexpr std::size_t kMaxFetchedBytes = 1024;
+
+/// Asks for the cache line of `address` in a state that can be written. Never faults.
+void fetch_for_writing(void const* address) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<char const*>(address)));
+#else
+  __builtin_prefetch(address, 1);
+#endif
+}
+
+std::uint64_t cell_word(std::uint64_t count, Tag tag) { return (count + 1) << 32 | tag.packed(); }
+
+}  // namespace
+
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
+                                            std::size_t landing_bytes) {
+  return std::make_unique<ShmEndpoint>(rank, size, std::move(lifelines), landing_bytes);
+}
+
+ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes)
+    : rank_(rank),
+      own_(shm::Region::create(size, landing_bytes)),
+      links_(shm::exchange_links(rank, std::move(lifelines), own_, bell_.fd(), landing_bytes)),
+      outboxes_(links_.size()),
+      lifelines_(epoll_create1(EPOLL_CLOEXEC)),
+      activity_(epoll_create1(EPOLL_CLOEXEC)) {
+  own_.close_fd();
+  if (!lifelines_.valid() || !activity_.valid()) throw SystemError("epoll_create1", errno, "engine shm");
+  for (int distance = 1; distance < size; ++distance) {
+    int const peer = (rank + distance) % size;
+    auto const& link = links_[index(peer)];
+    if (!link.socket.valid()) continue;
+    sources_.push_back({.rank = peer, .inbox = &own_.inbox(peer)});
+    outboxes_[index(peer)].inbox = &link.region.inbox(rank);
+    watch(link.socket.get());
+    if (link.pidfd.valid()) watch(link.pidfd.get());
+  }
+  for (int const fd : {lifelines_.get(), bell_.fd()}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    if (epoll_ctl(activity_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine shm");
+  }
+}
+
+void ShmEndpoint::watch(int fd) {
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+  if (epoll_ctl(lifelines_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine shm");
+}
+
+PeerTraits ShmEndpoint::traits(int peer) const { return {.engine = "shm", .can_get = links_[index(peer)].can_get}; }
+
+Status ShmEndpoint::put(Destination const& destination, std::span<std::byte const> header,
+                        std::span<std::byte const> payload, Tag tag) {
+  expects(destination.peer >= 0 && destination.peer < size() && outboxes_[index(destination.peer)].inbox != nullptr,
+          "put: no such peer on this host");
+  expects(destination.segment == kLandingSegment, "put: engine shm has no exposed segments");
+  expects(header.size() <= shm::kCellBytes, "put: engine shm carries headers of up to 48 bytes");
+  expects(destination.offset % shm::kOffsetUnit == 0, "put: the offset is not a multiple of 64");
+  std::size_t const needed = header.empty() && payload.empty() ? 0 : kHeaderBytes + payload.size();
+  auto const landing = links_[index(destination.peer)].region.landing();
+  expects(destination.offset <= landing.size() && needed <= landing.size() - destination.offset,
+          "put: the range leaves the landing segment");
+
+  Outbox& outbox = outboxes_[index(destination.peer)];
+  if (outbox.num_put - outbox.known_taken >= shm::kCells) {
+    outbox.known_taken = outbox.inbox->taken.load(std::memory_order_acquire);  // Partner: take_cells().
+    if (outbox.num_put - outbox.known_taken >= shm::kCells) return Status::would_block();
+  }
+  shm::Cell& cell = outbox.inbox->cells[outbox.num_put % shm::kCells];
+  fetch_cell_of(destination.peer + 1 < size() ? destination.peer + 1 : 0);
+  bool const is_inline = header.size() + payload.size() <= shm::kCellBytes;
+  cell.offset_units = static_cast<std::uint32_t>(destination.offset / shm::kOffsetUnit);
+  cell.header_bytes = static_cast<std::uint16_t>(header.size());
+  cell.payload_bytes = static_cast<std::uint16_t>(is_inline ? payload.size() : 0);
+  if (!header.empty()) std::memcpy(cell.bytes.data(), header.data(), header.size());
+  if (!payload.empty()) {
+    std::byte* const to =
+        is_inline ? cell.bytes.data() + header.size() : landing.data() + destination.offset + kHeaderBytes;
+    std::memcpy(to, payload.data(), payload.size());
+  }
+  cell.word.store(cell_word(outbox.num_put, tag), std::memory_order_release);  // Partner: take_cells().
+  ++outbox.num_put;
+  if (!std::exchange(outbox.has_unsubmitted, true)) unsubmitted_.push_back(destination.peer);
+  return {};
+}
+
+void ShmEndpoint::fetch_cell_of(int peer) {
+  // Whoever puts to one rank mostly puts to the next rank then. Much earlier is no good: the receiver, which looks at
+  // this line all the time, would take it back before it is written.
+  Outbox const& outbox = outboxes_[index(peer)];
+  if (outbox.inbox != nullptr) fetch_for_writing(&outbox.inbox->cells[outbox.num_put % shm::kCells]);
+}
+
+void ShmEndpoint::prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) {
+  // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
+  if (header_bytes + payload_bytes <= shm::kCellBytes) return;
+  auto const landing = links_[index(destination.peer)].region.landing();
+  std::byte* const payload = landing.data() + destination.offset + kHeaderBytes;
+  for (std::size_t at = 0; at < std::min(payload_bytes, kMaxFetchedBytes); at += 64) fetch_for_writing(payload + at);
+}
+
+void ShmEndpoint::submit() {
+  if (unsubmitted_.empty()) return;
+  // Orders the cells' words before the look at `armed`; partner: arm().
+  bells_.fence_ringer();
+  for (int const peer : unsubmitted_) {
+    outboxes_[index(peer)].has_unsubmitted = false;
+    if (links_[index(peer)].region.control().armed.load(std::memory_order_relaxed) == 0) continue;
+    std::uint64_t const one = 1;
+    [[maybe_unused]] auto const written = write(links_[index(peer)].bell.get(), &one, sizeof one);
+  }
+  unsubmitted_.clear();
+}
+
+bool ShmEndpoint::poll(ArrivalSink& sink) {
+  bool found = false;
+  if (lifeline_is_ready_.load(std::memory_order_relaxed) || ++num_polls_ % kPollsPerLifelineCheck == 0) [[unlikely]] {
+    found = check_lifelines(sink);
+  }
+  for (auto& source : sources_) found = take_cells(source, sink) || found;
+  return found;
+}
+
+bool ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
+  std::uint64_t const before = source.num_taken;
+  for (;;) {
+    shm::Cell const& cell = source.next_cell();
+    std::uint64_t const word = cell.word.load(std::memory_order_acquire);  // Partner: put().
+    if (!source.is_next(word)) break;
+    if (cell.header_bytes != 0) place_inline(cell);
+    ++source.num_taken;
+    sink.arrived(source.rank, Tag::unpack(static_cast<std::uint32_t>(word)));
+  }
+  if (source.num_taken == before) return false;
+  source.inbox->taken.store(source.num_taken, std::memory_order_release);  // Partner: put().
+  return true;
+}
+
+void ShmEndpoint::place_inline(shm::Cell const& cell) {
+  auto const landing = own_.landing();
+  std::size_t const header_bytes = cell.header_bytes, payload_bytes = cell.payload_bytes;
+  std::size_t const offset = std::size_t{cell.offset_units} * shm::kOffsetUnit;
+  // The peer writes this memory: believe nothing of it.
+  if (header_bytes + payload_bytes > shm::kCellBytes || offset > landing.size() ||
+      kHeaderBytes + payload_bytes > landing.size() - offset) {
+    return;
+  }
+  std::byte* const to = landing.data() + offset;
+  std::memcpy(to, cell.bytes.data(), shm::kCellBytes);  // A fixed size is faster, and the area is the header's alone.
+  if (payload_bytes != 0) std::memcpy(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
+}
+
+Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> local) {
+  auto const& link = links_[index(peer)];
+  expects(link.can_get, "get: the memory of that peer cannot be read");
+  while (!local.empty()) {
+    iovec const to{.iov_base = local.data(), .iov_len = local.size()};
+    iovec const from{.iov_base = reinterpret_cast<void*>(address), .iov_len = local.size()};
+    ssize_t const count = process_vm_readv(link.pid, &to, 1, &from, 1, 0);
+    if (count <= 0) {
+      return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (process_vm_readv: " +
+                                         std::strerror(count == 0 ? EIO : errno) + ")"};
+    }
+    local = local.subspan(static_cast<std::size_t>(count));
+    address += static_cast<std::uint64_t>(count);
+  }
+  return {};
+}
+
+void ShmEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
+  throw UsageError("expose: engine shm has no exposed segments");
+}
+void ShmEndpoint::withdraw(int /*peer*/, SegmentId /*segment*/) {}
+
+void ShmEndpoint::arm() {
+  own_.control().armed.exchange(1, std::memory_order_seq_cst);  // Partner: submit().
+  bells_.fence_sleeper();
+}
+
+void ShmEndpoint::disarm() {
+  own_.control().armed.store(0, std::memory_order_relaxed);
+  bell_.disarm();
+}
+
+}  // namespace headway::comm

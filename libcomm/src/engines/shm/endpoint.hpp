@@ -1,0 +1,95 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engines/asymmetric_fence.hpp"
+#include "engines/doorbell.hpp"
+#include "engines/shm/init.hpp"
+#include "engines/shm/memory.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "rendezvous/lifeline.hpp"
+
+namespace headway::comm {
+
+/// Peers on one host: every rank maps the memory files of all others and writes to them directly.
+///
+/// A put copies into the receiver's landing segment and stores the tag in the pair's next cell; a small message
+/// travels inside the cell and is copied to its place by the receiver's poll(). No system call, unless the receiver
+/// sleeps.
+class ShmEndpoint final : public Endpoint {
+ public:
+  /// Peers whose lifeline has no descriptor are left to another engine.
+  ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes);
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(links_.size()); }
+  [[nodiscard]] PeerTraits traits(int peer) const override;
+  [[nodiscard]] std::span<std::byte> landing() override { return own_.landing(); }
+  Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
+             Tag tag) override;
+  void prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) override;
+  void submit() override;
+  [[nodiscard]] std::uint64_t put_count(int peer) const override { return outboxes_[index(peer)].num_put; }
+  [[nodiscard]] std::uint64_t flushed(int peer) const override { return outboxes_[index(peer)].num_put; }
+  bool poll(ArrivalSink& sink) override;
+  Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
+  void withdraw(int peer, SegmentId segment) override;
+  void send_notice(int peer, std::string_view text) noexcept override;
+  void arm() override;
+  void disarm() override;
+  void sleep(Deadline deadline) override;
+  void wake() noexcept override { bell_.ring(); }
+  [[nodiscard]] int lifeline_fd() const override { return lifelines_.get(); }
+  [[nodiscard]] int activity_fd() const override { return activity_.get(); }
+  [[nodiscard]] bool lands_by_polling() const override { return false; }
+
+ private:
+  /// The sending side of one pair.
+  struct Outbox {
+    shm::Inbox* inbox = nullptr;  ///< At the peer. Null: not a peer of this engine.
+    std::uint64_t num_put = 0, known_taken = 0;
+    bool has_unsubmitted = false;
+  };
+  /// The receiving side of one pair.
+  struct Source {
+    int rank;
+    shm::Inbox* inbox;
+    std::uint64_t num_taken = 0;
+
+    [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
+    [[nodiscard]] bool is_next(std::uint64_t word) const { return word >> 32 == static_cast<std::uint32_t>(num_taken + 1); }
+  };
+
+  [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
+  void watch(int fd);
+  void fetch_cell_of(int peer);
+  bool take_cells(Source& source, ArrivalSink& sink);
+  void place_inline(shm::Cell const& cell);
+  /// @returns whether it reported anything.
+  bool check_lifelines(ArrivalSink& sink);
+  bool read_notices(int peer, ArrivalSink& sink);
+  void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
+
+  int rank_;
+  shm::Region own_;
+  Doorbell bell_;
+  AsymmetricFence bells_;
+  std::vector<shm::PeerLink> links_;
+  std::vector<Outbox> outboxes_;
+  std::vector<Source> sources_;  ///< In the order in which they are looked at: the next rank first.
+  std::vector<int> unsubmitted_;
+  FileDescriptor lifelines_, activity_;  ///< epoll descriptors.
+  unsigned num_polls_ = 0;
+  std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
+};
+
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
+                                            std::size_t landing_bytes);
+
+}  // namespace headway::comm

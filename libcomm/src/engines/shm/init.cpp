@@ -1,0 +1,120 @@
+#include "engines/shm/init.hpp"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <string>
+#include <utility>
+
+namespace headway::comm::shm {
+
+namespace {
+
+constexpr int kExchangeTimeoutS = 60;
+
+/// Sent once to each peer, together with the descriptors of the memory file and of the doorbell.
+struct Hello {
+  std::uint64_t probe_address;  ///< The peer tries to read `probe_value` there.
+  std::uint64_t probe_value;
+};
+
+std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
+
+void send_hello(int socket, Hello const& hello, int memory_fd, int bell_fd, std::size_t peer) {
+  std::array<int, 2> const fds{memory_fd, bell_fd};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
+  iovec part{.iov_base = const_cast<Hello*>(&hello), .iov_len = sizeof hello};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof fds);
+  std::memcpy(CMSG_DATA(rights), fds.data(), sizeof fds);
+  if (sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello)) {
+    throw SystemError("sendmsg", errno, with_rank(peer));
+  }
+}
+
+Hello receive_hello(int socket, FileDescriptor& memory, FileDescriptor& bell, std::size_t peer) {
+  timeval const limit{.tv_sec = kExchangeTimeoutS, .tv_usec = 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  Hello hello{};
+  std::array<int, 2> fds{-1, -1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
+  iovec part{.iov_base = &hello, .iov_len = sizeof hello};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t const received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+  if (received < 0) throw SystemError("recvmsg", errno, with_rank(peer));
+  cmsghdr const* const rights = CMSG_FIRSTHDR(&message);
+  if (received != static_cast<ssize_t>(sizeof hello) || rights == nullptr || rights->cmsg_len != CMSG_LEN(sizeof fds)) {
+    throw SystemError("recvmsg", ECONNRESET, with_rank(peer) + " went away while connecting");
+  }
+  std::memcpy(fds.data(), CMSG_DATA(rights), sizeof fds);
+  memory = FileDescriptor(fds[0]);
+  bell = FileDescriptor(fds[1]);
+  return hello;
+}
+
+/// Yama's level 1 lets only ancestors read a process's memory, unless it says otherwise; ranks are mostly siblings.
+void permit_reading_by_siblings() {
+  std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
+  int scope = 0;
+  if (file >> scope && scope == 1) prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+}
+
+bool can_read(int pid, Hello const& hello) {
+  if (pid <= 0) return false;
+  std::uint64_t value = 0;
+  iovec const local{.iov_base = &value, .iov_len = sizeof value};
+  iovec const remote{.iov_base = reinterpret_cast<void*>(hello.probe_address), .iov_len = sizeof value};
+  ssize_t const count = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+  return count == static_cast<ssize_t>(sizeof value) && value == hello.probe_value;
+}
+
+}  // namespace
+
+std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
+                                     std::size_t landing_bytes) {
+  permit_reading_by_siblings();
+  static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
+  Hello const own_hello{.probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe};
+  auto const size = static_cast<int>(lifelines.size());
+  std::vector<PeerLink> links(lifelines.size());
+  for (std::size_t peer = 0; peer < links.size(); ++peer) {
+    if (static_cast<int>(peer) == rank || lifelines[peer].fd < 0) continue;
+    links[peer].socket = FileDescriptor(lifelines[peer].fd);
+    links[peer].pid = lifelines[peer].peer_pid;
+    send_hello(lifelines[peer].fd, own_hello, own.fd(), own_bell, peer);
+  }
+  for (std::size_t peer = 0; peer < links.size(); ++peer) {
+    PeerLink& link = links[peer];
+    if (!link.socket.valid()) continue;
+    FileDescriptor memory;
+    Hello const hello = receive_hello(link.socket.get(), memory, link.bell, peer);
+    link.region = Region::map(std::move(memory), size, landing_bytes);
+    link.region.close_fd();
+    link.can_get = can_read(link.pid, hello);
+    if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));
+    fcntl(link.socket.get(), F_SETFL, O_NONBLOCK);
+  }
+  return links;
+}
+
+}  // namespace headway::comm::shm

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <vector>
+
+#include "file_descriptor.hpp"
+#include "engines/shm/memory.hpp"
+#include "rendezvous/lifeline.hpp"
+
+namespace headway::comm::shm {
+
+/// What a rank holds of one peer on its host.
+struct PeerLink {
+  FileDescriptor socket;    ///< Notices, and end of file when the peer closes.
+  FileDescriptor bell;      ///< eventfd that wakes the peer.
+  FileDescriptor pidfd;     ///< Readable when the peer's process ends; invalid where the kernel has none.
+  Region region;     ///< The peer's memory file.
+  int pid = -1;      ///< As this process sees it.
+  bool can_get = false;  ///< process_vm_readv works.
+  bool lost = false;
+  std::vector<char> input;  ///< Received part of notices.
+};
+
+/// Exchanges memory files and doorbells with all peers over their lifelines, which it takes. Entries whose lifeline has
+/// no descriptor stay empty. @throws SystemError naming the peer.
+std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
+                                     std::size_t landing_bytes);
+
+}  // namespace headway::comm::shm

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "file_descriptor.hpp"
+#include "headway/comm/endpoint.hpp"
+
+namespace headway::comm::shm {
+
+inline constexpr std::size_t kCells = 64;              ///< Notifications in flight per pair of ranks.
+inline constexpr std::size_t kCellBytes = 48;   ///< Room for a header and, if it fits behind, a payload.
+inline constexpr std::size_t kOffsetUnit = 64;  ///< Destinations in the landing segment are multiples of this.
+
+/// One notification: one cache line, so that the receiver, which looks at it all the time, takes nothing from the sender
+/// but what is needed. The header travels inside, and so does a small payload, so that a small message costs no further
+/// line. `word` is stored last: count + 1 in the upper half, the tag in the lower.
+struct alignas(64) Cell {
+  std::atomic<std::uint64_t> word;
+  std::uint32_t offset_units;   ///< Destination in the landing segment.
+  std::uint16_t payload_bytes;  ///< Of an inline payload; otherwise 0 and the payload is in place already.
+  std::uint16_t header_bytes;
+  std::array<std::byte, kCellBytes> bytes;
+};
+static_assert(sizeof(Cell) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// What one source writes to and reads from at a receiver.
+struct Inbox {
+  std::array<Cell, kCells> cells;              ///< Written by the source; message i takes cell i mod kCells.
+  alignas(128) std::atomic<std::uint64_t> taken;  ///< Written by the receiver: notifications it has taken.
+};
+
+/// The start of each rank's memory file; an Inbox per source follows, then the landing segment.
+struct alignas(128) Control {
+  std::atomic<std::uint32_t> armed;  ///< The rank may sleep: ring its doorbell after a put.
+};
+
+/// A rank's memory file, mapped. It has no name: nothing is left behind however a process ends.
+class Region {
+ public:
+  Region() = default;
+  /// Makes this rank's own region for `size` ranks. @throws SystemError naming the size that could not be had.
+  static Region create(int size, std::size_t landing_bytes);
+  /// Maps a peer's region. @throws SystemError.
+  static Region map(FileDescriptor fd, int size, std::size_t landing_bytes);
+  Region(Region&& other) noexcept { *this = std::move(other); }
+  Region& operator=(Region&& other) noexcept;
+  ~Region();
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  void close_fd() { fd_.reset(); }
+  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(base_); }
+  [[nodiscard]] Inbox& inbox(int source) const {
+    return reinterpret_cast<Inbox*>(base_ + sizeof(Control))[source];
+  }
+  [[nodiscard]] std::span<std::byte> landing() const { return {base_ + landing_offset_, landing_bytes_}; }
+
+ private:
+  void map_file(int size, std::size_t landing_bytes);
+
+  FileDescriptor fd_;
+  std::byte* base_ = nullptr;
+  std::size_t mapped_bytes_ = 0, landing_offset_ = 0, landing_bytes_ = 0;
+};
+
+}  // namespace headway::comm::shm

@@ -1,0 +1,225 @@
+#include "engines/tcp/endpoint.hpp"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+
+#include <array>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "engines/tcp/connection_health.hpp"
+
+namespace headway::comm {
+namespace {
+
+constexpr std::size_t kPiecesPerCall = 64;
+constexpr time_t kSilenceCheckSeconds = 5;
+
+// One peer may not keep the others waiting: the rest follows with the next poll().
+constexpr int kCallsPerTurn = 16;
+constexpr std::size_t kBytesPerTurn = std::size_t{4} << 20;
+
+}  // namespace
+
+PeerTraits TcpEndpoint::traits(int peer) const {
+  expects(peer >= 0 && peer < size() && link(peer).is_peer, "tcp does not reach that rank");
+  return {.engine = "tcp", .can_get = false, .can_put_exposed = true};
+}
+
+TcpEndpoint::Link& TcpEndpoint::checked_link(int peer) {
+  expects(peer >= 0 && peer < size() && link(peer).is_peer, "a put needs another rank that tcp reaches");
+  return link(peer);
+}
+
+Status TcpEndpoint::put(Destination const& destination, std::span<std::byte const> header,
+                        std::span<std::byte const> payload, Tag tag) {
+  Link& to = checked_link(destination.peer);
+  expects(header.size() <= kHeaderBytes, "a put's header is longer than kHeaderBytes");
+  expects(destination.segment != kLandingSegment ||
+              tcp::fits_segment(landing_.size(), kLandingSegment, destination.offset, header.size(), payload.size()),
+          "a put leaves the peer's landing segment");
+  if (!to.loss.empty()) {
+    return {StatusCode::kPeerLost, "rank " + std::to_string(destination.peer) + " is lost: " + to.loss};
+  }
+  if (to.queue.is_full()) return Status::would_block();
+  to.queue.push_put(destination, header, payload, tag);
+  ++to.num_put;
+  mark_unsubmitted(destination.peer);
+  return {};
+}
+
+void TcpEndpoint::mark_unsubmitted(int peer) {
+  if (std::exchange(link(peer).has_unsubmitted, true)) return;
+  unsubmitted_.push_back(peer);
+}
+
+void TcpEndpoint::submit() {
+  for (int const peer : unsubmitted_) {
+    link(peer).has_unsubmitted = false;
+    if (!link(peer).waits_for_room) flush(peer);
+  }
+  unsubmitted_.clear();
+}
+
+// @returns whether the kernel took anything.
+bool TcpEndpoint::flush(int peer) {
+  Link& to = link(peer);
+  if (!to.socket.valid()) return false;
+  std::size_t num_sent = 0;
+  bool is_full = false;
+  for (int call = 0; call < kCallsPerTurn && num_sent < kBytesPerTurn && !to.queue.empty() && !is_full; ++call) {
+    std::array<iovec, kPiecesPerCall> pieces;
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = to.queue.gather(pieces);
+    ssize_t const count = ::sendmsg(to.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      to.num_flushed += to.queue.advance(static_cast<std::size_t>(count));
+      num_sent += static_cast<std::size_t>(count);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) {
+      is_full = true;
+    } else if (errno != EINTR) {
+      fail_sending(to, errno);
+      break;
+    }
+  }
+  if (num_sent > 0) start_silence_timer();
+  wait_for_room(peer, !to.queue.empty());
+  return num_sent > 0;
+}
+
+// What the peer sent before it went is still read; its loss is reported after that.
+void TcpEndpoint::fail_sending(Link& broken, int error_number) {
+  broken.loss = std::strerror(error_number);
+  broken.num_flushed += broken.queue.clear();
+}
+
+void TcpEndpoint::wait_for_room(int peer, bool waits) {
+  Link& to = link(peer);
+  if (to.waits_for_room == waits) return;
+  to.waits_for_room = waits;
+  epoll_event event{.events = waits ? EPOLLIN | EPOLLOUT : EPOLLIN, .data = {.fd = peer}};
+  [[maybe_unused]] int const changed = ::epoll_ctl(sockets_.get(), EPOLL_CTL_MOD, to.socket.get(), &event);
+  assert(changed == 0 && "the socket is in the epoll set as long as it is open");
+}
+
+bool TcpEndpoint::poll(ArrivalSink& sink) {
+  std::array<epoll_event, 64> events;
+  int const count = ::epoll_wait(sockets_.get(), events.data(), events.size(), 0);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    auto const& event = events[static_cast<std::size_t>(i)];
+    if (event.data.fd < 0) {
+      check_silence(sink);
+      continue;
+    }
+    // Reading first: writing to a peer that has closed would destroy what it sent before.
+    if (event.events & ~EPOLLOUT) moved = read_from(event.data.fd, sink) || moved;
+    if (event.events & EPOLLOUT) moved = flush(event.data.fd) || moved;
+  }
+  return moved;
+}
+
+bool TcpEndpoint::read_from(int peer, ArrivalSink& sink) {
+  struct Handler final : tcp::FrameHandler {
+    Handler(int source_rank, ArrivalSink& arrivals) : source(source_rank), sink(arrivals) {}
+    void landed(Tag tag) override { sink.arrived(source, tag); }
+    void notice(std::string_view text) override { sink.notice(source, text); }
+    int source;
+    ArrivalSink& sink;
+  } handler(peer, sink);
+
+  Link& from = link(peer);
+  bool moved = false;
+  std::size_t num_read = 0;
+  for (int call = 0; call < kCallsPerTurn && num_read < kBytesPerTurn && from.socket.valid(); ++call) {
+    tcp::FrameReader::Pieces pieces;
+    std::size_t const num_pieces = from.reader.gather(pieces);
+    ssize_t const count = ::readv(from.socket.get(), pieces.data(), static_cast<int>(num_pieces));
+    if (count > 0) {
+      moved = true;
+      num_read += static_cast<std::size_t>(count);
+      if (!from.reader.advance(static_cast<std::size_t>(count), handler)) {
+        ++num_bad_frames_;
+        lose(peer, "it sent " + std::string(from.reader.error()), sink);
+        break;
+      }
+      std::size_t room = 0;
+      for (std::size_t i = 0; i < num_pieces; ++i) room += pieces[i].iov_len;
+      if (static_cast<std::size_t>(count) < room && from.loss.empty()) break;  // The socket is most likely empty.
+    } else if (count == 0) {
+      std::string const reason = from.reader.is_inside_frame() ? "it closed the connection in the middle of a message"
+                                                               : "it closed the connection";
+      lose(peer, from.loss.empty() ? reason : from.loss, sink);
+      return true;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (!from.loss.empty()) lose(peer, from.loss, sink);
+      break;
+    } else if (errno != EINTR) {
+      lose(peer, std::strerror(errno), sink);
+      return true;
+    }
+  }
+  return moved;
+}
+
+void TcpEndpoint::lose(int peer, std::string reason, ArrivalSink& sink) {
+  Link& lost = link(peer);
+  ::epoll_ctl(sockets_.get(), EPOLL_CTL_DEL, lost.socket.get(), nullptr);
+  lost.socket.reset();
+  lost.waits_for_room = false;
+  lost.num_flushed += lost.queue.clear();
+  lost.loss = std::move(reason);
+  sink.lost(peer, lost.loss);
+}
+
+Status TcpEndpoint::get(int peer, std::uint64_t /*address*/, std::span<std::byte> /*local*/) {
+  throw UsageError("tcp cannot read the memory of rank " + std::to_string(peer));
+}
+
+void TcpEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
+  expects(segment != kLandingSegment, "segment 0 is the landing segment");
+  checked_link(peer).reader.expose(segment, memory);
+}
+
+void TcpEndpoint::withdraw(int peer, SegmentId segment) { checked_link(peer).reader.withdraw(segment); }
+
+void TcpEndpoint::send_notice(int peer, std::string_view text) noexcept {
+  if (peer < 0 || peer >= size() || !link(peer).socket.valid() || !link(peer).loss.empty()) return;
+  try {
+    link(peer).queue.push_notice(text);
+    if (!link(peer).waits_for_room) flush(peer);
+  } catch (std::exception const&) {
+    // Best effort: there is no memory for it.
+  }
+}
+
+void TcpEndpoint::sleep(Deadline deadline) {
+  epoll_event event;
+  ::epoll_wait(activity_.get(), &event, 1, milliseconds_until(deadline));
+}
+
+void TcpEndpoint::start_silence_timer() {
+  if (std::exchange(timer_runs_, true)) return;
+  itimerspec const once{.it_interval = {}, .it_value = {.tv_sec = kSilenceCheckSeconds, .tv_nsec = 0}};
+  ::timerfd_settime(silence_timer_.get(), 0, &once, nullptr);
+}
+
+// Runs only while something is on its way, so an idle endpoint wakes nobody.
+void TcpEndpoint::check_silence(ArrivalSink& sink) {
+  std::uint64_t expirations = 0;
+  [[maybe_unused]] ssize_t const drained = ::read(silence_timer_.get(), &expirations, sizeof(expirations));
+  timer_runs_ = false;
+  bool is_busy = false;
+  for (int peer = 0; peer < size(); ++peer) {
+    Link const& each = link(peer);
+    if (!each.socket.valid() || (each.queue.empty() && tcp::all_acknowledged(each.socket.get()))) continue;
+    is_busy = true;
+    if (tcp::peer_is_silent(each.socket.get())) lose(peer, "its host has not answered for 10 s", sink);
+  }
+  if (is_busy) start_silence_timer();
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engines/doorbell.hpp"
+#include "engines/tcp/frame_reader.hpp"
+#include "engines/tcp/memory.hpp"
+#include "engines/tcp/send_queue.hpp"
+#include "file_descriptor.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "rendezvous/lifeline.hpp"
+
+namespace headway::comm {
+
+/// Peers over stream sockets: a put is a frame that the kernel takes from the user's memory and that the peer's poll()
+/// reads into its place. All sockets are non-blocking and watched by one epoll descriptor.
+class TcpEndpoint final : public Endpoint {
+ public:
+  /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
+  /// the endpoint. Landing segments of all ranks have one size.
+  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing);
+  /// The same with landing memory of its own.
+  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<tcp::LandingMemory> memory);
+  /// Waits up to a second until the peers have what was flushed: closing earlier could destroy it.
+  ~TcpEndpoint() override;
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return static_cast<int>(links_.size()); }
+  [[nodiscard]] PeerTraits traits(int peer) const override;
+  [[nodiscard]] std::span<std::byte> landing() override { return landing_; }
+  Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
+             Tag tag) override;
+  void submit() override;
+  [[nodiscard]] std::uint64_t put_count(int peer) const override { return link(peer).num_put; }
+  [[nodiscard]] std::uint64_t flushed(int peer) const override { return link(peer).num_flushed; }
+  bool poll(ArrivalSink& sink) override;
+  Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
+  void withdraw(int peer, SegmentId segment) override;
+  void send_notice(int peer, std::string_view text) noexcept override;
+  void arm() override { bell_.arm(); }
+  void disarm() override { bell_.disarm(); }
+  void sleep(Deadline deadline) override;
+  void wake() noexcept override { bell_.ring(); }
+  [[nodiscard]] int lifeline_fd() const override { return sockets_.get(); }
+  [[nodiscard]] int activity_fd() const override { return activity_.get(); }
+  [[nodiscard]] bool lands_by_polling() const override { return true; }
+
+  /// Peers lost because they sent a bad frame.
+  [[nodiscard]] std::uint64_t num_bad_frames() const { return num_bad_frames_; }
+
+ private:
+  struct Link {
+    explicit Link(std::span<std::byte> landing) : reader(landing) {}
+
+    FileDescriptor socket;  ///< Not valid: not a peer of this engine, or lost.
+    tcp::SendQueue queue;
+    tcp::FrameReader reader;
+    std::uint64_t num_put = 0, num_flushed = 0;
+    bool is_peer = false;
+    bool has_unsubmitted = false;
+    bool waits_for_room = false;  ///< Its socket was full: poll() goes on when there is room.
+    std::string loss;             ///< Why it is lost, or why sending failed; the peer counts as lost once all is read.
+  };
+
+  [[nodiscard]] Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] Link const& link(int peer) const { return *links_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] Link& checked_link(int peer);
+  void take_over(std::vector<Lifeline> const& lifelines);
+  void watch_sockets();
+  void mark_unsubmitted(int peer);
+  bool flush(int peer);
+  void fail_sending(Link& broken, int error_number);
+  void wait_for_room(int peer, bool waits);
+  bool read_from(int peer, ArrivalSink& sink);
+  void lose(int peer, std::string reason, ArrivalSink& sink);
+  void start_silence_timer();
+  void check_silence(ArrivalSink& sink);
+  void linger() noexcept;
+
+  int rank_;
+  std::unique_ptr<tcp::LandingMemory> own_memory_;
+  std::span<std::byte> landing_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<int> unsubmitted_;
+  Doorbell bell_;
+  FileDescriptor sockets_, activity_;  ///< epoll; the second nests the first and the bell.
+  FileDescriptor silence_timer_;       ///< Runs while something is on its way.
+  bool timer_runs_ = false;
+  std::uint64_t num_bad_frames_ = 0;
+};
+
+std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
+                                            std::size_t landing_bytes);
+
+}  // namespace headway::comm

@@ -1,0 +1,389 @@
+#include "group_impl.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "available_cores.hpp"
+
+namespace headway::comm {
+
+namespace {
+
+constexpr std::string_view kGoodbye = "\x01goodbye";
+/// Longest sleep of a waiter before it looks at deadlines again.
+constexpr std::chrono::milliseconds kSleepSlice{100};
+
+}  // namespace
+
+GroupImpl::Visit::Visit(GroupImpl& group) : group_(group), lock_(group.mutex_, std::defer_lock) {
+  group_.num_visitors_.fetch_add(1, std::memory_order_relaxed);
+  lock_.lock();
+}
+
+GroupImpl::Visit::~Visit() {
+  group_.wire_.submit();
+  group_.update_background();
+  auto callbacks = std::exchange(group_.due_callbacks_, {});
+  lock_.unlock();
+  group_.num_visitors_.fetch_sub(1, std::memory_order_relaxed);
+  for (auto& callback : callbacks) callback();
+}
+
+void GroupImpl::Visit::give_way() {
+  if (group_.num_visitors_.load(std::memory_order_relaxed) <= 1) return;
+  lock_.unlock();
+  std::this_thread::yield();
+  lock_.lock();
+}
+
+GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
+                     std::shared_ptr<ProgressThread> progress_thread)
+    : options_(std::move(options)),
+      timeout_(options_.timeout),
+      owner_(getpid()),
+      rank_(endpoint->rank()),
+      size_(endpoint->size()),
+      lifeline_fd_(endpoint->lifeline_fd()),
+      activity_fd_(endpoint->activity_fd()),
+      wire_(std::move(endpoint), layout, options_),
+      transfers_(wire_, [this](OperationState& operation) { finish(operation); }),
+      pair_(wire_, transfers_, [this](OperationState& operation) { finish(operation); }),
+      gone_(static_cast<std::size_t>(size_)),
+      progress_thread_(std::move(progress_thread)) {
+  int ranks_here = 1;
+  lands_by_polling_ = wire_.endpoint().lands_by_polling();
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    auto const traits = wire_.endpoint().traits(peer);
+    ranks_here += traits.engine == "tcp" ? 0 : 1;
+  }
+  cores_are_shared_ = ranks_here > available_cores();
+  for (int ring = 0; ring < options_.num_channels; ++ring) {
+    rings_.push_back(std::make_unique<RingChannel>(wire_, transfers_, options_, ring));
+  }
+  wire_.stats().landing_bytes = layout.total_bytes();
+  if (progress_thread_) progress_thread_->attach(*this);
+}
+
+GroupImpl::~GroupImpl() {
+  if (getpid() != owner_) return;  // A forked child never says goodbye for its parent.
+  if (progress_thread_) progress_thread_->detach(*this);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) wire_.endpoint().send_notice(peer, kGoodbye);
+  }
+  if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
+  for (auto& callback : due_callbacks_) callback();
+}
+
+PeerTraits GroupImpl::traits(int peer) const { return const_cast<Wire&>(wire_).endpoint().traits(peer); }
+
+OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {
+  Visit visit(*this);
+  throw_if_failed();
+  expects(args.channel >= 0 && args.channel < options_.num_channels,
+          "all_to_all_v: channel is not below the group's num_channels");
+  auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_);
+  complete_rings();
+  return operation;
+}
+
+void GroupImpl::arrived(int source, Tag tag) {
+  if (tag.channel < rings_.size()) return rings_[tag.channel]->arrived(source, tag);
+  if (tag.channel == kPairChannel || tag.channel == kPairConsumedChannel) return pair_.arrived(source, tag);
+  if (tag.channel >= kTransferReadyChannel && tag.channel <= kTransferDataChannel) return transfers_.arrived(source, tag);
+  wire_.report_error("rank " + std::to_string(source) + " used the unknown channel " + std::to_string(tag.channel));
+}
+
+void GroupImpl::notice(int peer, std::string_view text) {
+  if (text == kGoodbye) {
+    ++num_gone_;
+    gone_[static_cast<std::size_t>(peer)] = "rank " + std::to_string(peer) + " has left the group";
+    return;
+  }
+  if (!pending_failure_.ok()) return;
+  pending_failure_ = {StatusCode::kAborted, std::string(text)};
+  pending_failure_is_ours_ = false;
+}
+
+void GroupImpl::lost(int peer, std::string_view reason) {
+  if (!gone_[static_cast<std::size_t>(peer)].empty() || !pending_failure_.ok()) return;
+  pending_failure_ = {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + std::string(reason) + ")"};
+  pending_failure_is_ours_ = false;  // Every peer sees the loss itself.
+}
+
+void GroupImpl::progress() {
+  if (failed_) return;
+  wire_.endpoint().poll(*this);
+  wire_.send_signals();
+  if (!transfers_.idle()) transfers_.progress();
+  if (!pair_operations_.empty()) pair_.progress();
+  complete_rings();
+  wire_.submit();
+  check_failures();
+}
+
+void GroupImpl::check_failures() {
+  if (!wire_.error().empty()) return fail({StatusCode::kAborted, wire_.error()}, true);
+  if (!pending_failure_.ok()) {
+    std::string const missing = describe_missing();
+    std::string const text = std::string(pending_failure_.message()) + (missing.empty() ? "" : "; " + missing);
+    return fail({pending_failure_.code(), text}, pending_failure_is_ours_);
+  }
+  for (int peer = 0; num_gone_ > 0 && peer < size_; ++peer) {
+    auto const& reason = gone_[static_cast<std::size_t>(peer)];
+    if (!reason.empty() && needs(peer)) return fail({StatusCode::kPeerLost, reason + "; " + describe_missing()}, false);
+  }
+}
+
+bool GroupImpl::needs(int peer) const {
+  return pair_.needs(peer) || transfers_.busy_with(peer) ||
+         std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->needs(peer); });
+}
+
+std::string GroupImpl::describe_missing() const {
+  for (auto const& ring : rings_) {
+    if (auto text = ring->describe_missing(); !text.empty()) return text;
+  }
+  return pair_.describe_missing();
+}
+
+void GroupImpl::complete_rings() {
+  for (auto& ring : rings_) {
+    if (!ring->idle()) ring->progress(completed_);
+  }
+  if (!completed_.empty()) release(completed_);
+}
+
+void GroupImpl::release(std::vector<std::shared_ptr<OperationState>>& done) {
+  for (auto& operation : done) {
+    if (!operation->has_callbacks()) continue;
+    for (auto& callback : operation->take_callbacks()) {
+      due_callbacks_.push_back(std::move(callback));
+      --num_callbacks_;
+    }
+  }
+  done.clear();
+}
+
+void GroupImpl::finish(OperationState& operation) {
+  if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0) return;  // Rings complete in order.
+  auto const found = std::find_if(pair_operations_.begin(), pair_operations_.end(),
+                                  [&](auto const& pending) { return pending.get() == &operation; });
+  if (found == pair_operations_.end()) return;  // Still being started: see finish_start().
+  std::vector<std::shared_ptr<OperationState>> done{std::move(*found)};
+  *found = std::move(pair_operations_.back());
+  pair_operations_.pop_back();
+  operation.finish({});
+  release(done);
+}
+
+void GroupImpl::fail(Status status, bool tell_peers) {
+  if (failed_) return;
+  failure_ = std::move(status);
+  failed_ = true;
+  if (tell_peers) {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) wire_.endpoint().send_notice(peer, failure_.message());
+    }
+  }
+  std::vector<std::shared_ptr<OperationState>> done;
+  for (auto& ring : rings_) ring->cancel(failure_, done);
+  transfers_.cancel();
+  pair_.cancel();
+  for (auto& operation : pair_operations_) {
+    operation->finish(failure_);
+    done.push_back(std::move(operation));
+  }
+  pair_operations_.clear();
+  release(done);
+  wire_.endpoint().wake();
+}
+
+void GroupImpl::throw_if_failed() const {
+  if (failed_) throw OperationError(failure_);
+}
+
+void GroupImpl::check_deadlines(Clock::time_point now) {
+  bool late = std::any_of(rings_.begin(), rings_.end(),
+                          [&](auto const& ring) { return ring->is_late(now); });
+  for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
+  if (!late) return;
+  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " +
+                                  std::to_string(timeout_.count()) + " ms: " + describe_missing()},
+       true);
+}
+
+Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds> timeout) {
+  auto& operation = static_cast<OperationState&>(base);
+  if (operation.done()) return operation.status();
+  Visit visit(*this);
+  Deadline const deadline = timeout ? Clock::now() + *timeout : Deadline::max();
+  Backoff backoff(cores_are_shared_);
+  for (;;) {
+    progress();
+    if (operation.done()) break;
+    visit.give_way();
+    switch (backoff.next()) {
+      case Backoff::Step::kSpin:
+        cpu_pause();
+        break;
+      case Backoff::Step::kYield:
+        visit.lock().unlock();
+        std::this_thread::yield();
+        visit.lock().lock();
+        break;
+      case Backoff::Step::kSleep:
+        auto const now = Clock::now();
+        check_deadlines(now);
+        if (!operation.done() && now >= deadline) {
+          return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " +
+                                            std::to_string(timeout->count()) + " ms: " + describe_missing()};
+        }
+        if (!operation.done()) sleep(visit, std::min(deadline, now + kSleepSlice), operation);
+        break;
+    }
+  }
+  note_wait(operation, backoff.slow_since());
+  return operation.status();
+}
+
+void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& operation) {
+  arm();
+  progress();  // What arrived before arm() took effect rings no bell.
+  if (!operation.done()) {
+    visit.lock().unlock();
+    wire_.endpoint().sleep(deadline);
+    visit.lock().lock();
+  }
+  disarm();
+}
+
+void GroupImpl::note_wait(OperationState& operation, Clock::time_point from) {
+  if (from == Clock::time_point() || operation.verb() != Verb::kAllToAll || failed_) return;
+  auto& ring_operation = static_cast<RingOperation&>(operation);
+  rings_[static_cast<std::size_t>(ring_operation.ring)]->waited(ring_operation, from);
+}
+
+void GroupImpl::arm() {
+  if (num_armed_++ == 0) wire_.endpoint().arm();
+}
+
+void GroupImpl::disarm() {
+  if (--num_armed_ == 0) wire_.endpoint().disarm();
+}
+
+bool GroupImpl::test(Operation& operation) {
+  if (operation.done()) return true;
+  Visit visit(*this);
+  progress();
+  check_deadlines(Clock::now());
+  return operation.done();
+}
+
+void GroupImpl::on_done(Operation& base, std::function<void()> callback) {
+  Visit visit(*this);
+  auto& operation = static_cast<OperationState&>(base);
+  if (operation.done()) {
+    due_callbacks_.push_back(std::move(callback));
+  } else {
+    operation.add_callback(std::move(callback));
+    ++num_callbacks_;
+  }
+}
+
+BackgroundNeed GroupImpl::current_need() const {
+  if (failed_) return BackgroundNeed::kNone;
+  bool const is_pending = !pair_operations_.empty() || !transfers_.idle() ||
+                          std::any_of(rings_.begin(), rings_.end(), [](auto const& ring) { return !ring->idle(); });
+  if (num_callbacks_ > 0 || (is_pending && lands_by_polling_)) return BackgroundNeed::kEvents;
+  bool const rings_need_looks =
+      std::any_of(rings_.begin(), rings_.end(), [](auto const& ring) { return ring->needs_looks(); });
+  return rings_need_looks || !pair_operations_.empty() || !transfers_.idle() ? BackgroundNeed::kLooks
+                                                                             : BackgroundNeed::kNone;
+}
+
+void GroupImpl::update_background() {
+  auto const need = current_need();
+  if (need_.exchange(need, std::memory_order_relaxed) >= need || need == BackgroundNeed::kNone) return;
+  if (progress_thread_) progress_thread_->notify();
+}
+
+void GroupImpl::background_step() noexcept {
+  try {
+    wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
+    // A visitor moves everything on himself; only a need for events has to be set up all the same.
+    if (num_visitors_.load(std::memory_order_relaxed) > 0 && background_need() != BackgroundNeed::kEvents) return;
+    Visit visit(*this);
+    progress();
+    check_deadlines(Clock::now());
+    // While the progress thread watches activity_fd(), peers' puts must ring it.
+    bool const watch = current_need() == BackgroundNeed::kEvents;
+    if (watch != background_armed_) {
+      background_armed_ = watch;
+      watch ? arm() : disarm();
+    }
+    if (watch) progress();
+  } catch (std::exception const& error) {
+    std::lock_guard const lock(mutex_);
+    fail({StatusCode::kAborted, std::string("progress thread: ") + error.what()}, true);
+  }
+}
+
+void GroupImpl::set_timeout(std::chrono::milliseconds timeout) {
+  expects(timeout.count() > 0, "timeout must be above 0");
+  Visit visit(*this);
+  timeout_ = timeout;
+}
+
+void GroupImpl::set_max_lag(int max_lag) {
+  expects(max_lag >= 0 && max_lag <= options_.max_lag_limit,
+          "max_lag " + std::to_string(max_lag) + " is outside 0 to max_lag_limit " +
+              std::to_string(options_.max_lag_limit));
+  Visit visit(*this);
+  for (auto& ring : rings_) ring->set_max_lag(max_lag);
+  progress();
+}
+
+void GroupImpl::abort(std::string const& reason) {
+  Visit visit(*this);
+  fail({StatusCode::kAborted, "rank " + std::to_string(rank_) + " aborted: " + reason}, true);
+}
+
+Status GroupImpl::health() {
+  Visit visit(*this);
+  return failure_;
+}
+
+GroupStats GroupImpl::stats() {
+  Visit visit(*this);
+  return wire_.stats();
+}
+
+void GroupImpl::reset_stats() {
+  Visit visit(*this);
+  auto& stats = wire_.stats();
+  auto const landing_bytes = stats.landing_bytes;
+  stats = GroupStats();
+  stats.peers.resize(static_cast<std::size_t>(size_));
+  stats.landing_bytes = landing_bytes;
+}
+
+void GroupImpl::set_trace_capacity(std::size_t capacity) {
+  Visit visit(*this);
+  for (auto& ring : rings_) ring->set_trace_capacity(capacity);
+}
+
+std::vector<TraceEvent> GroupImpl::drain_trace() {
+  Visit visit(*this);
+  std::vector<TraceEvent> events;
+  for (auto& ring : rings_) {
+    auto part = ring->drain_trace();
+    events.insert(events.end(), part.begin(), part.end());
+  }
+  return events;
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,152 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backoff.hpp"
+#include "headway/comm/group.hpp"
+#include "pair_channel.hpp"
+#include "progress_thread.hpp"
+#include "ring_channel.hpp"
+#include "transfer.hpp"
+#include "wire.hpp"
+
+namespace headway::comm {
+
+/// The group behind Group::connect(): one lock, one endpoint, the rings and the pair channel on top of it.
+///
+/// Lock order: ProgressThread's mutex, then mutex_. Callbacks run without either.
+class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
+ public:
+  /// Without a progress thread only calls move work on, as tests that replay a schedule need it.
+  GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
+            std::shared_ptr<ProgressThread> progress_thread);
+  ~GroupImpl() override;
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
+  [[nodiscard]] GroupOptions const& options() const override { return options_; }
+  [[nodiscard]] PeerTraits traits(int peer) const override;
+
+  OperationPtr all_to_all_v(AllToAllArgs const& args) override;
+  OperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) override;
+  OperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type) override;
+  OperationPtr receive_any(std::span<std::byte> block, std::uint64_t match, DataType type) override;
+  OperationPtr broadcast(std::span<std::byte> block, int root, DataType type) override;
+  OperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives, int root,
+                      DataType type) override;
+  OperationPtr scatter(std::span<std::span<std::byte const> const> sends, std::span<std::byte> block, int root,
+                       DataType type) override;
+  OperationPtr all_gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
+                          DataType type) override;
+  OperationPtr barrier() override;
+
+  Status wait(Operation& operation, std::optional<std::chrono::milliseconds> timeout) override;
+  bool test(Operation& operation) override;
+  void on_done(Operation& operation, std::function<void()> callback) override;
+  void set_timeout(std::chrono::milliseconds timeout) override;
+  void set_max_lag(int max_lag) override;
+  void abort(std::string const& reason) override;
+  [[nodiscard]] Status health() override;
+  [[nodiscard]] GroupStats stats() override;
+  void reset_stats() override;
+  void set_trace_capacity(std::size_t capacity) override;
+  std::vector<TraceEvent> drain_trace() override;
+
+ private:
+  /// A caller's visit: holds the lock; on leaving, sends what was put and runs the callbacks that came due.
+  class Visit {
+   public:
+    explicit Visit(GroupImpl& group);
+    ~Visit();
+    Visit(Visit const&) = delete;
+    Visit& operator=(Visit const&) = delete;
+    /// Lets another visitor in, if one waits.
+    void give_way();
+    [[nodiscard]] std::unique_lock<std::mutex>& lock() { return lock_; }
+
+   private:
+    GroupImpl& group_;
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  struct Collective {
+    std::shared_ptr<OperationState> operation;
+    Match match;
+    DataType type;
+  };
+
+  // ArrivalSink
+  void arrived(int source, Tag tag) override;
+  void notice(int peer, std::string_view text) override;
+  void lost(int peer, std::string_view reason) override;
+  // BackgroundWork
+  [[nodiscard]] BackgroundNeed background_need() const override { return need_.load(std::memory_order_relaxed); }
+  void background_step() noexcept override;
+  [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
+  [[nodiscard]] int activity_fd() const override { return activity_fd_; }
+
+  void progress();
+  void check_failures();
+  void check_deadlines(Clock::time_point now);
+  void complete_rings();
+  void finish(OperationState& operation);
+  void release(std::vector<std::shared_ptr<OperationState>>& done);
+  void fail(Status status, bool tell_peers);
+  void throw_if_failed() const;
+  [[nodiscard]] std::string describe_missing() const;
+  [[nodiscard]] bool needs(int peer) const;
+  void sleep(Visit& visit, Deadline deadline, OperationState const& operation);
+  void note_wait(OperationState& operation, Clock::time_point from);
+  void arm();
+  void disarm();
+  void update_background();
+  [[nodiscard]] BackgroundNeed current_need() const;
+
+  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number);
+  Collective start_collective(Verb verb, int root, DataType type);
+  void send_part(Collective const& collective, int peer, std::span<std::byte const> block);
+  void receive_part(Collective const& collective, int peer, std::span<std::byte> block);
+  OperationPtr finish_start(std::shared_ptr<OperationState> operation);
+  OperationPtr start_receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type);
+  void expect_peer(int peer, char const* what) const;
+
+  GroupOptions const options_;
+  std::chrono::milliseconds timeout_;  ///< Of operations that start from now on.
+  pid_t const owner_;
+  int rank_, size_;
+  int lifeline_fd_, activity_fd_;
+  bool cores_are_shared_;
+  bool lands_by_polling_;
+
+  std::mutex mutex_;
+  std::atomic<int> num_visitors_ = 0;
+  Wire wire_;
+  Transfers transfers_;
+  PairChannel pair_;
+  std::vector<std::unique_ptr<RingChannel>> rings_;
+  std::vector<std::shared_ptr<OperationState>> pair_operations_;  ///< Pending operations made of pair messages.
+  std::uint64_t num_pair_operations_ = 0;
+  std::vector<std::shared_ptr<OperationState>> completed_;         ///< Scratch of complete_rings().
+  std::vector<std::function<void()>> due_callbacks_;
+  int num_callbacks_ = 0;  ///< Registered and not due yet.
+  int num_armed_ = 0;
+  bool background_armed_ = false;
+  Status failure_;
+  std::atomic<bool> failed_ = false;
+  Status pending_failure_;  ///< Found inside poll(), acted upon after it.
+  bool pending_failure_is_ours_ = false;
+  std::vector<std::string> gone_;  ///< (size) Why a peer that said goodbye is gone; empty while it is there.
+  int num_gone_ = 0;
+  std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
+  std::shared_ptr<ProgressThread> progress_thread_;
+};
+
+}  // namespace headway::comm

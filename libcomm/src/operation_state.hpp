@@ -1,0 +1,70 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "headway/comm/group.hpp"
+#include "message_header.hpp"
+
+namespace headway::comm {
+
+/// What all kinds of operations share. Written under the group's lock; done() and, once done, the rest may be read
+/// without it.
+class OperationState : public Operation {
+ public:
+  [[nodiscard]] bool done() const override { return done_.load(std::memory_order_acquire); }
+  [[nodiscard]] Status status() const override { return status_; }
+  [[nodiscard]] std::uint64_t number() const override { return number_; }
+  [[nodiscard]] int source() const override { return source_; }
+
+  /// Makes the state as new, for an operation that starts now.
+  void reset(Verb verb, std::uint64_t number, std::chrono::milliseconds timeout) {
+    done_.store(false, std::memory_order_relaxed);
+    status_ = Status();
+    number_ = number;
+    source_ = -1;
+    verb_ = verb;
+    pending_parts_ = 0;
+    timeout_ = timeout;
+    deadline_ = Deadline();
+    callbacks_.clear();
+  }
+
+  /// Partner: the acquire in done().
+  void finish(Status status) {
+    status_ = std::move(status);
+    done_.store(true, std::memory_order_release);
+  }
+
+  [[nodiscard]] Verb verb() const { return verb_; }
+  void set_source(int source) { source_ = source; }
+  /// Whether the operation is late. The first look sets its deadline, so that a fast operation reads no clock.
+  [[nodiscard]] bool is_late(Clock::time_point now) {
+    if (deadline_ == Deadline()) deadline_ = now + timeout_;
+    return now >= deadline_;
+  }
+
+  /// Parts (messages to send and to receive) that are not done yet.
+  [[nodiscard]] int pending_parts() const { return pending_parts_; }
+  void add_parts(int count) { pending_parts_ += count; }
+  void part_done() { --pending_parts_; }
+
+  void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  [[nodiscard]] std::vector<std::function<void()>> take_callbacks() { return std::exchange(callbacks_, {}); }
+  [[nodiscard]] bool has_callbacks() const { return !callbacks_.empty(); }
+
+ private:
+  std::atomic<bool> done_ = false;
+  Status status_;
+  std::uint64_t number_ = 0;
+  int source_ = -1;
+  Verb verb_ = Verb::kAllToAll;
+  int pending_parts_ = 0;
+  std::chrono::milliseconds timeout_{};
+  Deadline deadline_{};
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,259 @@
+#include "pair_channel.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace headway::comm {
+
+namespace {
+
+constexpr auto kSlots = static_cast<std::uint64_t>(LandingLayout::kPairSlots);
+
+bool takes(PairPart const& posted, int source, Match match) {
+  return (posted.peer < 0 || posted.peer == source) && posted.match == match;
+}
+
+std::string who(Match match, Verb verb) {
+  return match.is_collective() ? std::string(verb_name(verb)) + " as collective " + std::to_string(match.sequence())
+                               : "message with match " + std::to_string(match.value);
+}
+
+}  // namespace
+
+PairChannel::PairChannel(Wire& wire, Transfers& transfers, PartDone on_part_done)
+    : wire_(wire),
+      transfers_(transfers),
+      on_part_done_(std::move(on_part_done)),
+      peers_(static_cast<std::size_t>(wire.size())) {}
+
+std::uint64_t PairChannel::begin_collective(Verb verb, int root) {
+  std::uint64_t const number = num_collectives_++;
+  recent_collectives_[number % recent_collectives_.size()] = {verb, root};
+  for (int source = 0; source < wire_.size(); ++source) {
+    for (auto const& message : peer_at(source).unexpected) {
+      if (Match{message.header.match}.sequence() == number) check_collective(source, message.header);
+    }
+  }
+  return number;
+}
+
+void PairChannel::check_collective(int source, MessageHeader const& header) {
+  Match const match{header.match};
+  if (!match.is_collective() || match.sequence() >= num_collectives_ ||
+      match.sequence() + recent_collectives_.size() < num_collectives_) {
+    return;
+  }
+  auto const& own = recent_collectives_[match.sequence() % recent_collectives_.size()];
+  if (own.verb == header.verb && own.root == match.root()) return;
+  auto const describe = [](Verb verb, int root) { return std::string(verb_name(verb)) + " (root " + std::to_string(root) + ")"; };
+  wire_.report_error("ranks disagree on collective " + std::to_string(match.sequence()) + ": rank " +
+                     std::to_string(source) + " runs " + describe(header.verb, match.root()) + " and rank " +
+                     std::to_string(wire_.rank()) + " runs " + describe(own.verb, own.root));
+}
+
+void PairChannel::send(PairPart part, std::span<std::byte const> payload) {
+  int const peer = part.peer;
+  part.operation->add_parts(1);
+  peer_at(peer).queue.push_back({std::move(part), payload});
+  push(peer);
+}
+
+void PairChannel::push(int peer) {
+  auto& queue = peer_at(peer).queue;
+  while (!queue.empty() && put_front(peer, queue.front())) queue.pop_front();
+}
+
+bool PairChannel::put_front(int peer, Outgoing const& outgoing) {
+  Peer& state = peer_at(peer);
+  if (state.num_sent >= state.num_consumed_by_peer + kSlots) return false;
+  PairPart const& part = outgoing.part;
+  MessageHeader header{.size_bytes = outgoing.payload.size(),
+                       .operation = static_cast<std::uint32_t>(state.num_sent),
+                       .data_type = part.data_type,
+                       .verb = part.operation->verb(),
+                       .match = part.match.value,
+                       .consumed = static_cast<std::uint32_t>(state.num_consumed)};
+  Tag const tag{.channel = kPairChannel, .operation = static_cast<std::uint16_t>(state.num_sent)};
+  std::uint64_t const slot = wire_.layout().pair_slot(wire_.rank(), state.num_sent);
+  bool const is_eager = outgoing.payload.size() <= LandingLayout::kPairSlotBytes;
+  if (!is_eager) transfers_.prepare_offer(peer, outgoing.payload, header);
+  if (!wire_.put(peer, slot, header, is_eager ? outgoing.payload : std::span<std::byte const>(), tag)) return false;
+  ++state.num_sent;
+  state.num_reported = state.num_consumed;
+  if (!is_eager) {
+    transfers_.accepted(peer, outgoing.payload, *part.operation);
+    return true;
+  }
+  state.unflushed.push_back({part.operation, wire_.endpoint().put_count(peer)});
+  release_flushed(peer);
+  return true;
+}
+
+void PairChannel::release_flushed(int peer) {
+  auto& unflushed = peer_at(peer).unflushed;
+  while (!unflushed.empty() && wire_.endpoint().flushed(peer) >= unflushed.front().put_count) {
+    auto const operation = std::move(unflushed.front().operation);
+    unflushed.pop_front();
+    finish(operation);
+  }
+}
+
+void PairChannel::receive(PairPart part, std::span<std::byte> output) {
+  part.operation->add_parts(1);
+  Peer* best = nullptr;
+  std::deque<Unexpected>::iterator best_message;
+  std::uint64_t best_order = std::numeric_limits<std::uint64_t>::max();
+  for (int source = 0; source < wire_.size(); ++source) {
+    if (part.peer >= 0 && part.peer != source) continue;
+    auto& unexpected = peer_at(source).unexpected;
+    auto const found = std::find_if(unexpected.begin(), unexpected.end(), [&](Unexpected const& message) {
+      return takes(part, source, Match{message.header.match});
+    });
+    if (found == unexpected.end() || found->order >= best_order) continue;
+    best = &peer_at(source);
+    best_message = found;
+    best_order = found->order;
+  }
+  if (best == nullptr) {
+    posted_.push_back({std::move(part), output});
+    return;
+  }
+  Unexpected const message = std::move(*best_message);
+  best->unexpected.erase(best_message);
+  accept(static_cast<int>(best - peers_.data()), message.header, message.payload.data(), {std::move(part), output});
+}
+
+void PairChannel::arrived(int source, Tag tag) {
+  Peer& state = peer_at(source);
+  if (tag.channel == kPairConsumedChannel) return note_consumed(source, tag.operation);
+  auto const ahead = static_cast<std::uint16_t>(tag.operation - static_cast<std::uint16_t>(state.num_consumed));
+  if (ahead >= kSlots || (state.arrived_mask >> ahead & 1u) != 0) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  state.arrived_mask |= 1u << ahead;
+  while ((state.arrived_mask & 1u) != 0) consume(source);
+}
+
+void PairChannel::note_consumed(int peer, std::uint16_t low) {
+  Peer& state = peer_at(peer);
+  if (wire_.plants(Mutant::kBelieveStaleCount)) {
+    state.num_consumed_by_peer += static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(state.num_consumed_by_peer));
+    return push(peer);
+  }
+  std::uint64_t const count = widen(low, state.num_consumed_by_peer);
+  // A count that is late or beyond what was sent is not believed: it could free a slot that is in use.
+  if (count <= state.num_consumed_by_peer || count > state.num_sent) return;
+  state.num_consumed_by_peer = count;
+  push(peer);
+}
+
+void PairChannel::consume(int source) {
+  Peer& state = peer_at(source);
+  std::uint64_t const slot = wire_.layout().pair_slot(source, state.num_consumed);
+  MessageHeader const header = MessageHeader::read(wire_.landed(slot));
+  if (header.operation != static_cast<std::uint32_t>(state.num_consumed)) {
+    wire_.report_error("message " + std::to_string(state.num_consumed) + " from rank " + std::to_string(source) +
+                       " to rank " + std::to_string(wire_.rank()) + " carries number " +
+                       std::to_string(header.operation));
+  } else if (header.kind == MessageKind::kEager && header.size_bytes > LandingLayout::kPairSlotBytes) {
+    wire_.report_error("a message from rank " + std::to_string(source) + " claims " +
+                       std::to_string(header.size_bytes) + " bytes in a slot of " +
+                       std::to_string(LandingLayout::kPairSlotBytes));
+  } else {
+    note_consumed(source, static_cast<std::uint16_t>(header.consumed));
+    check_collective(source, header);
+    deliver(source, header, wire_.landed(slot + kHeaderBytes));
+  }
+  state.arrived_mask >>= 1u;
+  ++state.num_consumed;
+  if (state.num_consumed - state.num_reported >= kSlots / 2) {
+    state.num_reported = state.num_consumed;
+    wire_.signal(source, {.channel = kPairConsumedChannel, .operation = static_cast<std::uint16_t>(state.num_consumed)});
+  }
+}
+
+void PairChannel::deliver(int source, MessageHeader const& header, std::byte const* payload) {
+  auto const found = std::find_if(posted_.begin(), posted_.end(), [&](Posted const& posted) {
+    return takes(posted.part, source, Match{header.match});
+  });
+  if (found != posted_.end()) {
+    Posted const posted = std::move(*found);
+    posted_.erase(found);
+    return accept(source, header, payload, posted);
+  }
+  std::size_t const held = header.kind == MessageKind::kEager ? header.size_bytes : 0;
+  peer_at(source).unexpected.push_back({header, std::vector<std::byte>(payload, payload + held), num_unexpected_++});
+}
+
+void PairChannel::accept(int source, MessageHeader const& header, std::byte const* payload, Posted const& posted) {
+  auto const prefix = [&] {
+    return who(posted.part.match, header.verb) + ": rank " + std::to_string(source) + " and rank " +
+           std::to_string(wire_.rank());
+  };
+  if (header.size_bytes != posted.output.size()) {
+    return wire_.report_error(prefix() + " disagree on the size: " + std::to_string(header.size_bytes) +
+                              " bytes were sent and " + std::to_string(posted.output.size()) + " are expected");
+  }
+  if (header.data_type != posted.part.data_type) {
+    return wire_.report_error(prefix() + " disagree on the data type: code " + std::to_string(header.data_type) +
+                              " was sent and code " + std::to_string(posted.part.data_type) + " is expected");
+  }
+  auto& stats = wire_.peer_stats(source);
+  ++stats.messages_received;
+  stats.bytes_received += header.size_bytes;
+  posted.part.operation->set_source(source);
+  if (header.kind == MessageKind::kOffer) return transfers_.take(source, header, posted.output, *posted.part.operation);
+  if (header.size_bytes != 0) std::memcpy(posted.output.data(), payload, header.size_bytes);
+  finish(posted.part.operation);
+}
+
+void PairChannel::finish(std::shared_ptr<OperationState> const& operation) {
+  operation->part_done();
+  on_part_done_(*operation);
+}
+
+void PairChannel::progress() {
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    Peer const& state = peer_at(peer);
+    if (!state.queue.empty()) push(peer);
+    if (!state.unflushed.empty()) release_flushed(peer);
+  }
+}
+
+void PairChannel::cancel() {
+  posted_.clear();
+  for (auto& peer : peers_) {
+    peer.queue.clear();
+    peer.unflushed.clear();
+  }
+}
+
+bool PairChannel::idle() const {
+  return posted_.empty() &&
+         std::all_of(peers_.begin(), peers_.end(), [](Peer const& peer) { return peer.queue.empty() && peer.unflushed.empty(); });
+}
+
+bool PairChannel::needs(int peer) const {
+  Peer const& state = peers_[static_cast<std::size_t>(peer)];
+  if (!state.queue.empty() || !state.unflushed.empty()) return true;
+  return std::any_of(posted_.begin(), posted_.end(), [&](Posted const& posted) { return posted.part.peer == peer; });
+}
+
+std::string PairChannel::describe_missing() const {
+  for (auto const& [part, output] : posted_) {
+    std::string const from = part.peer < 0 ? "any rank" : "rank " + std::to_string(part.peer);
+    return who(part.match, part.operation->verb()) + " lacks " + std::to_string(output.size()) + " bytes from " + from;
+  }
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    if (peers_[peer].queue.empty()) continue;
+    PairPart const& part = peers_[peer].queue.front().part;
+    return who(part.match, part.operation->verb()) + " waits for rank " + std::to_string(peer) + " to take messages";
+  }
+  return {};
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <vector>
+
+#include "rendezvous/handshake.hpp"
+#include "rendezvous/lifeline.hpp"
+
+namespace headway::comm {
+
+/// What the handshake compares: protocol, byte order, and every setting that all ranks must share.
+[[nodiscard]] std::vector<AgreementField> fields_of(Agreement const& agreement);
+
+}  // namespace headway::comm

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace headway::comm {
+
+/// Appends little-endian integers, byte strings and length-prefixed texts.
+class ByteWriter {
+ public:
+  ByteWriter& integer(std::uint32_t value) {
+    for (int shift = 0; shift < 32; shift += 8) bytes_.push_back(static_cast<std::byte>(value >> shift));
+    return *this;
+  }
+  ByteWriter& raw(std::span<std::byte const> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    return *this;
+  }
+  ByteWriter& text(std::string_view text) {
+    return integer(static_cast<std::uint32_t>(text.size())).raw(std::as_bytes(std::span(text)));
+  }
+  [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Reads what ByteWriter wrote. Every read is bounded; after the first that does not fit, ok() is false for good and
+/// reads give zeros.
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<std::byte const> bytes) : bytes_(bytes) {}
+
+  std::uint32_t integer() {
+    std::uint32_t value = 0;
+    auto const raw = take(4);
+    for (std::size_t i = 0; i < raw.size(); ++i) value |= std::to_integer<std::uint32_t>(raw[i]) << (8 * i);
+    return value;
+  }
+  void raw(std::span<std::byte> out) {
+    auto const raw = take(out.size());
+    if (!raw.empty()) std::memcpy(out.data(), raw.data(), raw.size());
+  }
+  std::string text(std::size_t max_bytes) {
+    std::uint32_t const length = integer();
+    if (length > max_bytes) ok_ = false;
+    auto const raw = take(length);
+    return {reinterpret_cast<char const*>(raw.data()), raw.size()};
+  }
+  [[nodiscard]] bool ok() const { return ok_; }
+  /// Whether every read was good and nothing is left.
+  [[nodiscard]] bool complete() const { return ok_ && bytes_.empty(); }
+
+ private:
+  std::span<std::byte const> take(std::size_t num_bytes) {
+    if (!ok_ || num_bytes > bytes_.size()) {
+      ok_ = false;
+      return {};
+    }
+    auto const taken = bytes_.first(num_bytes);
+    bytes_ = bytes_.subspan(num_bytes);
+    return taken;
+  }
+
+  std::span<std::byte const> bytes_;
+  bool ok_ = true;
+};
+
+}  // namespace headway::comm

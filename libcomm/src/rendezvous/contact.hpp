@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rendezvous/handshake.hpp"
+#include "rendezvous/socket_address.hpp"
+
+namespace headway::comm {
+
+/// How a rank can be reached; what it publishes through the store.
+struct Contact {
+  InstanceId instance{};
+  std::string host;                      ///< host_identity() there.
+  std::string local_name;                ///< Abstract local socket; empty: none.
+  std::vector<SocketAddress> addresses;  ///< IPv4 and IPv6, best first.
+};
+
+/// Equal for processes that can share memory and local sockets: boot id and network namespace. "": not known.
+[[nodiscard]] std::string host_identity();
+
+[[nodiscard]] std::string encode_contact(Contact const& contact);
+/// @throws SystemError naming `rank` if the text is no contact.
+[[nodiscard]] Contact decode_contact(std::string_view text, int rank);
+
+}  // namespace headway::comm

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+
+#include "headway/comm/status.hpp"
+
+namespace headway::comm {
+
+/// Why a rendezvous failed, and at which rank first.
+struct RendezvousFailure {
+  int origin = -1;
+  std::string text;
+
+  [[nodiscard]] std::string seen_by(int rank) const {
+    return origin == rank ? text : "rank " + std::to_string(origin) + " gave up: " + text;
+  }
+};
+
+/// Carries a failure to whoever reports it; what() is the text as its origin worded it.
+class RendezvousError : public SystemError {
+ public:
+  explicit RendezvousError(RendezvousFailure failure) : SystemError(failure.text), failure_(std::move(failure)) {}
+  [[nodiscard]] RendezvousFailure const& failure() const { return failure_; }
+
+ private:
+  RendezvousFailure failure_;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,220 @@
+#include "rendezvous/handshake.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "headway/comm/status.hpp"
+#include "rendezvous/bytes.hpp"
+#include "rendezvous/random.hpp"
+
+namespace headway::comm {
+namespace {
+
+constexpr std::size_t kNonceBytes = 32;
+constexpr std::uint32_t kMaxFields = 64;
+constexpr std::size_t kMaxFieldBytes = 4096;
+constexpr std::size_t kMaxTextBytes = 2048;
+
+std::string const* find_field(std::vector<AgreementField> const& fields, std::string_view name) {
+  auto const found = std::ranges::find(fields, name, &AgreementField::name);
+  return found == fields.end() ? nullptr : &found->value;
+}
+
+std::string shown(std::string const* value) { return value ? (value->empty() ? "\"\"" : *value) : "not known"; }
+
+// Text from the other side goes into error messages and terminals.
+std::string printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_text(std::string_view text) {
+  return ByteWriter().text(text.substr(0, kMaxTextBytes)).take();
+}
+
+std::string decode_text(std::span<std::byte const> body) {
+  ByteReader reader(body);
+  std::string text = reader.text(kMaxTextBytes);
+  return reader.complete() ? printable(std::move(text)) : "a reason that cannot be read";
+}
+
+Handshake::Handshake(Role role, HandshakeSelf self, int peer, InstanceId peer_instance)
+    : role_(role), self_(std::move(self)), peer_(peer), peer_instance_(peer_instance) {}
+
+Handshake Handshake::connect(HandshakeSelf self, int peer, InstanceId peer_instance) {
+  Handshake handshake(Role::kConnector, std::move(self), peer, peer_instance);
+  handshake.send_hello();
+  return handshake;
+}
+
+Handshake Handshake::accept(HandshakeSelf self) { return {Role::kAcceptor, std::move(self), -1, InstanceId{}}; }
+
+std::size_t Handshake::wanted() const { return outcome_ == Outcome::kGoing ? reader_.wanted() : 0; }
+
+void Handshake::receive(std::span<std::byte const> bytes) {
+  expects(bytes.size() <= wanted(), "more bytes than the handshake asked for");
+  reader_.feed(bytes);
+  if (!reader_.error().empty()) {
+    std::string const why(reader_.error());
+    refuse(Outcome::kStranger, why, "this is a rank of a Headway group, and what you sent is not its protocol");
+  } else if (auto const message = reader_.take()) {
+    on_message(*message);
+  }
+}
+
+std::vector<std::byte> Handshake::take_output() { return std::exchange(output_, {}); }
+
+void Handshake::on_message(Message const& message) {
+  bool const has_hello = !peer_hello_.empty();
+  if (message.kind == MessageKind::kHello && !has_hello) {
+    on_hello(message.body);
+  } else if (message.kind == MessageKind::kProof && has_hello) {
+    on_proof(message.body);
+  } else if (message.kind == MessageKind::kRefusal) {
+    on_refusal(message.body);
+  } else {
+    refuse(Outcome::kStranger, "it sent its messages out of order", "your messages are out of order");
+  }
+}
+
+void Handshake::send_hello() {
+  ByteWriter writer;
+  writer.integer(static_cast<std::uint32_t>(role_))
+      .integer(static_cast<std::uint32_t>(self_.rank))
+      .raw(self_.instance)
+      .integer(static_cast<std::uint32_t>(peer_))
+      .raw(peer_instance_)
+      .raw(random_bytes<kNonceBytes>())
+      .integer(static_cast<std::uint32_t>(self_.fields.size()));
+  for (auto const& field : self_.fields) writer.text(field.name).text(field.value);
+  own_hello_ = writer.take();
+  auto const message = encode_message(MessageKind::kHello, own_hello_);
+  output_.insert(output_.end(), message.begin(), message.end());
+}
+
+void Handshake::send_proof() {
+  auto const message = encode_message(MessageKind::kProof, proof_of(role_));
+  output_.insert(output_.end(), message.begin(), message.end());
+}
+
+void Handshake::on_hello(std::span<std::byte const> body) {
+  if (auto const problem = check_hello(body); !problem.empty()) {
+    refuse(Outcome::kStranger, problem, "this is rank " + std::to_string(self_.rank) + " and not whom you look for");
+    return;
+  }
+  peer_hello_.assign(body.begin(), body.end());
+  if (role_ == Role::kAcceptor) {
+    send_hello();
+  } else {
+    send_proof();
+  }
+}
+
+// @returns what is wrong with the other side's hello; else takes over what it says.
+std::string Handshake::check_hello(std::span<std::byte const> body) {
+  ByteReader reader(body);
+  std::uint32_t const role = reader.integer();
+  auto const rank = static_cast<int>(reader.integer());
+  InstanceId instance{};
+  reader.raw(instance);
+  auto const target = static_cast<int>(reader.integer());
+  InstanceId target_instance{};
+  reader.raw(target_instance);
+  std::array<std::byte, kNonceBytes> nonce{};
+  reader.raw(nonce);
+  std::uint32_t const num_fields = reader.integer();
+  if (!reader.ok() || num_fields > kMaxFields) return "its hello cannot be read";
+  std::vector<AgreementField> fields(num_fields);
+  for (auto& field : fields) {
+    field.name = printable(reader.text(kMaxFieldBytes));
+    field.value = printable(reader.text(kMaxFieldBytes));
+  }
+  if (!reader.complete()) return "its hello cannot be read";
+  if (role == static_cast<std::uint32_t>(role_)) return "it takes the same part in the handshake";
+  if (target != self_.rank || target_instance != self_.instance) return "it looks for another process";
+  if (role_ == Role::kConnector && (rank != peer_ || instance != peer_instance_)) return "it is another process";
+  peer_ = rank;
+  peer_instance_ = instance;
+  peer_fields_ = std::move(fields);
+  return {};
+}
+
+void Handshake::on_proof(std::span<std::byte const> body) {
+  Role const other = role_ == Role::kConnector ? Role::kAcceptor : Role::kConnector;
+  if (!equal_in_constant_time(body, proof_of(other))) {
+    std::string const text = "the secret of rank " + std::to_string(self_.rank) + " and that of the process that calls "
+                             "itself rank " + std::to_string(peer_) + " differ";
+    refuse(Outcome::kRefused, text, text);
+    return;
+  }
+  std::string const differing = differences();
+  if (role_ == Role::kAcceptor && differing.empty() && (peer_ <= self_.rank || peer_ >= self_.size)) {
+    std::string const text = "rank " + std::to_string(peer_) + " connected to rank " + std::to_string(self_.rank) +
+                             " of " + std::to_string(self_.size) + ", which expects only higher ranks of its group";
+    refuse(Outcome::kDisagreement, text, text);
+    return;
+  }
+  if (role_ == Role::kAcceptor) send_proof();
+  if (differing.empty()) {
+    outcome_ = Outcome::kDone;
+  } else {
+    fail(Outcome::kDisagreement, differing);
+  }
+}
+
+// Both sides have the same two lists of fields, so both find the same differences.
+std::string Handshake::differences() const {
+  std::string text;
+  auto const add = [&](std::string const& name, std::string const* own, std::string const* theirs) {
+    text += text.empty() ? "" : "; ";
+    text += name + " is " + shown(own) + " at rank " + std::to_string(self_.rank) + " and " + shown(theirs) +
+            " at rank " + std::to_string(peer_);
+  };
+  for (auto const& field : self_.fields) {
+    auto const* theirs = find_field(peer_fields_, field.name);
+    if (!theirs || *theirs != printable(field.value)) add(field.name, &field.value, theirs);
+  }
+  for (auto const& field : peer_fields_) {
+    if (!find_field(self_.fields, field.name)) add(field.name, nullptr, &field.value);
+  }
+  return text;
+}
+
+// Over both hellos in the order in which they were sent, so that a proof fits one handshake, direction and pair only.
+Digest Handshake::proof_of(Role role) const {
+  bool const own_first = role_ == Role::kConnector;
+  auto const& first = own_first ? own_hello_ : peer_hello_;
+  auto const& second = own_first ? peer_hello_ : own_hello_;
+  auto const transcript = ByteWriter()
+                              .text(role == Role::kConnector ? "headway connector" : "headway acceptor")
+                              .integer(static_cast<std::uint32_t>(first.size()))
+                              .raw(first)
+                              .integer(static_cast<std::uint32_t>(second.size()))
+                              .raw(second)
+                              .take();
+  return hmac_sha256(std::as_bytes(std::span(self_.secret)), transcript);
+}
+
+// Until the other side has proved itself, its refusal is a stranger's word; but it is all that a rank with a wrong
+// secret ever gets to hear.
+void Handshake::on_refusal(std::span<std::byte const> body) {
+  Outcome const outcome = peer_hello_.empty() ? Outcome::kStranger : Outcome::kRefused;
+  fail(outcome, decode_text(body));
+}
+
+void Handshake::fail(Outcome outcome, std::string error) {
+  outcome_ = outcome;
+  error_ = std::move(error);
+}
+
+void Handshake::refuse(Outcome outcome, std::string const& error, std::string const& told) {
+  auto const message = encode_message(MessageKind::kRefusal, encode_text(told));
+  output_.insert(output_.end(), message.begin(), message.end());
+  fail(outcome, error);
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,59 @@
+#include "rendezvous/message.hpp"
+
+#include "headway/comm/status.hpp"
+#include "rendezvous/bytes.hpp"
+
+namespace headway::comm {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x59574448;  // "HDWY"
+
+}  // namespace
+
+std::vector<std::byte> encode_message(MessageKind kind, std::span<std::byte const> body) {
+  expects(body.size() <= kMaxMessageBody, "a rendezvous message is too long: is the group's name very long?");
+  return ByteWriter()
+      .integer(kMagic)
+      .integer(static_cast<std::uint32_t>(kind))
+      .integer(static_cast<std::uint32_t>(body.size()))
+      .raw(body)
+      .take();
+}
+
+std::size_t MessageReader::wanted() const {
+  if (!error_.empty()) return 0;
+  return kMessagePrefixBytes + (in_body_ ? body_bytes_ : 0) - bytes_.size();
+}
+
+void MessageReader::feed(std::span<std::byte const> bytes) {
+  expects(bytes.size() <= wanted(), "more bytes than the message has");
+  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  if (!in_body_ && bytes_.size() == kMessagePrefixBytes) parse_prefix();
+}
+
+void MessageReader::parse_prefix() {
+  ByteReader reader(bytes_);
+  std::uint32_t const magic = reader.integer();
+  std::uint32_t const kind = reader.integer();
+  body_bytes_ = reader.integer();
+  if (magic != kMagic) {
+    error_ = "it does not speak Headway's protocol";
+  } else if (kind < static_cast<std::uint32_t>(MessageKind::kHello) ||
+             kind > static_cast<std::uint32_t>(MessageKind::kFailure)) {
+    error_ = "it sent a message of unknown kind";
+  } else if (body_bytes_ > kMaxMessageBody) {
+    error_ = "it sent a message that is too long";
+  } else {
+    in_body_ = true;
+  }
+}
+
+std::optional<Message> MessageReader::take() {
+  if (!in_body_ || wanted() != 0) return std::nullopt;
+  Message message{.kind = static_cast<MessageKind>(std::to_integer<std::uint8_t>(bytes_[4])),
+                  .body = {bytes_.begin() + kMessagePrefixBytes, bytes_.end()}};
+  *this = MessageReader();
+  return message;
+}
+
+}  // namespace headway::comm

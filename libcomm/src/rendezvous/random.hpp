@@ -1,0 +1,23 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace headway::comm {
+
+/// Fills `bytes` from the kernel's generator. @throws SystemError where it has none.
+void fill_random(std::span<std::byte> bytes);
+
+template <std::size_t kNumBytes>
+[[nodiscard]] std::array<std::byte, kNumBytes> random_bytes() {
+  std::array<std::byte, kNumBytes> bytes;
+  fill_random(bytes);
+  return bytes;
+}
+
+/// Two lower-case hexadecimal digits per byte.
+[[nodiscard]] std::string to_hex(std::span<std::byte const> bytes);
+
+}  // namespace headway::comm

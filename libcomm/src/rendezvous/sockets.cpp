@@ -1,0 +1,95 @@
+#include "rendezvous/sockets.hpp"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+#include <cerrno>
+
+#include "headway/comm/status.hpp"
+
+namespace headway::comm {
+namespace {
+
+void set_option(int socket, int level, int option, int value, char const* name) {
+  if (::setsockopt(socket, level, option, &value, sizeof(value)) != 0) {
+    throw SystemError(std::string("setsockopt ") + name, errno, "");
+  }
+}
+
+SocketAddress bound_address(int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+    throw SystemError("getsockname", errno, "");
+  }
+  return {reinterpret_cast<sockaddr const*>(&storage), length};
+}
+
+// Where IPv6 is off, IPv4 alone must do.
+FileDescriptor listen_on_all() {
+  try {
+    return listen_on(*SocketAddress::numeric("::", 0));
+  } catch (SystemError const&) {
+    return listen_on(*SocketAddress::numeric("0.0.0.0", 0));
+  }
+}
+
+}  // namespace
+
+FileDescriptor listen_on(SocketAddress const& address) {
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) throw SystemError("socket", errno, address.to_string());
+  if (address.family() == AF_INET6) set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0, "IPV6_V6ONLY");
+  if (::bind(socket.get(), address.raw(), address.length()) != 0) throw SystemError("bind", errno, address.to_string());
+  if (::listen(socket.get(), SOMAXCONN) != 0) throw SystemError("listen", errno, address.to_string());
+  return socket;
+}
+
+TcpListener listen_tcp(std::string const& interface_address) {
+  TcpListener listener;
+  if (!interface_address.empty()) {
+    auto const address = SocketAddress::numeric(interface_address, 0);
+    expects(address.has_value(), "interface_address is '" + interface_address + "', which is no numeric IP address");
+    listener.socket = listen_on(*address);
+    listener.reachable_at = {bound_address(listener.socket.get())};
+    return listener;
+  }
+  listener.socket = listen_on_all();
+  SocketAddress const bound = bound_address(listener.socket.get());
+  for (auto const& address : host_addresses()) {
+    if (address.family() == AF_INET || bound.family() == AF_INET6) {
+      listener.reachable_at.push_back(address.with_port(bound.port()));
+    }
+  }
+  return listener;
+}
+
+int start_connect(SocketAddress const& address, FileDescriptor& socket) {
+  socket = FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return errno;
+  if (!address.is_local()) tune_connection(socket.get());
+  return ::connect(socket.get(), address.raw(), address.length()) == 0 ? 0 : errno;
+}
+
+void tune_connection(int socket) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 5, "TCP_KEEPIDLE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2, "TCP_KEEPINTVL");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT");
+}
+
+int peer_process(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return -1;
+  return credentials.pid > 0 ? credentials.pid : -1;
+}
+
+void set_blocking(int socket) {
+  int const flags = ::fcntl(socket, F_GETFL);
+  if (flags < 0 || ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK) < 0) throw SystemError("fcntl", errno, "");
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,305 @@
+#include "ring_channel.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace headway::comm {
+
+namespace {
+
+double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+std::string name_of(RingOperation const& operation) {
+  return "operation " + std::to_string(operation.number()) + " of all_to_all_v";
+}
+
+}  // namespace
+
+RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& options, int ring)
+    : wire_(wire),
+      transfers_(transfers),
+      ring_(ring),
+      max_lag_(options.max_lag),
+      depth_(wire.layout().ring_depth()),
+      size_(static_cast<std::size_t>(wire.size())),
+      pull_bytes_(options.pull_bytes),
+      arrivals_(depth_ * size_),
+      num_arrivals_(size_) {}
+
+std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
+  for (auto& pooled : pool_) {
+    if (pooled.use_count() == 1) return pooled;
+  }
+  pool_.push_back(std::make_shared<RingOperation>());
+  return pool_.back();
+}
+
+std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std::chrono::milliseconds timeout) {
+  auto const self = static_cast<std::size_t>(wire_.rank());
+  expects(args.sends.size() == size_ && args.receives.size() == size_,
+          "all_to_all_v needs one block to send and one to receive for each rank");
+  expects(args.sends[self].size() == args.receives[self].size(),
+          "all_to_all_v: the block to the own rank has another size than the one from it");
+  auto operation = recycled_operation();
+  operation->reset(Verb::kAllToAll, num_started_++, timeout);
+  operation->sends.assign(args.sends.begin(), args.sends.end());
+  operation->receives.assign(args.receives.begin(), args.receives.end());
+  operation->data_type = args.data_type;
+  operation->ring = ring_;
+  operation->slot = started_slot_;
+  started_slot_ = next_slot(started_slot_);
+  operation->next_to_post = 0;
+  operation->last_put.assign(size_, 0);
+  operation->last_arrival = -1;
+  std::size_t const large = std::min(pull_bytes_, wire_.layout().ring_slot_bytes() + 1);
+  operation->has_large_blocks = std::any_of(args.receives.begin(), args.receives.end(),
+                                            [&](auto const& block) { return block.size() >= large; });
+  num_with_large_blocks_ += operation->has_large_blocks ? 1 : 0;
+  operation->add_parts(static_cast<int>(size_) - 1);  // The blocks to receive; offers add their own.
+  operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
+  operations_.push_back(operation);
+  for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
+    if (has_arrived(*operation, source)) receive_block(*operation, source);
+    bool const is_empty = source != wire_.rank() && operation->receives[static_cast<std::size_t>(source)].empty();
+    if (is_empty && wire_.plants(Mutant::kNoTagForEmpty)) operation->part_done();
+  }
+  if (!may_post(operation->number())) ++wire_.stats().queued;
+  return operation;
+}
+
+bool RingChannel::may_post(std::uint64_t number) const {
+  return number == num_posted_ && number <= num_completed_ + num_early_ + static_cast<std::uint64_t>(max_lag_);
+}
+
+bool RingChannel::post(RingOperation& operation) {
+  auto const size = static_cast<int>(size_);
+  if (operation.next_to_post == 0) prepare_peers(operation);
+  while (operation.next_to_post < size - 1) {
+    // Ranks start with different peers, so that no receiver is the first of all senders.
+    int const peer = (wire_.rank() + 1 + operation.next_to_post) % size;
+    if (!send_block(operation, peer)) return false;
+    ++operation.next_to_post;
+  }
+  auto const self = static_cast<std::size_t>(wire_.rank());
+  if (!operation.sends[self].empty()) {
+    std::memcpy(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
+  }
+  if (trace_capacity_ != 0) operation.posted_s = now_s();
+  ++num_posted_;
+  return true;
+}
+
+void RingChannel::prepare_peers(RingOperation const& operation) {
+  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    std::size_t const bytes = operation.sends[static_cast<std::size_t>(peer)].size();
+    if (peer == wire_.rank() || bytes > wire_.layout().ring_slot_bytes()) continue;
+    wire_.endpoint().prepare({.peer = peer, .offset = slot}, MessageHeader::kShortBytes, bytes);
+  }
+}
+
+bool RingChannel::send_block(RingOperation& operation, int peer) {
+  auto const block = operation.sends[static_cast<std::size_t>(peer)];
+  if (block.empty() && wire_.plants(Mutant::kNoTagForEmpty)) return true;
+  std::uint64_t const number = operation.number();
+  MessageHeader header{.size_bytes = block.size(),
+                       .operation = static_cast<std::uint32_t>(number),
+                       .data_type = operation.data_type,
+                       .verb = Verb::kAllToAll};
+  Tag const tag{.channel = static_cast<std::uint8_t>(ring_), .operation = static_cast<std::uint16_t>(number)};
+  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+  bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
+  bool const pull = max_lag_ == 0 && block.size() >= pull_bytes_ && wire_.pulls_from(peer);
+  if (fits && !pull) {
+    if (!wire_.put(peer, slot, header, block, tag)) return false;
+    operation.last_put[static_cast<std::size_t>(peer)] = wire_.endpoint().put_count(peer);
+    return true;
+  }
+  transfers_.prepare_offer(peer, block, header);
+  if (!wire_.put(peer, slot, header, {}, tag)) return false;
+  operation.add_parts(1);
+  transfers_.accepted(peer, block, operation);
+  if (!fits && max_lag_ > 0) ++wire_.stats().lag_lost;
+  return true;
+}
+
+void RingChannel::arrived(int source, Tag tag) {
+  std::uint64_t const number = wire_.plants(Mutant::kCountArrivals) ? num_arrivals_[static_cast<std::size_t>(source)]++
+                                                                    : widen(tag.operation, num_completed_ + depth_ / 2);
+  if (number < num_completed_) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  if (number >= num_completed_ + depth_) {
+    return wire_.report_error("rank " + std::to_string(source) + " sent operation " + std::to_string(number) +
+                              " of all_to_all_v to rank " + std::to_string(wire_.rank()) +
+                              ", which expects none after " + std::to_string(num_completed_ + depth_ - 1));
+  }
+  std::uint64_t& arrived_number = arrival(slot_of(number), source);
+  if (arrived_number == number + 1) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  arrived_number = number + 1;
+  if (number < num_started_) receive_block(*operations_[number - num_completed_], source);
+}
+
+void RingChannel::receive_block(RingOperation& operation, int source) {
+  std::uint64_t const slot = wire_.layout().ring_slot(source, ring_, operation.slot);
+  MessageHeader const header = MessageHeader::read(wire_.landed(slot));
+  auto const output = operation.receives[static_cast<std::size_t>(source)];
+  if (header.size_bytes != output.size() || header.data_type != operation.data_type ||
+      header.operation != static_cast<std::uint32_t>(operation.number()) || header.verb != Verb::kAllToAll) [[unlikely]] {
+    return report_disagreement(operation, source, header);
+  }
+  auto& stats = wire_.peer_stats(source);
+  ++stats.messages_received;
+  stats.bytes_received += output.size();
+  operation.last_arrival = source;
+  if (header.kind == MessageKind::kOffer) return transfers_.take(source, header, output, operation);
+  if (!output.empty()) std::memcpy(output.data(), wire_.landed(slot + kHeaderBytes), output.size());
+  operation.part_done();
+}
+
+void RingChannel::report_disagreement(RingOperation const& operation, int source, MessageHeader const& header) {
+  std::size_t const expected = operation.receives[static_cast<std::size_t>(source)].size();
+  std::string text = name_of(operation) + ": rank " + std::to_string(source) + " and rank " +
+                     std::to_string(wire_.rank()) + " disagree on the ";
+  if (header.operation != static_cast<std::uint32_t>(operation.number()) || header.verb != Verb::kAllToAll) {
+    text += "operation: the message is of " + std::to_string(header.operation);
+  } else if (header.size_bytes != expected) {
+    text += "size: " + std::to_string(header.size_bytes) + " bytes were sent and " + std::to_string(expected) +
+            " are expected";
+  } else {
+    text += "data type: code " + std::to_string(header.data_type) + " was sent and code " +
+            std::to_string(operation.data_type) + " is expected";
+  }
+  wire_.report_error(std::move(text));
+}
+
+bool RingChannel::is_complete(RingOperation const& operation) const {
+  if (operation.pending_parts() != 0 || operation.number() >= num_posted_) return false;
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    if (peer == wire_.rank()) continue;
+    if (wire_.endpoint().flushed(peer) < operation.last_put[static_cast<std::size_t>(peer)]) return false;
+  }
+  return true;
+}
+
+void RingChannel::progress(std::vector<std::shared_ptr<OperationState>>& completed) {
+  for (;;) {
+    if (wire_.plants(Mutant::kCompleteOutOfOrder)) complete_early(completed);
+    while (num_posted_ < num_started_ && may_post(num_posted_)) {
+      if (!post(*operations_[num_posted_ - num_completed_])) break;
+    }
+    if (operations_.empty() || !is_complete(*operations_.front())) return;
+    complete_front(completed);
+  }
+}
+
+void RingChannel::complete_front(std::vector<std::shared_ptr<OperationState>>& completed) {
+  auto operation = std::move(operations_.front());
+  operations_.pop_front();
+  auto const lag = static_cast<std::size_t>(num_posted_ - operation->number() - 1);
+  auto& stats = wire_.stats();
+  if (stats.lag_histogram.size() <= lag) stats.lag_histogram.resize(lag + 1);
+  ++stats.lag_histogram[lag];
+  ++stats.operations;
+  ++num_completed_;
+  front_slot_ = next_slot(front_slot_);
+  num_with_large_blocks_ -= operation->has_large_blocks ? 1 : 0;
+  if (trace_capacity_ != 0) record_trace(*operation, static_cast<int>(lag));
+  if (operation->done()) {  // By complete_early().
+    --num_early_;
+    return;
+  }
+  operation->finish({});
+  completed.push_back(std::move(operation));
+}
+
+void RingChannel::complete_early(std::vector<std::shared_ptr<OperationState>>& completed) {
+  for (auto const& operation : operations_) {
+    if (operation->done() || !is_complete(*operation)) continue;
+    operation->finish({});
+    ++num_early_;
+    completed.push_back(operation);
+  }
+}
+
+void RingChannel::waited(RingOperation& operation, Clock::time_point from) {
+  double const seconds = std::chrono::duration<double>(Clock::now() - from).count();
+  auto const lag = static_cast<std::size_t>(num_posted_ - operation.number() - 1);
+  auto& stats = wire_.stats();
+  if (stats.wait_s_by_lag.size() <= lag) stats.wait_s_by_lag.resize(lag + 1);
+  stats.wait_s_by_lag[lag] += seconds;
+  if (operation.last_arrival < 0) return;
+  auto& peer = wire_.peer_stats(operation.last_arrival);
+  peer.wait_s += seconds;
+  ++peer.waits;
+}
+
+bool RingChannel::is_late(Clock::time_point now) const {
+  bool late = false;
+  for (auto const& operation : operations_) late = operation->is_late(now) || late;
+  return late;
+}
+
+bool RingChannel::needs(int peer) const {
+  if (operations_.empty()) return false;
+  auto const& operation = *operations_.back();
+  if (!has_arrived(operation, peer)) return true;
+  return num_posted_ < num_started_ ||
+         wire_.endpoint().flushed(peer) < operation.last_put[static_cast<std::size_t>(peer)];
+}
+
+std::string RingChannel::describe_missing() const {
+  std::string text;
+  for (auto const& operation : operations_) {
+    if (!text.empty()) return text + " (and later operations)";
+    for (int source = 0; source < wire_.size(); ++source) {
+      if (source == wire_.rank() || has_arrived(*operation, source)) continue;
+      text += (text.empty() ? name_of(*operation) + " lacks " : " and ") +
+              std::to_string(operation->receives[static_cast<std::size_t>(source)].size()) + " bytes from rank " +
+              std::to_string(source);
+    }
+    if (text.empty()) text = name_of(*operation) + " waits for its own sends to be taken";
+  }
+  return text;
+}
+
+void RingChannel::cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed) {
+  for (auto& operation : operations_) {
+    operation->finish(status);
+    completed.push_back(std::move(operation));
+  }
+  operations_.clear();
+  num_with_large_blocks_ = 0;
+}
+
+void RingChannel::set_trace_capacity(std::size_t capacity) {
+  trace_capacity_ = capacity;
+  trace_.clear();
+  trace_.reserve(capacity);
+}
+
+std::vector<TraceEvent> RingChannel::drain_trace() { return std::exchange(trace_, {}); }
+
+void RingChannel::record_trace(RingOperation const& operation, int lag) {
+  if (trace_.size() >= trace_capacity_ || operation.started_s == 0) return;
+  auto const total = [](auto const& blocks) {
+    std::uint64_t bytes = 0;
+    for (auto const& block : blocks) bytes += block.size();
+    return bytes;
+  };
+  trace_.push_back({.number = operation.number(),
+                    .channel = ring_,
+                    .started_s = operation.started_s,
+                    .posted_s = operation.posted_s,
+                    .completed_s = now_s(),
+                    .bytes_sent = total(operation.sends),
+                    .bytes_received = total(operation.receives),
+                    .last_peer = operation.last_arrival,
+                    .lag = lag});
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "operation_state.hpp"
+#include "transfer.hpp"
+#include "wire.hpp"
+
+namespace headway::comm {
+
+/// One all-to-all of this rank.
+class RingOperation final : public OperationState {
+ public:
+  std::vector<std::span<std::byte const>> sends;
+  std::vector<std::span<std::byte>> receives;
+  DataType data_type = 0;
+  int ring = 0;
+  std::size_t slot = 0;  ///< Number modulo the ring's depth.
+  int next_to_post = 0;  ///< Peers (in order of distance) whose message is accepted so far; size - 1: posted.
+  std::vector<std::uint64_t> last_put;  ///< (size) put_count after the eager put to each peer.
+  bool has_large_blocks = false;        ///< A block to receive may come as an offer.
+  int last_arrival = -1;                ///< Source of the newest block.
+  double started_s = 0, posted_s = 0;  ///< Only while tracing.
+};
+
+/// A sequence of all-to-alls that ranks may run a bounded number of operations apart.
+///
+/// Invariants (the proof is in docs/bounded_lag.md): operation t uses slot t mod depth at every receiver; t is posted
+/// only when all up to t - k - 1 are complete; operations complete in order; depth is 2 (limit + 1). So a slot is free
+/// when it is written, without an acknowledgement. Every operation carries a message for every peer, also when empty.
+class RingChannel {
+ public:
+  RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& options, int ring);
+
+  std::shared_ptr<RingOperation> start(AllToAllArgs const& args, std::chrono::milliseconds timeout);
+  void arrived(int source, Tag tag);
+  /// Posts what may be posted and completes what is complete; appends the completed to `completed`.
+  void progress(std::vector<std::shared_ptr<OperationState>>& completed);
+  void set_max_lag(int max_lag) { max_lag_ = max_lag; }
+  [[nodiscard]] bool idle() const { return operations_.empty(); }
+  /// Whether something is pending that this rank must act upon: an operation to post, or a large block to fetch.
+  [[nodiscard]] bool needs_looks() const { return num_posted_ < num_started_ || num_with_large_blocks_ > 0; }
+  /// Whether the oldest pending operation still needs something from `peer`.
+  [[nodiscard]] bool needs(int peer) const;
+  /// What the pending operations lack: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
+  [[nodiscard]] std::string describe_missing() const;
+  /// Ends all pending operations with `status`; appends them to `completed`.
+  void cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed);
+  void set_trace_capacity(std::size_t capacity);
+  std::vector<TraceEvent> drain_trace();
+  /// Counts a wait for `operation`, just completed, that began at `from`.
+  void waited(RingOperation& operation, Clock::time_point from);
+  /// Whether an operation that is pending is late.
+  [[nodiscard]] bool is_late(Clock::time_point now) const;
+
+ private:
+  std::shared_ptr<RingOperation> recycled_operation();
+  [[nodiscard]] bool may_post(std::uint64_t number) const;
+  bool post(RingOperation& operation);
+  void prepare_peers(RingOperation const& operation);
+  bool send_block(RingOperation& operation, int peer);
+  void receive_block(RingOperation& operation, int source);
+  void report_disagreement(RingOperation const& operation, int source, MessageHeader const& header);
+  [[nodiscard]] std::size_t next_slot(std::size_t slot) const { return slot + 1 < depth_ ? slot + 1 : 0; }
+  [[nodiscard]] bool is_complete(RingOperation const& operation) const;
+  void complete_front(std::vector<std::shared_ptr<OperationState>>& completed);
+  void complete_early(std::vector<std::shared_ptr<OperationState>>& completed);
+  void record_trace(RingOperation const& operation, int lag);
+  /// Slot of a pending or coming operation: its number modulo the depth, without a division.
+  [[nodiscard]] std::size_t slot_of(std::uint64_t number) const {
+    std::size_t const slot = front_slot_ + static_cast<std::size_t>(number - num_completed_);
+    return slot < depth_ ? slot : slot - depth_;
+  }
+  [[nodiscard]] std::uint64_t& arrival(std::size_t slot, int source) {
+    return arrivals_[slot * size_ + static_cast<std::size_t>(source)];
+  }
+  [[nodiscard]] bool has_arrived(RingOperation const& operation, int source) const {
+    return arrivals_[operation.slot * size_ + static_cast<std::size_t>(source)] == operation.number() + 1;
+  }
+
+  Wire& wire_;
+  Transfers& transfers_;
+  int ring_;
+  int max_lag_;
+  std::size_t depth_;
+  std::size_t size_;
+  std::size_t pull_bytes_;
+  std::uint64_t num_started_ = 0;    ///< Operations started; the next one's number.
+  std::uint64_t num_posted_ = 0;
+  int num_with_large_blocks_ = 0;    ///< Pending operations that may get an offer.
+  std::uint64_t num_completed_ = 0;  ///< All operations below this are copied out.
+  std::uint64_t num_early_ = 0;      ///< Mutant kCompleteOutOfOrder: operations that are done behind the front one.
+  std::size_t front_slot_ = 0;       ///< num_completed_ modulo the depth.
+  std::size_t started_slot_ = 0;     ///< num_started_ modulo the depth.
+  std::deque<std::shared_ptr<RingOperation>> operations_;  ///< num_completed_ to num_started_ - 1.
+  std::vector<std::uint64_t> arrivals_;  ///< (depth, size) number + 1 of the operation whose message has arrived.
+  std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
+  std::vector<std::shared_ptr<RingOperation>> pool_;
+  std::vector<TraceEvent> trace_;
+  std::size_t trace_capacity_ = 0;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,182 @@
+#include "transfer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace headway::comm {
+
+namespace {
+
+constexpr std::size_t kFragmentBytes = LandingLayout::kTransferFragmentBytes;
+
+std::uint64_t fragments_of(std::size_t size_bytes) { return (size_bytes + kFragmentBytes - 1) / kFragmentBytes; }
+
+/// Exposed segments are numbered by transfer; 0 is the landing segment.
+SegmentId exposed_segment(std::uint16_t number) { return 1u + number; }
+
+}  // namespace
+
+Transfers::Transfers(Wire& wire, PartDone on_part_done)
+    : wire_(wire), on_part_done_(std::move(on_part_done)), peers_(static_cast<std::size_t>(wire.size())) {}
+
+void Transfers::prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const {
+  header.kind = MessageKind::kOffer;
+  header.source_address = reinterpret_cast<std::uintptr_t>(payload.data());
+  header.transfer = peers_[static_cast<std::size_t>(peer)].next_number;
+}
+
+void Transfers::accepted(int peer, std::span<std::byte const> payload, OperationState& operation) {
+  Peer& state = peer_at(peer);
+  auto const number = static_cast<std::uint16_t>(state.next_number++);
+  state.outgoing.emplace(number, Outgoing{.payload = payload, .operation = &operation});
+}
+
+void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation) {
+  auto const number = static_cast<std::uint16_t>(offer.transfer);
+  if (wire_.pulls_from(source)) {
+    Status const status = wire_.endpoint().get(source, offer.source_address, output);
+    if (!status.ok()) return wire_.report_error(std::string(status.message()));
+    wire_.signal(source, {.channel = kTransferDoneChannel, .operation = number});
+    return finish(operation);
+  }
+  Incoming const incoming{.number = number, .output = output, .operation = &operation};
+  if (wire_.endpoint().traits(source).can_put_exposed) {
+    wire_.endpoint().expose(source, exposed_segment(number), output);
+    peer_at(source).exposed.emplace(number, incoming);
+    return wire_.signal(source, {.channel = kTransferReadyChannel, .operation = number});
+  }
+  auto& queue = peer_at(source).fragmented;
+  queue.push_back(incoming);
+  if (queue.size() == 1) grant(source, queue.front());
+}
+
+void Transfers::arrived(int source, Tag tag) {
+  Peer& state = peer_at(source);
+  if (tag.channel == kTransferDataChannel) {
+    auto const exposed = state.exposed.find(tag.operation);
+    if (exposed == state.exposed.end()) return fragment_arrived(source, tag);
+    wire_.endpoint().withdraw(source, exposed_segment(tag.operation));
+    OperationState& operation = *exposed->second.operation;
+    state.exposed.erase(exposed);
+    return finish(operation);
+  }
+  auto const outgoing = state.outgoing.find(tag.operation);
+  if (outgoing == state.outgoing.end()) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  Outgoing& transfer = outgoing->second;
+  if (tag.channel == kTransferDoneChannel) {
+    OperationState& operation = *transfer.operation;
+    state.outgoing.erase(outgoing);
+    return finish(operation);
+  }
+  if (tag.channel == kTransferReadyChannel) {
+    transfer.ready = true;
+  } else {
+    auto const more = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.granted));
+    if (more < 128) transfer.granted += more;  // Otherwise an old grant that was late.
+  }
+  push(source, tag.operation, transfer);
+}
+
+void Transfers::push(int peer, std::uint16_t number, Outgoing& transfer) {
+  auto const put = [&](Destination const& destination, std::span<std::byte const> payload, std::uint8_t fragment) {
+    Tag const tag{.channel = kTransferDataChannel, .operation = number, .fragment = fragment};
+    if (!wire_.endpoint().put(destination, {}, payload, tag).ok()) return false;
+    wire_.mark_put(peer, payload.size());
+    return true;
+  };
+  if (transfer.ready && !transfer.all_put) {
+    Destination const destination{.peer = peer, .segment = exposed_segment(number), .offset = 0};
+    transfer.all_put = put(destination, transfer.payload, 0);
+  }
+  std::uint64_t const total = fragments_of(transfer.payload.size());
+  while (transfer.sent < std::min(transfer.granted, total)) {
+    std::size_t const begin = transfer.sent * kFragmentBytes;
+    auto const part = transfer.payload.subspan(begin, std::min(kFragmentBytes, transfer.payload.size() - begin));
+    Destination const destination{.peer = peer, .offset = wire_.layout().transfer_slot(wire_.rank(), transfer.sent)};
+    if (!put(destination, part, static_cast<std::uint8_t>(transfer.sent))) return;
+    transfer.all_put = ++transfer.sent == total;
+  }
+  if (transfer.all_put) transfer.last_put = wire_.endpoint().put_count(peer);
+}
+
+void Transfers::fragment_arrived(int source, Tag tag) {
+  auto& queue = peer_at(source).fragmented;
+  auto const repeated = [&] { ++wire_.peer_stats(source).repeated_fragments; };
+  if (queue.empty() || static_cast<std::uint16_t>(queue.front().number) != tag.operation) return repeated();
+  Incoming& transfer = queue.front();
+  auto const ahead = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.copied));
+  if (ahead >= LandingLayout::kTransferFragments || (transfer.arrived_mask >> ahead & 1u) != 0) return repeated();
+  transfer.arrived_mask |= 1u << ahead;
+  if (wire_.plants(Mutant::kSharedWord)) transfer.arrived_mask |= (1u << ahead) - 1;
+  while ((transfer.arrived_mask & 1u) != 0) {
+    std::size_t const begin = transfer.copied * kFragmentBytes;
+    std::size_t const size = std::min(kFragmentBytes, transfer.output.size() - begin);
+    std::uint64_t const offset = wire_.layout().transfer_slot(source, transfer.copied) + kHeaderBytes;
+    std::memcpy(transfer.output.data() + begin, wire_.landed(offset), size);
+    transfer.arrived_mask >>= 1u;
+    ++transfer.copied;
+    if (transfer.copied < fragments_of(transfer.output.size())) grant(source, transfer);
+  }
+  if (transfer.copied < fragments_of(transfer.output.size())) return;
+  OperationState& operation = *transfer.operation;
+  queue.pop_front();
+  if (!queue.empty()) grant(source, queue.front());
+  finish(operation);
+}
+
+void Transfers::grant(int source, Incoming const& transfer) {
+  auto const granted = transfer.copied + LandingLayout::kTransferFragments;
+  wire_.signal(source, {.channel = kTransferGrantChannel,
+                        .operation = static_cast<std::uint16_t>(transfer.number),
+                        .fragment = static_cast<std::uint8_t>(granted)});
+}
+
+void Transfers::progress() {
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    auto& outgoing = peer_at(peer).outgoing;
+    for (auto it = outgoing.begin(); it != outgoing.end();) {
+      Outgoing& transfer = it->second;
+      if (!transfer.all_put) push(peer, it->first, transfer);
+      if (transfer.all_put && wire_.endpoint().flushed(peer) >= transfer.last_put) {
+        OperationState& operation = *transfer.operation;
+        it = outgoing.erase(it);
+        finish(operation);
+      } else {
+        ++it;
+      }
+    }
+  }
+}
+
+void Transfers::cancel() {
+  for (int source = 0; source < wire_.size(); ++source) {
+    Peer& state = peer_at(source);
+    for (auto const& [number, incoming] : state.exposed) wire_.endpoint().withdraw(source, exposed_segment(number));
+    state.exposed.clear();
+    state.outgoing.clear();
+    state.fragmented.clear();
+  }
+}
+
+bool Transfers::busy_with(int peer) const {
+  Peer const& state = peers_[static_cast<std::size_t>(peer)];
+  return !state.outgoing.empty() || !state.exposed.empty() || !state.fragmented.empty();
+}
+
+bool Transfers::idle() const {
+  for (int peer = 0; peer < wire_.size(); ++peer) {
+    if (busy_with(peer)) return false;
+  }
+  return true;
+}
+
+void Transfers::finish(OperationState& operation) {
+  operation.part_done();
+  on_part_done_(operation);
+}
+
+}  // namespace headway::comm

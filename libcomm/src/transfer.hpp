@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "operation_state.hpp"
+#include "wire.hpp"
+
+namespace headway::comm {
+
+/// Moves payloads that do not fit the slot that their message has. The message is then an offer; the receiver, once it
+/// knows the output, takes the payload in the best way the engine has:
+///   get       reads it from the sender's memory, then signals done            (shm where the host allows it, inproc)
+///   exposed   exposes its output and signals ready; the sender puts it there  (tcp)
+///   fragments grants fragments that the sender puts into a small area which stays in cache (everywhere else)
+/// Each part ends with part_done() on the operation that it belongs to, and `on_part_done` is told.
+class Transfers {
+ public:
+  using PartDone = std::function<void(OperationState&)>;
+  Transfers(Wire& wire, PartDone on_part_done);
+
+  /// Fills the offer's fields of `header` for `payload`, which must stay valid until the part is done.
+  /// Call accepted() after the offer was put.
+  void prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const;
+  void accepted(int peer, std::span<std::byte const> payload, OperationState& operation);
+
+  /// Takes the payload that `offer` announces into `output`, whose size was compared with the offer's.
+  void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation);
+
+  void arrived(int source, Tag tag);
+  /// Moves puts on that had no credit.
+  void progress();
+  /// Ends everything; exposed memory is withdrawn.
+  void cancel();
+
+  /// Whether anything is under way with `peer`.
+  [[nodiscard]] bool busy_with(int peer) const;
+  [[nodiscard]] bool idle() const;
+
+ private:
+  struct Outgoing {
+    std::span<std::byte const> payload;
+    OperationState* operation;
+    std::uint64_t granted = 0, sent = 0;  ///< Fragments.
+    bool ready = false;                   ///< The receiver exposed its output.
+    bool all_put = false;
+    std::uint64_t last_put = 0;  ///< put_count after the last put: the payload is free once it is flushed.
+  };
+  struct Incoming {
+    std::uint64_t number;
+    std::span<std::byte> output;
+    OperationState* operation;
+    std::uint64_t copied = 0;       ///< Fragments copied out.
+    std::uint32_t arrived_mask = 0;  ///< Bit i: fragment copied + i has arrived.
+  };
+  struct Peer {
+    std::uint32_t next_number = 0;
+    std::map<std::uint16_t, Outgoing> outgoing;
+    std::map<std::uint16_t, Incoming> exposed;
+    std::deque<Incoming> fragmented;  ///< The front one is active.
+  };
+
+  void push(int peer, std::uint16_t number, Outgoing& transfer);
+  void fragment_arrived(int source, Tag tag);
+  void grant(int source, Incoming const& transfer);
+  void finish(OperationState& operation);
+  [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+
+  Wire& wire_;
+  PartDone on_part_done_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/group.hpp"
+#include "landing_layout.hpp"
+#include "message_header.hpp"
+#include "mutant.hpp"
+
+namespace headway::comm {
+
+/// What the channels of one group share: the endpoint, the layout, the counters, and the queue of tags that wait for
+/// credit. Used under the group's lock.
+class Wire {
+ public:
+  Wire(std::unique_ptr<Endpoint> endpoint, LandingLayout layout, GroupOptions const& options)
+      : endpoint_(std::move(endpoint)),
+        layout_(layout),
+        landing_(endpoint_->landing().data()),
+        allow_pull_(options.allow_pull),
+        mutant_(mutant_from(options.mutant)) {
+    stats_.peers.resize(static_cast<std::size_t>(endpoint_->size()));
+  }
+
+  [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
+  [[nodiscard]] LandingLayout const& layout() const { return layout_; }
+  [[nodiscard]] GroupStats& stats() { return stats_; }
+  [[nodiscard]] PeerStats& peer_stats(int peer) { return stats_.peers[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] int rank() const { return endpoint_->rank(); }
+  [[nodiscard]] int size() const { return endpoint_->size(); }
+
+  /// Whether this rank reads large payloads from the memory of `peer`.
+  [[nodiscard]] bool pulls_from(int peer) const { return allow_pull_ && endpoint_->traits(peer).can_get; }
+
+  /// Whether this build has `mutant` and the group asks for it.
+  [[nodiscard]] bool plants(Mutant mutant) const { return is_planted(mutant_, mutant); }
+
+  [[nodiscard]] std::byte const* landed(std::uint64_t offset) const { return landing_ + offset; }
+
+  /// Puts one message. @returns whether it was accepted; if not, try again after a poll.
+  [[nodiscard]] bool put(int peer, std::uint64_t offset, MessageHeader const& header,
+                         std::span<std::byte const> payload, Tag tag) {
+    Status const status = endpoint_->put({.peer = peer, .offset = offset}, header.bytes(), payload, tag);
+    if (!status.ok()) return false;
+    mark_put(peer, payload.size());
+    return true;
+  }
+
+  /// Counts a put that went to the endpoint directly.
+  void mark_put(int peer, std::size_t payload_bytes) {
+    needs_submit_ = true;
+    auto& stats = peer_stats(peer);
+    ++stats.messages_sent;
+    stats.bytes_sent += payload_bytes;
+  }
+
+  /// Makes a tag without bytes visible at `peer`, now or as soon as there is credit.
+  void signal(int peer, Tag tag) {
+    signals_.push_back({peer, tag});
+    send_signals();
+  }
+
+  /// @returns whether all signals are out.
+  bool send_signals() {
+    while (!signals_.empty()) {
+      auto const [peer, tag] = signals_.front();
+      if (!endpoint_->put({.peer = peer}, {}, {}, tag).ok()) return false;
+      needs_submit_ = true;
+      signals_.pop_front();
+    }
+    return true;
+  }
+
+  void submit() {
+    if (std::exchange(needs_submit_, false)) endpoint_->submit();
+  }
+
+  /// The first disagreement found with a peer; the group fails with it after the poll that found it.
+  void report_error(std::string text) {
+    if (error_.empty()) error_ = std::move(text);
+  }
+  [[nodiscard]] std::string const& error() const { return error_; }
+
+ private:
+  struct Signal {
+    int peer;
+    Tag tag;
+  };
+
+  std::unique_ptr<Endpoint> endpoint_;
+  LandingLayout layout_;
+  std::byte const* landing_;
+  bool allow_pull_;
+  Mutant mutant_;
+  GroupStats stats_;
+  std::deque<Signal> signals_;
+  bool needs_submit_ = false;
+  std::string error_;
+};
+
+}  // namespace headway::comm
