@@ -1,11 +1,18 @@
-# Installs headway::comm as a CMake package, so that another project can say find_package(headway).
+# What is installed: in a wheel the benchmark programs (c10d_backend/ installs the module), else the CMake package.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# Benchmark programs, where benchmarks/harness looks for them: in build/ of the folder that holds benchmarks/.
+function(headway_install_programs)
+  foreach(program bench_all_to_all_headway bench_all_to_all_mpi)
+    if(TARGET ${program})
+      install(TARGETS ${program} RUNTIME DESTINATION headway/_programs/build/benchmarks/all_to_all)
+    endif()
+  endforeach()
+endfunction()
+
+# headway::comm as a CMake package, so that another project can say find_package(headway).
 function(headway_install_package)
-  if(SKBUILD)
-    return() # a wheel holds the Python module, not the C++ package
-  endif()
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
   install(TARGETS headway_comm EXPORT headwayTargets
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <sched.h>
+
 namespace headway::comm {
 
-/// Cores that the processes of this host may use together: online ones, or fewer by cgroup quota. At least 1. A binding
-/// of single processes to cores does not count, since every rank may have its own.
-int available_cores();
+/// Cores that this process may run on.
+cpu_set_t own_cores();
+
+/// How many cores processes have that together may run on `cores`: those, or fewer by cgroup quota. At least 1.
+int num_usable(cpu_set_t const& cores);
 
 }  // namespace headway::comm

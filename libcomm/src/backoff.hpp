@@ -27,10 +27,9 @@ class Backoff {
   Step next() {
     if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kSpin;
     if (steps_ == kFreeSteps) started_ = Clock::now();
-    if (steps_ % kClockInterval == 0 && Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) {
-      return Step::kSleep;
-    }
-    return cores_are_shared_ ? Step::kYield : Step::kSpin;
+    if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kSpin;
+    if (Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) return Step::kSleep;
+    return Step::kYield;  // Also with cores to spare: the peer may have been put on this very one.
   }
   /// When the wait became slow enough to be worth a look at the clock; the epoch if it did not.
   [[nodiscard]] Clock::time_point slow_since() const { return started_; }

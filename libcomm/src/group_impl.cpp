@@ -6,13 +6,13 @@
 #include <thread>
 #include <utility>
 
-#include "available_cores.hpp"
-
 namespace headway::comm {
 
 namespace {
 
 constexpr std::string_view kGoodbye = "\x01goodbye";
+/// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
+constexpr std::chrono::seconds kLeaveTime{1};
 /// Longest sleep of a waiter before it looks at deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
 
@@ -51,16 +51,12 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
       wire_(std::move(endpoint), layout, options_),
       transfers_(wire_, [this](OperationState& operation) { finish(operation); }),
       pair_(wire_, transfers_, [this](OperationState& operation) { finish(operation); }),
-      gone_(static_cast<std::size_t>(size_)),
+      left_at_(static_cast<std::size_t>(size_)),
+      has_gone_(static_cast<std::size_t>(size_)),
       progress_thread_(std::move(progress_thread)) {
-  int ranks_here = 1;
   lands_by_polling_ = wire_.endpoint().lands_by_polling();
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    auto const traits = wire_.endpoint().traits(peer);
-    ranks_here += traits.engine == "tcp" ? 0 : 1;
-  }
-  cores_are_shared_ = ranks_here > available_cores();
+  HostShare const share = wire_.endpoint().host_share();
+  cores_are_shared_ = share.num_ranks > share.num_cores;
   for (int ring = 0; ring < options_.num_channels; ++ring) {
     rings_.push_back(std::make_unique<RingChannel>(wire_, transfers_, options_, ring));
   }
@@ -99,8 +95,7 @@ void GroupImpl::arrived(int source, Tag tag) {
 
 void GroupImpl::notice(int peer, std::string_view text) {
   if (text == kGoodbye) {
-    ++num_gone_;
-    gone_[static_cast<std::size_t>(peer)] = "rank " + std::to_string(peer) + " has left the group";
+    left_at_[static_cast<std::size_t>(peer)] = Clock::now();
     return;
   }
   if (!pending_failure_.ok()) return;
@@ -109,7 +104,13 @@ void GroupImpl::notice(int peer, std::string_view text) {
 }
 
 void GroupImpl::lost(int peer, std::string_view reason) {
-  if (!gone_[static_cast<std::size_t>(peer)].empty() || !pending_failure_.ok()) return;
+  if (left_at_[static_cast<std::size_t>(peer)] != Clock::time_point()) {
+    // A loss comes after all that the peer put; its goodbye may overtake some of it.
+    has_gone_[static_cast<std::size_t>(peer)] = true;
+    any_gone_ = true;
+    return;
+  }
+  if (!pending_failure_.ok()) return;
   pending_failure_ = {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + std::string(reason) + ")"};
   pending_failure_is_ours_ = false;  // Every peer sees the loss itself.
 }
@@ -132,9 +133,10 @@ void GroupImpl::check_failures() {
     std::string const text = std::string(pending_failure_.message()) + (missing.empty() ? "" : "; " + missing);
     return fail({pending_failure_.code(), text}, pending_failure_is_ours_);
   }
-  for (int peer = 0; num_gone_ > 0 && peer < size_; ++peer) {
-    auto const& reason = gone_[static_cast<std::size_t>(peer)];
-    if (!reason.empty() && needs(peer)) return fail({StatusCode::kPeerLost, reason + "; " + describe_missing()}, false);
+  for (int peer = 0; any_gone_ && peer < size_; ++peer) {
+    if (!has_gone_[static_cast<std::size_t>(peer)] || !needs(peer)) continue;
+    std::string const text = "rank " + std::to_string(peer) + " has left the group; ";
+    return fail({StatusCode::kPeerLost, text + describe_missing()}, false);
   }
 }
 
@@ -158,6 +160,7 @@ void GroupImpl::complete_rings() {
 }
 
 void GroupImpl::release(std::vector<std::shared_ptr<OperationState>>& done) {
+  if (num_sleeping_ > 0) wire_.endpoint().wake();  // One of these may be what another thread sleeps for.
   for (auto& operation : done) {
     if (!operation->has_callbacks()) continue;
     for (auto& callback : operation->take_callbacks()) {
@@ -189,6 +192,7 @@ void GroupImpl::fail(Status status, bool tell_peers) {
       if (peer != rank_) wire_.endpoint().send_notice(peer, failure_.message());
     }
   }
+  wire_.endpoint().retract();  // Before any operation is done: its memory is the caller's again then.
   std::vector<std::shared_ptr<OperationState>> done;
   for (auto& ring : rings_) ring->cancel(failure_, done);
   transfers_.cancel();
@@ -207,6 +211,15 @@ void GroupImpl::throw_if_failed() const {
 }
 
 void GroupImpl::check_deadlines(Clock::time_point now) {
+  for (std::size_t peer = 0; peer < left_at_.size(); ++peer) {
+    // A forked child may hold the sockets of a rank that left, so that its loss never shows.
+    if (left_at_[peer] == Clock::time_point() || has_gone_[peer] || now - left_at_[peer] < kLeaveTime) continue;
+    has_gone_[peer] = true;
+    any_gone_ = true;
+  }
+  if (!wire_.symptom().empty() && symptom_seen_at_ == Clock::time_point()) symptom_seen_at_ = now;
+  if (!wire_.symptom().empty() && now - symptom_seen_at_ >= kLeaveTime) wire_.report_error(wire_.symptom());
+  check_failures();
   bool late = std::any_of(rings_.begin(), rings_.end(),
                           [&](auto const& ring) { return ring->is_late(now); });
   for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
@@ -254,9 +267,11 @@ void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& ope
   arm();
   progress();  // What arrived before arm() took effect rings no bell.
   if (!operation.done()) {
+    ++num_sleeping_;
     visit.lock().unlock();
     wire_.endpoint().sleep(deadline);
     visit.lock().lock();
+    --num_sleeping_;
   }
   disarm();
 }
@@ -301,8 +316,9 @@ BackgroundNeed GroupImpl::current_need() const {
   if (num_callbacks_ > 0 || (is_pending && lands_by_polling_)) return BackgroundNeed::kEvents;
   bool const rings_need_looks =
       std::any_of(rings_.begin(), rings_.end(), [](auto const& ring) { return ring->needs_looks(); });
-  return rings_need_looks || !pair_operations_.empty() || !transfers_.idle() ? BackgroundNeed::kLooks
-                                                                             : BackgroundNeed::kNone;
+  bool const needs_looks =
+      rings_need_looks || wire_.has_signals() || !pair_operations_.empty() || !transfers_.idle();
+  return needs_looks ? BackgroundNeed::kLooks : BackgroundNeed::kNone;
 }
 
 void GroupImpl::update_background() {

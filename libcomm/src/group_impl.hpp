@@ -139,12 +139,15 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   int num_callbacks_ = 0;  ///< Registered and not due yet.
   int num_armed_ = 0;
   bool background_armed_ = false;
+  int num_sleeping_ = 0;  ///< Threads in the endpoint's sleep().
   Status failure_;
   std::atomic<bool> failed_ = false;
   Status pending_failure_;  ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
-  std::vector<std::string> gone_;  ///< (size) Why a peer that said goodbye is gone; empty while it is there.
-  int num_gone_ = 0;
+  std::vector<Clock::time_point> left_at_;  ///< (size) When a peer said goodbye.
+  std::vector<bool> has_gone_;              ///< (size) Said goodbye, and all that it put has arrived.
+  bool any_gone_ = false;
+  Clock::time_point symptom_seen_at_{};
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
   std::shared_ptr<ProgressThread> progress_thread_;
 };

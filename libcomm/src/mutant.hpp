@@ -1,10 +1,10 @@
 #pragma once
 
+#include "headway/comm/status.hpp"
+
 #include <array>
 #include <string>
 #include <string_view>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm {
 
@@ -20,8 +20,9 @@ enum class Mutant {
   kSharedWord,          ///< Fragments share one word, so that a later one stands for the earlier ones.
 };
 
-inline constexpr std::array<std::string_view, 6> kMutantNames{
-    "shallow_ring", "no_tag_for_empty", "complete_out_of_order", "count_arrivals", "believe_stale_count", "shared_word"};
+inline constexpr std::array<std::string_view, 6> kMutantNames{"shallow_ring",          "no_tag_for_empty",
+                                                              "complete_out_of_order", "count_arrivals",
+                                                              "believe_stale_count",   "shared_word"};
 
 #ifdef HEADWAY_TEST_MUTANTS
 inline constexpr bool kMutantsAreBuilt = true;

@@ -205,7 +205,7 @@ void PairChannel::accept(int source, MessageHeader const& header, std::byte cons
   auto& stats = wire_.peer_stats(source);
   ++stats.messages_received;
   stats.bytes_received += header.size_bytes;
-  posted.part.operation->set_source(source);
+  if (posted.part.peer < 0) posted.part.operation->set_source(source);
   if (header.kind == MessageKind::kOffer) return transfers_.take(source, header, posted.output, *posted.part.operation);
   if (header.size_bytes != 0) std::memcpy(posted.output.data(), payload, header.size_bytes);
   finish(posted.part.operation);

@@ -18,6 +18,8 @@ namespace {
 
 /// How long pending work waits at most for a look when no event announces it.
 constexpr int kTickMs = 2;
+/// The same for work whose events wake the thread: deadlines only.
+constexpr int kDeadlineTickMs = 50;
 /// Looks without any need before the thread sleeps: while it ticks, notify() costs no system call.
 constexpr int kIdleTicks = 10;
 
@@ -119,7 +121,10 @@ void ProgressThread::run() noexcept {
       need = step_all();  // A need that came between the two found busy_ set and rang no bell.
     }
     std::array<epoll_event, 16> events;
-    epoll_wait(epoll_fd_, events.data(), events.size(), may_sleep && need == BackgroundNeed::kNone ? -1 : kTickMs);
+    int const timeout_ms = need == BackgroundNeed::kEvents ? kDeadlineTickMs
+                           : may_sleep && need == BackgroundNeed::kNone ? -1
+                                                                        : kTickMs;
+    epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
     std::uint64_t count = 0;
     [[maybe_unused]] auto const drained = read(wake_fd_, &count, sizeof count);
   }

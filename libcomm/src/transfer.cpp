@@ -36,6 +36,7 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   auto const number = static_cast<std::uint16_t>(offer.transfer);
   if (wire_.pulls_from(source)) {
     Status const status = wire_.endpoint().get(source, offer.source_address, output);
+    if (status.code() == StatusCode::kAborted) return wire_.report_symptom(std::string(status.message()));
     if (!status.ok()) return wire_.report_error(std::string(status.message()));
     wire_.signal(source, {.channel = kTransferDoneChannel, .operation = number});
     return finish(operation);
@@ -68,6 +69,7 @@ void Transfers::arrived(int source, Tag tag) {
   }
   Outgoing& transfer = outgoing->second;
   if (tag.channel == kTransferDoneChannel) {
+    wire_.peer_stats(source).bytes_sent += transfer.payload.size();
     OperationState& operation = *transfer.operation;
     state.outgoing.erase(outgoing);
     return finish(operation);

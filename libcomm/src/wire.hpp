@@ -66,6 +66,9 @@ class Wire {
     send_signals();
   }
 
+  /// Whether signals wait for credit: nobody but this rank can move them on.
+  [[nodiscard]] bool has_signals() const { return !signals_.empty(); }
+
   /// @returns whether all signals are out.
   bool send_signals() {
     while (!signals_.empty()) {
@@ -87,6 +90,13 @@ class Wire {
   }
   [[nodiscard]] std::string const& error() const { return error_; }
 
+  /// A peer gave up for a reason that this rank will see as well, a moment later: the group fails with that one, or with
+  /// this text if none comes.
+  void report_symptom(std::string text) {
+    if (symptom_.empty()) symptom_ = std::move(text);
+  }
+  [[nodiscard]] std::string const& symptom() const { return symptom_; }
+
  private:
   struct Signal {
     int peer;
@@ -101,7 +111,7 @@ class Wire {
   GroupStats stats_;
   std::deque<Signal> signals_;
   bool needs_submit_ = false;
-  std::string error_;
+  std::string error_, symptom_;
 };
 
 }  // namespace headway::comm

@@ -35,10 +35,7 @@ class Doorbell {
   [[nodiscard]] int fd() const { return fd_; }
   /// The exchange orders the flag before the caller's next poll; partner: ring_if_armed().
   void arm() { armed_.exchange(true, std::memory_order_seq_cst); }
-  void disarm() {
-    armed_.store(false, std::memory_order_relaxed);
-    drain();
-  }
+  void disarm() { armed_.store(false, std::memory_order_relaxed); }
   /// The fence orders what was written before against the flag.
   void ring_if_armed() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -48,17 +45,18 @@ class Doorbell {
     std::uint64_t const one = 1;
     [[maybe_unused]] auto const written = write(fd_, &one, sizeof one);
   }
+  /// Ends with the next ring, or one since the last drain().
   void sleep(Deadline deadline) const {
     pollfd entry{.fd = fd_, .events = POLLIN, .revents = 0};
-    ::poll(&entry, 1, milliseconds_until(deadline));
+    if (::poll(&entry, 1, milliseconds_until(deadline)) > 0) drain();
   }
-
- private:
+  /// Forgets rings so far: whoever calls it looks for messages afterwards.
   void drain() const {
     std::uint64_t count = 0;
     [[maybe_unused]] auto const drained = read(fd_, &count, sizeof count);
   }
 
+ private:
   int fd_;
   std::atomic<bool> armed_ = false;
 };

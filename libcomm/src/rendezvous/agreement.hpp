@@ -1,9 +1,9 @@
 #pragma once
 
-#include <vector>
-
 #include "rendezvous/handshake.hpp"
 #include "rendezvous/lifeline.hpp"
+
+#include <vector>
 
 namespace headway::comm {
 

@@ -1,5 +1,8 @@
 #include "rendezvous/connector.hpp"
 
+#include "headway/comm/status.hpp"
+#include "rendezvous/sockets.hpp"
+
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -7,9 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-
-#include "headway/comm/status.hpp"
-#include "rendezvous/sockets.hpp"
 
 namespace headway::comm {
 namespace {
@@ -29,7 +29,9 @@ bool wait_for(int socket, short events, Deadline deadline, int interrupt_fd) {
   }
 }
 
-Attempt failed(Outcome outcome, std::string error) { return {.outcome = outcome, .socket = {}, .error = std::move(error)}; }
+Attempt failed(Outcome outcome, std::string error) {
+  return {.outcome = outcome, .socket = {}, .error = std::move(error)};
+}
 
 // A name or port where nobody listens will not come back: its owner listened before it published the contact. A full
 // queue of connections, by contrast, is a matter of patience.
@@ -125,7 +127,8 @@ std::vector<SocketAddress> candidate_addresses(Contact const& peer, std::string 
   }
   // Within one host the loopback interface is the shortest way.
   if (may_be_here) {
-    std::ranges::stable_partition(candidates, [](auto const& a) { return a.is_local() || a.is_loopback(); });
+    std::stable_partition(candidates.begin(), candidates.end(),
+                          [](auto const& each) { return each.is_local() || each.is_loopback(); });
   }
   return candidates;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "rendezvous/contact.hpp"
 #include "rendezvous/meeting.hpp"
+
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 

@@ -1,13 +1,13 @@
 #include "rendezvous/contact.hpp"
 
+#include "headway/comm/status.hpp"
+#include "rendezvous/random.hpp"
+
 #include <sys/stat.h>
 
 #include <charconv>
 #include <fstream>
 #include <sstream>
-
-#include "headway/comm/status.hpp"
-#include "rendezvous/random.hpp"
 
 namespace headway::comm {
 namespace {

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "rendezvous/handshake.hpp"
+#include "rendezvous/socket_address.hpp"
+
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "rendezvous/handshake.hpp"
-#include "rendezvous/socket_address.hpp"
 
 namespace headway::comm {
 

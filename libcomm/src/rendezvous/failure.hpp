@@ -1,8 +1,8 @@
 #pragma once
 
-#include <string>
-
 #include "headway/comm/status.hpp"
+
+#include <string>
 
 namespace headway::comm {
 

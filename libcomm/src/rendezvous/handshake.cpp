@@ -1,11 +1,11 @@
 #include "rendezvous/handshake.hpp"
 
-#include <algorithm>
-#include <utility>
-
 #include "headway/comm/status.hpp"
 #include "rendezvous/bytes.hpp"
 #include "rendezvous/random.hpp"
+
+#include <algorithm>
+#include <utility>
 
 namespace headway::comm {
 namespace {
@@ -146,8 +146,10 @@ std::string Handshake::check_hello(std::span<std::byte const> body) {
 void Handshake::on_proof(std::span<std::byte const> body) {
   Role const other = role_ == Role::kConnector ? Role::kAcceptor : Role::kConnector;
   if (!equal_in_constant_time(body, proof_of(other))) {
-    std::string const text = "the secret of rank " + std::to_string(self_.rank) + " and that of the process that calls "
-                             "itself rank " + std::to_string(peer_) + " differ";
+    std::string const text = "the secret of rank " + std::to_string(self_.rank) +
+                             " and that of the process that calls "
+                             "itself rank " +
+                             std::to_string(peer_) + " differ";
     refuse(Outcome::kRefused, text, text);
     return;
   }

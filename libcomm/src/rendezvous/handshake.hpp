@@ -1,14 +1,14 @@
 #pragma once
 
+#include "rendezvous/message.hpp"
+#include "rendezvous/sha256.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "rendezvous/message.hpp"
-#include "rendezvous/sha256.hpp"
 
 namespace headway::comm {
 
@@ -48,9 +48,9 @@ class Handshake {
   enum class Outcome {
     kGoing,
     kDone,
-    kStranger,       ///< The other side is not a rank of this group, as far as can be known; try elsewhere.
-    kRefused,        ///< The other side does not accept us, or does not know the secret.
-    kDisagreement,   ///< The other side is a rank of this group, but differs in a field.
+    kStranger,      ///< The other side is not a rank of this group, as far as can be known; try elsewhere.
+    kRefused,       ///< The other side does not accept us, or does not know the secret.
+    kDisagreement,  ///< The other side is a rank of this group, but differs in a field.
   };
 
   /// The side that opens the connection, to a rank whose instance the store gave.

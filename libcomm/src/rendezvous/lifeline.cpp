@@ -1,8 +1,5 @@
 #include "rendezvous/lifeline.hpp"
 
-#include <algorithm>
-#include <optional>
-
 #include "rendezvous/agreement.hpp"
 #include "rendezvous/connector.hpp"
 #include "rendezvous/contact.hpp"
@@ -11,13 +8,17 @@
 #include "rendezvous/random.hpp"
 #include "rendezvous/sockets.hpp"
 
+#include <algorithm>
+#include <optional>
+
 namespace headway::comm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A rank of the group turned this one away for its secret. The others may do without this process, so they are not told.
+// A rank of the group turned this one away for its secret. The others may do without this process, so they are not
+// told.
 class RefusedError : public SystemError {
  public:
   using SystemError::SystemError;

@@ -1,9 +1,9 @@
 #pragma once
 
+#include "headway/comm/group.hpp"
+
 #include <cstddef>
 #include <vector>
-
-#include "headway/comm/group.hpp"
 
 namespace headway::comm {
 

@@ -1,5 +1,9 @@
 #include "rendezvous/meeting.hpp"
 
+#include "headway/comm/status.hpp"
+#include "rendezvous/bytes.hpp"
+#include "rendezvous/sockets.hpp"
+
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -7,10 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-
-#include "headway/comm/status.hpp"
-#include "rendezvous/bytes.hpp"
-#include "rendezvous/sockets.hpp"
 
 namespace headway::comm {
 namespace {

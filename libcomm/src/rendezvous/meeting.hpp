@@ -1,17 +1,17 @@
 #pragma once
 
+#include "file_descriptor.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "rendezvous/failure.hpp"
+#include "rendezvous/handshake.hpp"
+#include "rendezvous/lifeline.hpp"
+
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "file_descriptor.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "rendezvous/failure.hpp"
-#include "rendezvous/handshake.hpp"
-#include "rendezvous/lifeline.hpp"
 
 namespace headway::comm {
 

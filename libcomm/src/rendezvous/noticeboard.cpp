@@ -1,10 +1,10 @@
 #include "rendezvous/noticeboard.hpp"
 
-#include <algorithm>
-#include <charconv>
-
 #include "headway/comm/status.hpp"
 #include "rendezvous/random.hpp"
+
+#include <algorithm>
+#include <charconv>
 
 namespace headway::comm {
 namespace {

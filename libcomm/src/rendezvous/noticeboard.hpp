@@ -1,11 +1,11 @@
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/store.hpp"
 #include "rendezvous/failure.hpp"
+
+#include <optional>
+#include <string>
 
 namespace headway::comm {
 

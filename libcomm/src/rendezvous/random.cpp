@@ -1,11 +1,11 @@
 #include "rendezvous/random.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <sys/random.h>
 
 #include <cerrno>
 #include <string_view>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm {
 

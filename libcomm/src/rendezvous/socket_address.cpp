@@ -1,5 +1,7 @@
 #include "rendezvous/socket_address.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -12,8 +14,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm {
 namespace {
@@ -129,7 +129,7 @@ std::vector<SocketAddress> host_addresses() {
     SocketAddress const address(entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     if (!is_link_local(address)) addresses.push_back(address);
   }
-  std::ranges::stable_partition(addresses, [](auto const& address) { return !address.is_loopback(); });
+  std::stable_partition(addresses.begin(), addresses.end(), [](auto const& each) { return !each.is_loopback(); });
   return addresses;
 }
 

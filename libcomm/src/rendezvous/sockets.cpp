@@ -1,12 +1,12 @@
 #include "rendezvous/sockets.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
 #include <cerrno>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm {
 namespace {

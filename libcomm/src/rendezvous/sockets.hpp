@@ -1,10 +1,10 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "file_descriptor.hpp"
 #include "rendezvous/socket_address.hpp"
+
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 
@@ -17,7 +17,8 @@ struct TcpListener {
   std::vector<SocketAddress> reachable_at;
 };
 
-/// Listens on `interface_address` (a numeric IPv4 or IPv6 address), or on all addresses of both families if it is empty.
+/// Listens on `interface_address` (a numeric IPv4 or IPv6 address), or on all addresses of both families if it is
+/// empty.
 /// @throws UsageError if it is not numeric, SystemError if it is not this host's.
 [[nodiscard]] TcpListener listen_tcp(std::string const& interface_address);
 

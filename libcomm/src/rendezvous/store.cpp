@@ -1,15 +1,15 @@
 #include "headway/comm/store.hpp"
 
+#include "file_descriptor.hpp"
+#include "headway/comm/status.hpp"
+#include "rendezvous/random.hpp"
+#include "rendezvous/sha256.hpp"
+
 #include <fcntl.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <thread>
-
-#include "file_descriptor.hpp"
-#include "headway/comm/status.hpp"
-#include "rendezvous/random.hpp"
-#include "rendezvous/sha256.hpp"
 
 namespace headway::comm {
 namespace {
@@ -29,8 +29,8 @@ std::string file_name(std::string const& key) {
   std::string name = "key-";
   for (char const c : key) {
     auto const byte = static_cast<unsigned char>(c);
-    bool const safe = (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' ||
-                      c == '_' || c == '.';
+    bool const safe =
+        (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' || c == '_' || c == '.';
     if (safe) {
       name += c;
     } else {

@@ -18,6 +18,9 @@ using Deadline = Clock::time_point;
 /// A put's header area: the payload of a message starts this many bytes after its destination.
 inline constexpr std::size_t kHeaderBytes = 64;
 
+/// Largest header of a put.
+inline constexpr std::size_t kMaxHeaderBytes = 48;
+
 /// Segments of a rank: 0 is its landing segment (made when the endpoint connects); others are exposed user memory.
 using SegmentId = std::uint32_t;
 inline constexpr SegmentId kLandingSegment = 0;
@@ -48,6 +51,12 @@ struct PeerTraits {
   bool can_put_exposed = false;   ///< put() may name a segment that the peer exposed.
 };
 
+/// How ranks share a host.
+struct HostShare {
+  int num_ranks = 1;
+  int num_cores = 1;
+};
+
 /// One rank's connection to all ranks of a group: the plug-in point for transports.
 ///
 /// A put copies bytes into memory of the peer that the library owns and then makes a tag visible there. Nothing is
@@ -67,7 +76,7 @@ class Endpoint {
   /// This rank's landing segment: 64-byte aligned, library-owned, zero at first. Peers' puts land here.
   [[nodiscard]] virtual std::span<std::byte> landing() = 0;
 
-  /// Starts copying `header` (at most kHeaderBytes) to `destination` and `payload` to kHeaderBytes after it, then
+  /// Starts copying `header` (at most kMaxHeaderBytes) to `destination` and `payload` to kHeaderBytes after it, then
   /// makes `tag` visible. In an exposed segment only the payload is written, at `destination.offset` itself.
   /// `payload` belongs to the library until flushed(peer) reaches the value that put_count(peer) has after this call;
   /// `header` is copied at once. Effects may wait for submit(). `peer` is another rank.
@@ -90,8 +99,11 @@ class Endpoint {
   virtual bool poll(ArrivalSink& sink) = 0;
 
   /// Reads `local.size()` bytes at `address` of the peer's process. Only where traits(peer).can_get.
-  /// @returns kPeerLost with a message if the peer's memory cannot be read.
+  /// @returns kPeerLost with a message if the peer's memory cannot be read; kAborted if the peer called retract().
   virtual Status get(int peer, std::uint64_t address, std::span<std::byte> local) = 0;
+
+  /// From now on no get() by a peer succeeds here: user memory that was offered may go away.
+  virtual void retract() noexcept = 0;
 
   /// Lets `peer` put into `memory` as `segment` (not 0), until withdraw(). Only where traits(peer).can_put_exposed.
   /// After withdraw() returns nothing is written there, whatever the peer does.
@@ -105,7 +117,8 @@ class Endpoint {
   virtual void arm() = 0;
   virtual void disarm() = 0;
   /// Blocks until a peer's put after arm(), input on a socket, wake() or the deadline. May return early; with a
-  /// deadline in the past it only looks. What it saw on sockets is acted upon by the next poll().
+  /// deadline in the past it only looks. It takes the wake-up with it, so each return must be followed by poll(); of
+  /// several threads that sleep, some may go on sleeping until wake().
   virtual void sleep(Deadline deadline) = 0;
   /// Ends sleep() in all threads that are in it; thread-safe.
   virtual void wake() noexcept = 0;
@@ -114,6 +127,8 @@ class Endpoint {
   [[nodiscard]] virtual int lifeline_fd() const = 0;
   /// Like lifeline_fd(), and readable too when a put arrives after arm().
   [[nodiscard]] virtual int activity_fd() const = 0;
+  /// Ranks on this host, this one included, and the cores that they may use together.
+  [[nodiscard]] virtual HostShare host_share() const = 0;
   /// Whether this rank must poll for other ranks' puts to land (tcp).
   [[nodiscard]] virtual bool lands_by_polling() const = 0;
 };

@@ -142,7 +142,7 @@ Status CheckedEndpoint::put(Destination const& destination, std::span<std::byte 
                             std::span<std::byte const> payload, Tag tag) {
   CallGuard::Scope const scope(guard_, "put");
   throw_deferred_breach();
-  check_put(destination, header.size(), payload.size());
+  check_put("put", destination, header.size(), payload.size());
 
   int const peer = destination.peer;
   std::uint64_t const count_before = inner_->put_count(peer);
@@ -157,6 +157,13 @@ Status CheckedEndpoint::put(Destination const& destination, std::span<std::byte 
   if (status.ok() && !state.lost) state.sources.add(payload, count);
   settle_sources(peer);
   return status;
+}
+
+void CheckedEndpoint::prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) {
+  CallGuard::Scope const scope(guard_, "prepare");
+  throw_deferred_breach();
+  check_put("prepare", destination, header_bytes, payload_bytes);
+  inner_->prepare(destination, header_bytes, payload_bytes);
 }
 
 void CheckedEndpoint::submit() {
@@ -253,26 +260,28 @@ int CheckedEndpoint::lifeline_fd() const { return held_signal_ ? held_signal_->l
 
 int CheckedEndpoint::activity_fd() const { return held_signal_ ? held_signal_->activity_fd() : inner_->activity_fd(); }
 
-void CheckedEndpoint::check_peer(char const* call, int peer) const {
+void CheckedEndpoint::check_peer(std::string const& call, int peer) const {
   expects(peer >= 0 && peer < size() && peer != rank(), std::string(call) + "(): " + rank_text(peer) +
                                                             " is not a peer of " + rank_text(rank()) + " of " +
                                                             std::to_string(size()));
 }
 
-void CheckedEndpoint::check_put(Destination const& destination, std::size_t header_bytes,
+void CheckedEndpoint::check_put(std::string const& call, Destination const& destination, std::size_t header_bytes,
                                 std::size_t payload_bytes) const {
-  check_peer("put", destination.peer);
-  expects(header_bytes <= kHeaderBytes, "put(): a header of " + std::to_string(header_bytes) +
-                                            " bytes is longer than " + std::to_string(kHeaderBytes));
+  check_peer(call, destination.peer);
+  expects(header_bytes <= kMaxHeaderBytes, call + "(): a header of " + std::to_string(header_bytes) +
+                                               " bytes is longer than " + std::to_string(kMaxHeaderBytes));
   if (destination.segment != kLandingSegment) {
-    expects(inner_->traits(destination.peer).can_put_exposed, "put(): segment " + std::to_string(destination.segment) +
-                                                                  " of " + rank_text(destination.peer) +
-                                                                  " cannot be written");
+    expects(inner_->traits(destination.peer).can_put_exposed,
+            call + "(): segment " + std::to_string(destination.segment) + " of " + rank_text(destination.peer) +
+                " cannot be written");
     return;
   }
+  expects(destination.offset % kHeaderBytes == 0,
+          call + "(): offset " + std::to_string(destination.offset) + " is no multiple of 64");
   std::size_t const bytes = payload_bytes == 0 ? header_bytes : kHeaderBytes + payload_bytes;
   expects(destination.offset <= landing_bytes_ && bytes <= landing_bytes_ - destination.offset,
-          "put(): " + std::to_string(bytes) + " bytes at " + std::to_string(destination.offset) +
+          call + "(): " + std::to_string(bytes) + " bytes at " + std::to_string(destination.offset) +
               " leave the landing segment of " + rank_text(destination.peer) + " (" + std::to_string(landing_bytes_) +
               " bytes)");
 }

@@ -37,12 +37,14 @@ class CheckedEndpoint final : public Endpoint {
 
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
              Tag tag) override;
+  void prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) override;
   void submit() override;
   [[nodiscard]] std::uint64_t put_count(int peer) const override;
   [[nodiscard]] std::uint64_t flushed(int peer) const override;
   /// True too while an arrival is held back, so that nobody goes to sleep over it.
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void retract() noexcept override { inner_->retract(); }
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;
   void send_notice(int peer, std::string_view text) noexcept override;
@@ -53,6 +55,7 @@ class CheckedEndpoint final : public Endpoint {
   void wake() noexcept override { inner_->wake(); }
   [[nodiscard]] int lifeline_fd() const override;
   [[nodiscard]] int activity_fd() const override;
+  [[nodiscard]] HostShare host_share() const override { return inner_->host_share(); }
   [[nodiscard]] bool lands_by_polling() const override { return inner_->lands_by_polling(); }
 
  private:
@@ -65,8 +68,9 @@ class CheckedEndpoint final : public Endpoint {
     bool lost = false;
   };
 
-  void check_peer(char const* call, int peer) const;
-  void check_put(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) const;
+  void check_peer(std::string const& call, int peer) const;
+  void check_put(std::string const& call, Destination const& destination, std::size_t header_bytes,
+                 std::size_t payload_bytes) const;
   void throw_deferred_breach() const;
   [[noreturn]] void throw_engine_breach(std::string const& text) const;
   std::uint64_t settle_sources(int peer) const;

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include <array>
 #include <cerrno>
 
 namespace headway::comm {
@@ -66,8 +67,12 @@ void CompositeEndpoint::disarm() {
 }
 
 void CompositeEndpoint::sleep(Deadline deadline) {
-  epoll_event event;
-  ::epoll_wait(activity_.get(), &event, 1, milliseconds_until(deadline));
+  std::array<epoll_event, 3> events;
+  int const count = ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
+  for (int i = 0; i < count; ++i) {
+    if (events[static_cast<std::size_t>(i)].data.fd == bell_.fd()) bell_.drain();
+  }
+  bell_.drain();
   // These do not block: an engine may take note in its sleep() of what ended it.
   same_host_->sleep(Deadline::min());
   remote_->sleep(Deadline::min());

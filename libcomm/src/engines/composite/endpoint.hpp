@@ -1,11 +1,11 @@
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include "engines/doorbell.hpp"
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
+
+#include <memory>
+#include <vector>
 
 namespace headway::comm {
 
@@ -24,12 +24,19 @@ class CompositeEndpoint final : public Endpoint {
              Tag tag) override {
     return of(destination.peer).put(destination, header, payload, tag);
   }
+  void prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) override {
+    of(destination.peer).prepare(destination, header_bytes, payload_bytes);
+  }
   void submit() override;
   [[nodiscard]] std::uint64_t put_count(int peer) const override { return of(peer).put_count(peer); }
   [[nodiscard]] std::uint64_t flushed(int peer) const override { return of(peer).flushed(peer); }
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     return of(peer).get(peer, address, local);
+  }
+  void retract() noexcept override {
+    same_host_->retract();
+    remote_->retract();
   }
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
     of(peer).expose(peer, segment, memory);
@@ -42,6 +49,7 @@ class CompositeEndpoint final : public Endpoint {
   void wake() noexcept override { bell_.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return lifelines_.get(); }
   [[nodiscard]] int activity_fd() const override { return activity_.get(); }
+  [[nodiscard]] HostShare host_share() const override { return same_host_->host_share(); }
   [[nodiscard]] bool lands_by_polling() const override {
     return same_host_->lands_by_polling() || remote_->lands_by_polling();
   }

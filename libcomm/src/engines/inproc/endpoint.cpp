@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "available_cores.hpp"
 #include "engines/doorbell.hpp"
 
 namespace headway::comm {
@@ -39,7 +40,7 @@ struct Mailbox {
   std::mutex mutex;  ///< Guards all below and the landing bytes.
   std::vector<Event> events;
   std::map<std::pair<int, SegmentId>, std::span<std::byte>> exposed;
-  bool open = true;
+  bool readable = true;  ///< Until retract().
   std::atomic<bool> has_events = false;
   Doorbell bell;
 };
@@ -59,9 +60,9 @@ class InprocEndpoint final : public Endpoint {
       : rank_(rank), hub_(std::move(hub)), own_(*hub_->mailboxes[static_cast<std::size_t>(rank)]), put_counts_(hub_->mailboxes.size()) {}
 
   ~InprocEndpoint() override {
+    retract();
     {
       std::lock_guard const lock(own_.mutex);
-      own_.open = false;
       own_.exposed.clear();
     }
     for (int peer = 0; peer < size(); ++peer) {
@@ -79,7 +80,7 @@ class InprocEndpoint final : public Endpoint {
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
              Tag tag) override {
     expects(destination.peer >= 0 && destination.peer < size() && destination.peer != rank_, "put: no such peer");
-    expects(header.size() <= kHeaderBytes, "put: the header is larger than the header area");
+    expects(header.size() <= kMaxHeaderBytes, "put: the header is larger than kMaxHeaderBytes");
     Mailbox& target = mailbox(destination.peer);
     {
       std::lock_guard const lock(target.mutex);
@@ -127,9 +128,14 @@ class InprocEndpoint final : public Endpoint {
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     expects(hub_->traits.can_get, "get: this endpoint has no access to its peers' memory");
     std::lock_guard const lock(mailbox(peer).mutex);
-    if (!mailbox(peer).open) return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " closed its endpoint"};
+    if (!mailbox(peer).readable) return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
     if (!local.empty()) std::memcpy(local.data(), reinterpret_cast<std::byte const*>(address), local.size());
     return {};
+  }
+
+  void retract() noexcept override {
+    std::lock_guard const lock(own_.mutex);
+    own_.readable = false;
   }
 
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
@@ -152,6 +158,9 @@ class InprocEndpoint final : public Endpoint {
   void wake() noexcept override { own_.bell.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return -1; }
   [[nodiscard]] int activity_fd() const override { return own_.bell.fd(); }
+  [[nodiscard]] HostShare host_share() const override {
+    return {.num_ranks = size(), .num_cores = num_usable(own_cores())};
+  }
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
  private:

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "available_cores.hpp"
+
 namespace headway::comm {
 
 namespace {
@@ -66,12 +68,24 @@ void ShmEndpoint::watch(int fd) {
 
 PeerTraits ShmEndpoint::traits(int peer) const { return {.engine = "shm", .can_get = links_[index(peer)].can_get}; }
 
+HostShare ShmEndpoint::host_share() const {
+  HostShare share;
+  cpu_set_t cores = own_cores();
+  for (auto const& source : sources_) {
+    ++share.num_ranks;
+    CPU_OR(&cores, &cores, &links_[index(source.rank)].cores);
+  }
+  share.num_cores = num_usable(cores);
+  return share;
+}
+
 Status ShmEndpoint::put(Destination const& destination, std::span<std::byte const> header,
                         std::span<std::byte const> payload, Tag tag) {
   expects(destination.peer >= 0 && destination.peer < size() && outboxes_[index(destination.peer)].inbox != nullptr,
           "put: no such peer on this host");
   expects(destination.segment == kLandingSegment, "put: engine shm has no exposed segments");
-  expects(header.size() <= shm::kCellBytes, "put: engine shm carries headers of up to 48 bytes");
+  static_assert(kMaxHeaderBytes <= shm::kCellBytes);
+  expects(header.size() <= kMaxHeaderBytes, "put: the header is larger than kMaxHeaderBytes");
   expects(destination.offset % shm::kOffsetUnit == 0, "put: the offset is not a multiple of 64");
   std::size_t const needed = header.empty() && payload.empty() ? 0 : kHeaderBytes + payload.size();
   auto const landing = links_[index(destination.peer)].region.landing();
@@ -144,7 +158,7 @@ bool ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
     shm::Cell const& cell = source.next_cell();
     std::uint64_t const word = cell.word.load(std::memory_order_acquire);  // Partner: put().
     if (!source.is_next(word)) break;
-    if (cell.header_bytes != 0) place_inline(cell);
+    if (cell.header_bytes != 0 || cell.payload_bytes != 0) place_inline(cell);
     ++source.num_taken;
     sink.arrived(source.rank, Tag::unpack(static_cast<std::uint32_t>(word)));
   }
@@ -181,8 +195,13 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
     local = local.subspan(static_cast<std::size_t>(count));
     address += static_cast<std::uint64_t>(count);
   }
-  return {};
+  // The peer sets this before its memory may change, so bytes read before it is set are good.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (link.region.control().retracted.load(std::memory_order_acquire) == 0) return {};
+  return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
 }
+
+void ShmEndpoint::retract() noexcept { own_.control().retracted.store(1, std::memory_order_seq_cst); }
 
 void ShmEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
   throw UsageError("expose: engine shm has no exposed segments");
@@ -196,7 +215,6 @@ void ShmEndpoint::arm() {
 
 void ShmEndpoint::disarm() {
   own_.control().armed.store(0, std::memory_order_relaxed);
-  bell_.disarm();
 }
 
 }  // namespace headway::comm

@@ -38,6 +38,7 @@ class ShmEndpoint final : public Endpoint {
   [[nodiscard]] std::uint64_t flushed(int peer) const override { return outboxes_[index(peer)].num_put; }
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void retract() noexcept override;
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;
   void send_notice(int peer, std::string_view text) noexcept override;
@@ -47,6 +48,7 @@ class ShmEndpoint final : public Endpoint {
   void wake() noexcept override { bell_.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return lifelines_.get(); }
   [[nodiscard]] int activity_fd() const override { return activity_.get(); }
+  [[nodiscard]] HostShare host_share() const override;
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
  private:

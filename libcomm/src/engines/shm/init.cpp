@@ -15,6 +15,8 @@
 #include <string>
 #include <utility>
 
+#include "available_cores.hpp"
+
 namespace headway::comm::shm {
 
 namespace {
@@ -25,6 +27,7 @@ constexpr int kExchangeTimeoutS = 60;
 struct Hello {
   std::uint64_t probe_address;  ///< The peer tries to read `probe_value` there.
   std::uint64_t probe_value;
+  cpu_set_t cores;
 };
 
 std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
@@ -94,7 +97,7 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
                                      std::size_t landing_bytes) {
   permit_reading_by_siblings();
   static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
-  Hello const own_hello{.probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe};
+  Hello const own_hello{.probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe, .cores = own_cores()};
   auto const size = static_cast<int>(lifelines.size());
   std::vector<PeerLink> links(lifelines.size());
   for (std::size_t peer = 0; peer < links.size(); ++peer) {
@@ -110,6 +113,7 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
     Hello const hello = receive_hello(link.socket.get(), memory, link.bell, peer);
     link.region = Region::map(std::move(memory), size, landing_bytes);
     link.region.close_fd();
+    link.cores = hello.cores;
     link.can_get = can_read(link.pid, hello);
     if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));
     fcntl(link.socket.get(), F_SETFL, O_NONBLOCK);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sched.h>
+
 #include <vector>
 
 #include "file_descriptor.hpp"
@@ -16,6 +18,7 @@ struct PeerLink {
   Region region;     ///< The peer's memory file.
   int pid = -1;      ///< As this process sees it.
   bool can_get = false;  ///< process_vm_readv works.
+  cpu_set_t cores{};     ///< That the peer may run on.
   bool lost = false;
   std::vector<char> input;  ///< Received part of notices.
 };

@@ -35,7 +35,8 @@ struct Inbox {
 
 /// The start of each rank's memory file; an Inbox per source follows, then the landing segment.
 struct alignas(128) Control {
-  std::atomic<std::uint32_t> armed;  ///< The rank may sleep: ring its doorbell after a put.
+  std::atomic<std::uint32_t> armed;      ///< The rank may sleep: ring its doorbell after a put.
+  std::atomic<std::uint32_t> retracted;  ///< What was read of the rank's user memory before this was seen is void.
 };
 
 /// A rank's memory file, mapped. It has no name: nothing is left behind however a process ends.

@@ -27,7 +27,8 @@ void ShmEndpoint::sleep(Deadline deadline) {
   std::array<epoll_event, 2> events;
   int const count = epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
   for (int i = 0; i < count; ++i) {
-    if (events[static_cast<std::size_t>(i)].data.fd == lifelines_.get()) lifeline_is_ready_.store(true);
+    bool const is_lifeline = events[static_cast<std::size_t>(i)].data.fd == lifelines_.get();
+    is_lifeline ? lifeline_is_ready_.store(true) : bell_.drain();
   }
 }
 

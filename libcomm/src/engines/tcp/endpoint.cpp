@@ -1,5 +1,7 @@
 #include "engines/tcp/endpoint.hpp"
 
+#include "engines/tcp/connection_health.hpp"
+
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -8,8 +10,6 @@
 #include <cassert>
 #include <cerrno>
 #include <cstring>
-
-#include "engines/tcp/connection_health.hpp"
 
 namespace headway::comm {
 namespace {
@@ -36,10 +36,10 @@ TcpEndpoint::Link& TcpEndpoint::checked_link(int peer) {
 Status TcpEndpoint::put(Destination const& destination, std::span<std::byte const> header,
                         std::span<std::byte const> payload, Tag tag) {
   Link& to = checked_link(destination.peer);
-  expects(header.size() <= kHeaderBytes, "a put's header is longer than kHeaderBytes");
+  expects(header.size() <= kMaxHeaderBytes, "a put's header is longer than kMaxHeaderBytes");
   expects(destination.segment != kLandingSegment ||
               tcp::fits_segment(landing_.size(), kLandingSegment, destination.offset, header.size(), payload.size()),
-          "a put leaves the peer's landing segment");
+          "a put leaves the peer's landing segment, or its offset there is no multiple of 64");
   if (!to.loss.empty()) {
     return {StatusCode::kPeerLost, "rank " + std::to_string(destination.peer) + " is lost: " + to.loss};
   }
@@ -197,8 +197,12 @@ void TcpEndpoint::send_notice(int peer, std::string_view text) noexcept {
 }
 
 void TcpEndpoint::sleep(Deadline deadline) {
-  epoll_event event;
-  ::epoll_wait(activity_.get(), &event, 1, milliseconds_until(deadline));
+  std::array<epoll_event, 2> events;
+  int const count = ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
+  for (int i = 0; i < count; ++i) {
+    if (events[static_cast<std::size_t>(i)].data.fd == bell_.fd()) bell_.drain();
+  }
+  bell_.drain();
 }
 
 void TcpEndpoint::start_silence_timer() {

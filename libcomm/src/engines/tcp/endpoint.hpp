@@ -1,13 +1,5 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "engines/doorbell.hpp"
 #include "engines/tcp/frame_reader.hpp"
 #include "engines/tcp/memory.hpp"
@@ -15,6 +7,14 @@
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "rendezvous/lifeline.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace headway::comm {
 
@@ -41,6 +41,7 @@ class TcpEndpoint final : public Endpoint {
   [[nodiscard]] std::uint64_t flushed(int peer) const override { return link(peer).num_flushed; }
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  void retract() noexcept override {}  // Nobody can read here.
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;
   void send_notice(int peer, std::string_view text) noexcept override;
@@ -50,6 +51,7 @@ class TcpEndpoint final : public Endpoint {
   void wake() noexcept override { bell_.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return sockets_.get(); }
   [[nodiscard]] int activity_fd() const override { return activity_.get(); }
+  [[nodiscard]] HostShare host_share() const override { return {}; }  // Peers on this host are not told apart.
   [[nodiscard]] bool lands_by_polling() const override { return true; }
 
   /// Peers lost because they sent a bad frame.

@@ -1,13 +1,13 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 #include <type_traits>
-
-#include "headway/comm/endpoint.hpp"
 
 namespace headway::comm::tcp {
 
@@ -33,8 +33,8 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 32 && std::is_trivially_copyable_v<FrameHeader>);
 static_assert(std::has_unique_object_representations_v<FrameHeader>, "no padding goes over the wire");
 
-/// Whether a put's header and payload lie within a segment: the landing segment keeps kHeaderBytes before the payload,
-/// an exposed one takes the payload alone.
+/// Whether a put's header and payload lie within a segment. The landing segment takes offsets that are multiples of 64
+/// and keeps kHeaderBytes before the payload; an exposed one takes the payload alone, anywhere.
 [[nodiscard]] bool fits_segment(std::uint64_t segment_bytes, SegmentId segment, std::uint64_t offset,
                                 std::size_t header_bytes, std::uint64_t payload_bytes);
 

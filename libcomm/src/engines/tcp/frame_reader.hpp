@@ -1,5 +1,7 @@
 #pragma once
 
+#include "engines/tcp/frame.hpp"
+
 #include <sys/uio.h>
 
 #include <array>
@@ -9,8 +11,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-
-#include "engines/tcp/frame.hpp"
 
 namespace headway::comm::tcp {
 

@@ -1,5 +1,8 @@
 // How an endpoint comes and goes.
 
+#include "engines/tcp/connection_health.hpp"
+#include "engines/tcp/endpoint.hpp"
+
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -9,9 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <thread>
-
-#include "engines/tcp/connection_health.hpp"
-#include "engines/tcp/endpoint.hpp"
 
 namespace headway::comm {
 namespace {
@@ -74,15 +74,15 @@ void TcpEndpoint::watch_sockets() {
     watch(sockets_, socket, EPOLLIN, peer);
   }
   watch(sockets_, silence_timer_.get(), EPOLLIN, -1);
-  watch(activity_, sockets_.get(), EPOLLIN, -1);
-  watch(activity_, bell_.fd(), EPOLLIN, -1);
+  watch(activity_, sockets_.get(), EPOLLIN, sockets_.get());
+  watch(activity_, bell_.fd(), EPOLLIN, bell_.fd());
 }
 
 TcpEndpoint::~TcpEndpoint() { linger(); }
 
 // A socket that is closed while input waits resets the connection, which drops what the peer has not got yet. So the
-// input is dropped first, until the peer's kernel has everything or the peer has closed too; if that takes too long, the
-// kernel goes on alone.
+// input is dropped first, until the peer's kernel has everything or the peer has closed too; if that takes too long,
+// the kernel goes on alone.
 void TcpEndpoint::linger() noexcept {
   Deadline const deadline = Clock::now() + std::chrono::seconds(1);
   for (auto const& each : links_) {

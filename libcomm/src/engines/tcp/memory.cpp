@@ -1,11 +1,11 @@
 #include "engines/tcp/memory.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <string>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm::tcp {
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "engines/tcp/frame.hpp"
+
 #include <sys/uio.h>
 
 #include <array>
@@ -8,8 +10,6 @@
 #include <span>
 #include <string_view>
 #include <vector>
-
-#include "engines/tcp/frame.hpp"
 
 namespace headway::comm::tcp {
 
@@ -35,7 +35,7 @@ class SendQueue {
 
  private:
   struct Entry {
-    std::array<std::byte, sizeof(FrameHeader) + kHeaderBytes> head;
+    std::array<std::byte, sizeof(FrameHeader) + kMaxHeaderBytes> head;
     std::size_t head_bytes = 0;
     std::span<std::byte const> payload;
     std::vector<std::byte> own_bytes;  ///< A notice's text.

@@ -1,0 +1,41 @@
+# One entry point for people. Everything is installed in .venv/ and built in build/ of this checkout.
+VENV := .venv/bin
+CMAKE := $(VENV)/cmake
+JOBS ?= $(shell nproc)
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint format doctor clean
+
+help: ## show this list
+	@echo "Headway: collectives that let ranks run a bounded distance apart."
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo 'The first run installs what is missing (torch: 4.7 GB, a few minutes); later runs start at once.'
+	@echo 'Pass arguments through ARGS, for example: make demo ARGS="--ranks 2 --lag 0 2"'
+
+setup: ## install what is missing (.venv/, and Debian packages where allowed)
+	@tools/setup.sh
+
+build: setup ## build the C++ library, the torch backend and the C++ tests
+	@tools/build.sh $(JOBS)
+
+demo: build ## run DLRM inference on 4 processes; report in out/demo/report.html
+	@$(VENV)/headway demo $(ARGS)
+
+test: build ## run every test; the last line is "N passed, N failed, N skipped"
+	@$(VENV)/python tools/run_tests.py $(ARGS)
+
+lint: build ## clang-format, clang-tidy, ruff, mypy --strict, layer check
+	@$(VENV)/python tools/run_ci.py --only lint $(ARGS)
+
+format: setup ## rewrite the sources with clang-format and ruff
+	@$(VENV)/python tools/lint_cpp.py format --fix
+	@$(VENV)/ruff format -q . && $(VENV)/ruff check -q --fix .
+
+doctor: build ## say what this host offers and what Headway uses of it
+	@$(VENV)/headway doctor $(ARGS)
+
+clean: ## remove build output (.venv/ stays)
+	rm -rf build build-* out

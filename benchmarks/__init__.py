@@ -1,0 +1,1 @@
+"""Benchmarks of Headway; ``headway bench --list`` names them."""

@@ -1,0 +1,55 @@
+#include "core_binding.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <fstream>
+#include <map>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+/// Hardware threads of one core share this text, as "0,16"; where the kernel does not say, each is a core.
+std::string siblings_of(int cpu) {
+  std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+  std::string text;
+  return std::getline(file, text) ? text : std::to_string(cpu);
+}
+
+/// The processors that this process may use, the first of each core before any second.
+std::vector<int> cores_in_order() {
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+    throw std::system_error(errno, std::generic_category(), "sched_getaffinity");
+  }
+  std::vector<std::pair<int, int>> ordered;  // (how many of its core came before, processor)
+  std::map<std::string, int> seen;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) ordered.emplace_back(seen[siblings_of(cpu)]++, cpu);
+  }
+  std::sort(ordered.begin(), ordered.end());
+  std::vector<int> cpus;
+  for (auto const& [place, cpu] : ordered) cpus.push_back(cpu);
+  return cpus;
+}
+
+}  // namespace
+
+void bind_to_core(int rank) {
+  auto const cpus = cores_in_order();
+  cpu_set_t chosen;
+  CPU_ZERO(&chosen);
+  CPU_SET(static_cast<std::size_t>(cpus[static_cast<std::size_t>(rank) % cpus.size()]), &chosen);
+  if (::sched_setaffinity(0, sizeof chosen, &chosen) != 0) {
+    throw std::system_error(errno, std::generic_category(), "sched_setaffinity");
+  }
+}
+
+}  // namespace headway::benchmarks

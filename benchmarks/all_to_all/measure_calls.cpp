@@ -1,0 +1,42 @@
+#include "call_loop.hpp"
+#include "measurements.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+void measure_size(RankContext const& context, Exchange& exchange, std::size_t bytes_per_rank) {
+  int const lag = context.settings.lag;
+  std::size_t const calls =
+      context.settings.repetitions != 0 ? context.settings.repetitions : default_repetitions(bytes_per_rank);
+  auto sets = context.make_buffers(bytes_per_rank, lag);
+  exchange.use(sets);
+  exchange_and_check(exchange, sets, 0);
+  context.meeting.meet();
+  (void)time_calls(exchange, lag, warm_up_calls(calls));
+  context.meeting.meet();
+  auto const summary = summarize(average_bursts(time_calls(exchange, lag, calls), lag));
+  context.meeting.meet();
+  exchange_and_check(exchange, sets, 1);
+
+  auto const medians = context.meeting.gather(std::vector{summary.median_s})[0];
+  if (!context.is_root()) return;
+  JsonObject point;
+  point.add("name", "all_to_all").add("params", context.params(bytes_per_rank, lag)).add("system", context.system);
+  add_summary(point, summary, bytes_per_rank);
+  point.add("slowest_rank_median_s", *std::max_element(medians.begin(), medians.end()));
+  print_point(point);
+}
+
+}  // namespace
+
+void measure_calls(RankContext const& context) {
+  auto const exchange = context.connect(context, context.settings.lag, "calls");
+  for (std::size_t const bytes : context.settings.sizes) measure_size(context, *exchange, bytes);
+  context.meeting.meet();
+}
+
+}  // namespace headway::benchmarks

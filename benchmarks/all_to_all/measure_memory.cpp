@@ -1,0 +1,62 @@
+#include "call_loop.hpp"
+#include "measurements.hpp"
+
+#include <array>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+/// This process's part of the memory it uses, shared pages divided by their users; not a number where the kernel
+/// does not say.
+double proportional_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string word;
+  while (file >> word) {
+    if (double kibibytes = 0; word == "Pss:" && file >> kibibytes) return kibibytes * 1024;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+double sum(std::vector<double> const& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+}  // namespace
+
+void measure_memory(RankContext const& context) {
+  int const lag = context.settings.lag;
+  std::size_t const bytes = context.settings.sizes.front();
+  auto sets = context.make_buffers(bytes, lag);
+  for (auto& set : sets) set.fill(0);
+  context.meeting.meet();
+  double const before = proportional_bytes();
+  context.meeting.meet();
+
+  auto const exchange = context.connect(context, lag, "memory");
+  exchange->use(sets);
+  context.meeting.meet();
+  double const connected = proportional_bytes();
+  context.meeting.meet();
+  // Two rounds of the line touch every slot that calls of this size ever touch.
+  for (std::uint64_t round = 0; round < 4; ++round) exchange_and_check(*exchange, sets, round);
+  context.meeting.meet();
+  double const used = proportional_bytes();
+
+  auto const reserved = static_cast<double>(exchange->reserved_bytes());
+  auto const columns = context.meeting.gather(std::array{reserved, connected - before, used - before});
+  if (!context.is_root()) return;
+  JsonObject point;
+  point.add("name", "group_memory").add("params", context.params(bytes, lag)).add("system", context.system);
+  point.add("samples", columns[0].size());
+  point.add("reserved_bytes", sum(columns[0]));
+  point.add("resident_bytes_connected", sum(columns[1])).add("resident_bytes_used", sum(columns[2]));
+  point.add("rate", sum(columns[0])).add("unit", "bytes reserved by all ranks together");
+  print_point(point);
+}
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,61 @@
+#include "call_loop.hpp"
+#include "measurements.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+/// Rows of calls of a point: more where they are short.
+std::size_t default_rows(std::size_t count) { return std::clamp<std::size_t>(20'000 / count, 3, 200); }
+
+/// Seconds per call of `count` calls in a row that all ranks begin together.
+double time_row(RankContext const& context, Exchange& exchange, std::size_t count) {
+  int const lag = context.settings.lag;
+  auto const sets = static_cast<std::size_t>(lag) + 1;
+  context.meeting.meet();
+  auto const start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < count; ++i) {
+    exchange.start(i % sets);
+    if (i + 1 >= sets) exchange.finish_oldest();
+  }
+  for (std::size_t i = 0; i < std::min(count, sets - 1); ++i) exchange.finish_oldest();
+  std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
+  return elapsed.count() / static_cast<double>(count);
+}
+
+void measure_count(RankContext const& context, Exchange& exchange, std::size_t bytes_per_rank, std::size_t count) {
+  std::size_t const rows = context.settings.repetitions != 0 ? context.settings.repetitions : default_rows(count);
+  std::vector<double> per_call_s;
+  for (std::size_t row = 0; row < rows; ++row) per_call_s.push_back(time_row(context, exchange, count));
+  auto const summary = summarize(per_call_s);
+  auto const medians = context.meeting.gather(std::vector{summary.median_s})[0];
+  if (!context.is_root()) return;
+  JsonObject point;
+  auto params = context.params(bytes_per_rank, context.settings.lag);
+  point.add("name", "sequence").add("params", params.add("calls", count)).add("system", context.system);
+  add_summary(point, summary, bytes_per_rank);
+  point.add("slowest_rank_median_s", *std::max_element(medians.begin(), medians.end()));
+  print_point(point);
+}
+
+}  // namespace
+
+void measure_sequence(RankContext const& context) {
+  int const lag = context.settings.lag;
+  auto const exchange = context.connect(context, lag, "sequence");
+  for (std::size_t const bytes : context.settings.sizes) {
+    auto sets = context.make_buffers(bytes, lag);
+    exchange->use(sets);
+    exchange_and_check(*exchange, sets, 0);
+    (void)time_calls(*exchange, lag, warm_up_calls(default_repetitions(bytes)));
+    for (std::size_t const count : context.settings.counts) measure_count(context, *exchange, bytes, count);
+    exchange_and_check(*exchange, sets, 1);
+  }
+  context.meeting.meet();
+}
+
+}  // namespace headway::benchmarks

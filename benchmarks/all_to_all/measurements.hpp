@@ -1,0 +1,15 @@
+#pragma once
+
+#include "rank_context.hpp"
+
+namespace headway::benchmarks {
+
+/// Each prints its points at rank 0; all ranks call it. What each measures is said at Mode.
+void measure_calls(RankContext const& context);
+void measure_sequence(RankContext const& context);
+void measure_lag_cost(RankContext const& context);
+void measure_idle(RankContext const& context);
+void measure_memory(RankContext const& context);
+void measure_copy(RankContext const& context);
+
+}  // namespace headway::benchmarks

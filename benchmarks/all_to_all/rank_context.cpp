@@ -1,0 +1,36 @@
+#include "rank_context.hpp"
+
+#include <cstdio>
+
+namespace headway::benchmarks {
+
+std::vector<CallBuffers> RankContext::make_buffers(std::size_t bytes_per_rank, int lag) const {
+  std::vector<CallBuffers> sets;
+  for (int set = 0; set <= lag; ++set) {
+    sets.emplace_back(settings.split, bytes_per_rank, identity.rank, identity.ranks);
+  }
+  return sets;
+}
+
+JsonObject RankContext::params(std::size_t bytes_per_rank, int lag) const {
+  JsonObject params;
+  params.add("ranks", identity.ranks).add("bytes_per_rank", bytes_per_rank).add("lag", lag);
+  params.add("split", settings.split_name);
+  if (settings.slot_bytes) params.add("slot_bytes", *settings.slot_bytes);
+  if (settings.pull_bytes) params.add("pull_bytes", *settings.pull_bytes);
+  if (!settings.engine.empty()) params.add("engine", settings.engine);
+  return params;
+}
+
+void add_summary(JsonObject& point, SampleSummary const& summary, std::size_t bytes_per_rank) {
+  point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
+  point.add("mean_s", summary.mean_s).add("samples", summary.samples);
+  point.add("rate", static_cast<double>(bytes_per_rank) / summary.median_s / 1e9).add("unit", "GB/s per rank");
+}
+
+void print_point(JsonObject const& point) {
+  std::printf("%s\n", point.text().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "exchange.hpp"
+#include "json_object.hpp"
+#include "meeting.hpp"
+#include "rank_identity.hpp"
+#include "sample_summary.hpp"
+#include "settings.hpp"
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+
+/// What a measurement on one rank works with.
+struct RankContext {
+  /// Connects the ranks to the system under test with bound `lag`; `name` is unlike all others of this run.
+  using Connect = std::function<std::unique_ptr<Exchange>(RankContext const&, int lag, std::string const& name)>;
+
+  Settings const& settings;
+  RankIdentity identity;
+  std::filesystem::path store;
+  std::string system;
+  Connect connect;
+  Meeting& meeting;
+
+  [[nodiscard]] bool is_root() const { return identity.rank == 0; }
+  /// One set of memory for each call that may be in flight.
+  [[nodiscard]] std::vector<CallBuffers> make_buffers(std::size_t bytes_per_rank, int lag) const;
+  /// The parameters that every point has.
+  [[nodiscard]] JsonObject params(std::size_t bytes_per_rank, int lag) const;
+};
+
+/// Adds the fields of a summary, and the rate that its median means for `bytes_per_rank`.
+void add_summary(JsonObject& point, SampleSummary const& summary, std::size_t bytes_per_rank);
+/// Prints a finished point.
+void print_point(JsonObject const& point);
+
+}  // namespace headway::benchmarks

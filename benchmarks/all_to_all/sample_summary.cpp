@@ -1,0 +1,31 @@
+#include "sample_summary.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+namespace headway::benchmarks {
+
+namespace {
+
+double quantile(std::vector<double> const& sorted, double share) {
+  double const place = share * static_cast<double>(sorted.size() - 1);
+  auto const below = static_cast<std::size_t>(place);
+  std::size_t const above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
+}
+
+}  // namespace
+
+SampleSummary summarize(std::vector<double> durations_s) {
+  std::sort(durations_s.begin(), durations_s.end());
+  double const sum = std::accumulate(durations_s.begin(), durations_s.end(), 0.0);
+  return {.median_s = quantile(durations_s, 0.5),
+          .p5_s = quantile(durations_s, 0.05),
+          .p95_s = quantile(durations_s, 0.95),
+          .mean_s = sum / static_cast<double>(durations_s.size()),
+          .samples = durations_s.size()};
+}
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,58 @@
+#include "split.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+std::size_t even_bytes(std::size_t total, int source, int destination, int ranks) {
+  auto const size = static_cast<std::size_t>(ranks);
+  // Counted from the source's right neighbour, so that the odd bytes do not all go to rank 0.
+  auto const distance = static_cast<std::size_t>((destination - source - 1 + ranks) % ranks);
+  return total / size + (distance < total % size ? 1 : 0);
+}
+
+/// Place of `destination` in the popularity order of `source`, from 0.
+int popularity_place(int source, int destination, int ranks) {
+  std::vector<int> order(static_cast<std::size_t>(ranks));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937 random(static_cast<std::uint32_t>(source) + 1);
+  for (std::size_t last = order.size() - 1; last > 0; --last) std::swap(order[last], order[random() % (last + 1)]);
+  return static_cast<int>(std::find(order.begin(), order.end(), destination) - order.begin());
+}
+
+/// Rounds the borders between blocks, not the blocks, so that these add up.
+std::size_t zipf_bytes(std::size_t total, int place, int ranks) {
+  auto const harmonic = [](int terms) {
+    double sum = 0;
+    for (int i = 1; i <= terms; ++i) sum += 1.0 / i;
+    return sum;
+  };
+  double const scale = static_cast<double>(total) / harmonic(ranks);
+  auto const border = [&](int terms) {
+    return terms == ranks ? total : static_cast<std::size_t>(std::llround(scale * harmonic(terms)));
+  };
+  return border(place + 1) - border(place);
+}
+
+}  // namespace
+
+std::size_t block_bytes(Split split, std::size_t bytes_per_rank, int source, int destination, int ranks) {
+  switch (split) {
+    case Split::kEven:
+      return even_bytes(bytes_per_rank, source, destination, ranks);
+    case Split::kZipf:
+      return zipf_bytes(bytes_per_rank, popularity_place(source, destination, ranks), ranks);
+    case Split::kIncast:
+      return zipf_bytes(bytes_per_rank, destination, ranks);
+  }
+  return 0;
+}
+
+}  // namespace headway::benchmarks

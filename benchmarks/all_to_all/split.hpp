@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+
+namespace headway::benchmarks {
+
+/// How a rank's bytes are spread over the destinations.
+enum class Split {
+  kEven,
+  kZipf,    ///< Zipf with exponent 1.0; each source has a popularity order of its own.
+  kIncast,  ///< The same, with one order for all sources: rank 0 receives most.
+};
+
+/// Bytes from `source` to `destination`; they add up to `bytes_per_rank` over all destinations. Deterministic.
+std::size_t block_bytes(Split split, std::size_t bytes_per_rank, int source, int destination, int ranks);
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,20 @@
+"""DLRM inference under every setting of the paper: synchronous, and with bounded lag over Gloo and over Headway."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+DESCRIPTION = "DLRM inference: random delays, heterogeneous lookups, a straggler, balance; three systems, k = 0 to 4"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line of the grid in ``dlrm_examples``; returns the exit status."""
+    # Imported here: it loads torch, which the list of benchmarks does without.
+    from dlrm_examples.bls_dlrm.grid import main as run_grid
+
+    return run_grid(list(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

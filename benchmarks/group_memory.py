@@ -1,0 +1,93 @@
+"""Memory of a group: what it reserves, and what of that is in use after exchanges."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.harness.arguments import add_program_options, flat, make_parser, size, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.plots import Panel, save_plot
+from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.programs import HEADWAY, Launch, Programs
+from benchmarks.harness.table import format_bytes, format_table
+
+DESCRIPTION = "memory of a group over ranks, slot size and bound k"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("group_memory", DESCRIPTION, ranks=(2, 4, 8), sizes="32K")
+    parser.add_argument("--slot-bytes", type=size, nargs="+", default=[64 << 10, 256 << 10, 1 << 20], metavar="BYTES",
+                        help="largest block that lags (default: 64K 256K 1M)")  # fmt: skip
+    parser.add_argument("--lag", type=whole_number(0), nargs="+", default=[0, 1, 2, 4], metavar="K",
+                        help="bounds (default: 0 1 2 4)")  # fmt: skip
+    add_program_options(parser)
+    options = parser.parse_args(argv)
+    try:
+        programs = Programs(options.programs, use_mpirun=False)
+        points = [
+            point
+            for ranks in options.ranks
+            for slot_bytes in options.slot_bytes
+            for lag in options.lag
+            for size_bytes in flat(options.sizes)
+            for point in programs.run(
+                HEADWAY,
+                ["--mode", "memory", "--sizes", str(size_bytes), "--slot-bytes", str(slot_bytes), "--lag", str(lag)],
+                Launch(ranks=ranks),
+                timeout_s=options.time_limit,
+            )
+        ]
+    except BenchmarkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(format_points(points))
+    if options.json is not None:
+        write_json_lines(options.json, points)
+    save_plot(options.out / "group_memory.png", _panels(points))
+    return 0
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: bytes of each rank, the mean over ranks."""
+    rows = [
+        (
+            f"{point.params['ranks']} ranks",
+            format_bytes(point.params["slot_bytes"]),
+            str(point.params["lag"]),
+            format_bytes(point.params["bytes_per_rank"]),
+            _each(point, "reserved_bytes"),
+            _each(point, "resident_bytes_connected"),
+            _each(point, "resident_bytes_used"),
+        )
+        for point in points
+    ]
+    headings = ("", "slot", "k", "per rank", "reserved, a rank", "in use when connected", "in use after exchanges")
+    return format_table(headings, rows)
+
+
+def _each(point: Point, name: str) -> str:
+    total = point.extra[name]
+    return "-" if total is None else format_bytes(max(0.0, total) / point.params["ranks"])
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(
+            title=f"slots of {format_bytes(slot_bytes)}",
+            points=[point for point in points if point.params["slot_bytes"] == slot_bytes],
+            x=lambda point: float(point.params["lag"]),
+            x_label="bound k",
+            label=lambda point: f"{point.params['ranks']} ranks",
+            y=lambda point: float(point.extra["reserved_bytes"]) / point.params["ranks"] / (1 << 20),
+            y_label="reserved by a rank (MiB)",
+            log_x=False,
+            log_y=False,
+        )
+        for slot_bytes in dict.fromkeys(point.params["slot_bytes"] for point in points)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

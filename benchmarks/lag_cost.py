@@ -1,0 +1,139 @@
+"""What a bound k > 0 costs when no rank is late: groups of different bounds take turns in the same processes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.harness.arguments import add_program_options, flat, make_parser, size, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.pairing import median_interval
+from benchmarks.harness.plots import Panel, save_plot
+from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.programs import HEADWAY, Launch, Programs, num_cores
+from benchmarks.harness.table import format_bytes, format_table, format_time
+from benchmarks.harness.turns import take_turns
+
+DESCRIPTION = "time of an exchange with bound k = 1 to 4 over that with k = 0, all ranks alike"
+
+_LEAST_SLOT_BYTES = 256 << 10
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("lag_cost", DESCRIPTION, ranks=(2,), sizes="512,4K,32K,256K,2M", rounds=3)
+    parser.add_argument("--lags", type=whole_number(1), nargs="+", default=[1, 2, 3, 4], metavar="K",
+                        help="bounds to compare with 0 (default: 1 2 3 4)")  # fmt: skip
+    parser.add_argument("--slot-bytes", type=size, metavar="BYTES",
+                        help="largest block that lags (default: as the largest size needs, 256K at least)")  # fmt: skip
+    add_program_options(parser)
+    options = parser.parse_args(argv)
+    try:
+        points = measure(options)
+    except BenchmarkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(format_points(points))
+    if options.json is not None:
+        write_json_lines(options.json, points)
+    save_plot(options.out / "lag_cost.png", _panels(points))
+    return 0
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """One point for each number of ranks, size and bound; bounds above 0 have ``time_ratio`` and its interval."""
+    programs = Programs(options.programs)
+    sizes = flat(options.sizes)
+    points = []
+    for ranks in options.ranks:
+        if ranks > num_cores():
+            print(f"note: {ranks} ranks on {num_cores()} cores: they are not alike, some wait for a core")
+        slot_bytes = options.slot_bytes or max(_LEAST_SLOT_BYTES, -(-max(sizes) // ranks))
+        arguments = ["--mode", "lag_cost", "--sizes", ",".join(map(str, sizes)), "--slot-bytes", str(slot_bytes)]
+        arguments += ["--lags", ",".join(map(str, [0, *options.lags]))]
+        if options.repetitions is not None:
+            arguments += ["--repetitions", str(options.repetitions)]
+        launch = Launch(ranks=ranks)
+
+        def run(system: str, arguments: list[str] = arguments, launch: Launch = launch) -> list[Point]:
+            return programs.run(system, arguments, launch, timeout_s=options.time_limit)
+
+        points += compare_turns(take_turns([HEADWAY], options.rounds, run, title=f"{ranks} ranks"))
+    return points
+
+
+def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
+    """Points of one size and bound put together, and compared with bound 0 turn by turn.
+
+    Returns:
+        points whose ``extra`` has ``time_ratio``, ``time_ratio_low`` and ``time_ratio_high``: the median over turns
+        of this bound's time over that of bound 0, with its 95% interval.
+    """
+    turns_s: dict[tuple[int, int], list[float]] = defaultdict(list)
+    firsts: dict[tuple[int, int], Point] = {}
+    for points in rounds:
+        for point in points:
+            place = (point.params["bytes_per_rank"], point.params["lag"])
+            firsts.setdefault(place, point)
+            turns_s[place] += point.extra["turns_s"]
+    compared = []
+    for (bytes_per_rank, lag), point in firsts.items():
+        times_s, base_s = turns_s[bytes_per_rank, lag], turns_s[bytes_per_rank, 0]
+        interval = median_interval([time / base for time, base in zip(times_s, base_s, strict=True)])
+        low_s, median_s, high_s = np.quantile(times_s, (0.05, 0.5, 0.95)).tolist()
+        extra = {"time_ratio": interval.median, "time_ratio_low": interval.low, "time_ratio_high": interval.high}
+        compared.append(
+            dataclasses.replace(
+                point,
+                median_s=median_s,
+                p5_s=low_s,
+                p95_s=high_s,
+                rate=bytes_per_rank / median_s / 1e9,
+                ratio=1 / interval.median,
+                samples=len(times_s),
+                extra=extra,
+            )
+        )
+    return compared
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each number of ranks, size and bound."""
+    rows = [
+        (
+            f"{point.params['ranks']} ranks",
+            format_bytes(point.params["bytes_per_rank"]),
+            str(point.params["lag"]),
+            format_time(point.median_s),
+            f"{point.extra['time_ratio']:.3f}",
+            f"{point.extra['time_ratio_low']:.3f} to {point.extra['time_ratio_high']:.3f}",
+        )
+        for point in points
+    ]
+    return format_table(("", "per rank", "k", "an exchange", "time over k = 0", "95% interval"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(
+            title=f"{ranks} ranks",
+            points=[point for point in points if point.params["ranks"] == ranks],
+            x=lambda point: float(point.params["lag"]),
+            x_label="bound k",
+            label=lambda point: format_bytes(point.params["bytes_per_rank"]),
+            y=lambda point: point.extra["time_ratio"],
+            y_label="time over that of k = 0",
+            log_x=False,
+            log_y=False,
+        )
+        for ranks in dict.fromkeys(point.params["ranks"] for point in points)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""1 to 100,000 all-to-alls in a row, as in figure 6b of the paper, against Open MPI in the same harness."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.pairing import combine_rounds
+from benchmarks.harness.plots import Panel, save_plot
+from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
+from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
+from benchmarks.harness.turns import choose_systems, take_turns
+
+DESCRIPTION = "time per call of 1 to 100,000 all-to-alls in a row at 32 KiB per rank"
+
+COUNTS = (1, 10, 100, 1_000, 10_000, 100_000)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("sequence", DESCRIPTION, ranks=(8,), sizes="32K", against=OPENMPI, rounds=3)
+    parser.add_argument("--counts", type=whole_number(1), nargs="+", default=list(COUNTS), metavar="N",
+                        help="calls in a row (default: 1 10 ... 100000)")  # fmt: skip
+    parser.add_argument("--lag", type=whole_number(0), default=0, metavar="K", help="calls in flight less one (0)")
+    add_program_options(parser)
+    options = parser.parse_args(argv)
+    try:
+        programs = Programs(options.programs)
+        systems = choose_systems(programs, options.against, OPENMPI)
+        arguments = ["--mode", "sequence", "--lag", str(options.lag)]
+        arguments += ["--sizes", ",".join(map(str, flat(options.sizes)))]
+        arguments += ["--counts", ",".join(map(str, options.counts))]
+        if options.repetitions is not None:
+            arguments += ["--repetitions", str(options.repetitions)]
+        points = []
+        for ranks in options.ranks:
+            launch = Launch(ranks=ranks)
+
+            def run(system: str, launch: Launch = launch) -> list[Point]:
+                return programs.run(system, arguments, launch, timeout_s=options.time_limit)
+
+            rounds = take_turns(systems, options.rounds, run, title=f"{ranks} ranks")
+            points += combine_rounds(rounds, reference=OPENMPI)
+    except BenchmarkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(format_points(points))
+    if options.json is not None:
+        write_json_lines(options.json, points)
+    save_plot(options.out / "sequence.png", _panels(points))
+    return 0
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each number of ranks, size and count."""
+    others = {point.key: point for point in points if point.system == OPENMPI}
+    rows = []
+    for point in points:
+        if point.system != HEADWAY:
+            continue
+        other = others.get(point.key)
+        rows.append(
+            (
+                f"{point.params['ranks']} ranks",
+                format_bytes(point.params["bytes_per_rank"]),
+                str(point.params["calls"]),
+                format_time(point.median_s),
+                format_time(other.median_s if other else None),
+                format_ratio(point.ratio, point.extra.get("ratio_low"), point.extra.get("ratio_high")),
+            )
+        )
+    return format_table(("", "per rank", "calls", "headway, a call", "openmpi, a call", "faster (rounds)"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    groups = dict.fromkeys((point.params["ranks"], point.params["bytes_per_rank"]) for point in points)
+    return [
+        Panel(
+            title=f"{ranks} ranks, {format_bytes(size)} per rank",
+            points=[p for p in points if (p.params["ranks"], p.params["bytes_per_rank"]) == (ranks, size)],
+            x=lambda point: float(point.params["calls"]),
+            x_label="calls in a row",
+        )
+        for ranks, size in groups
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

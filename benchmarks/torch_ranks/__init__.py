@@ -1,0 +1,1 @@
+"""One rank of the benchmarks at torch's level."""

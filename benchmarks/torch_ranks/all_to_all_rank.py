@@ -1,0 +1,177 @@
+"""One rank of the torch benchmark: Gloo and Headway groups of the same processes take turns.
+
+Started by ``benchmarks.torch_all_to_all`` with one argument, a JSON object with the fields of ``RankSettings``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.torch_ranks.block_sizes import block_sizes
+
+_STEPS = ((64 << 10, 1000), (1 << 20, 200), (8 << 20, 40))
+_REPETITIONS_ABOVE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """What this rank measures; see the options of ``benchmarks.torch_all_to_all``.
+
+    Attributes:
+        store: file that the ranks meet at; it must not exist.
+        systems: backends, in the order of the first round.
+        repetitions: timed calls; None: by size.
+    """
+
+    rank: int
+    ranks: int
+    store: str
+    systems: list[str]
+    sizes: list[int]
+    splits: list[str]
+    rounds: int
+    repetitions: int | None
+    timeout_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Tensors and splits of one call; B bytes in all."""
+
+    input_B: torch.Tensor
+    output_B: torch.Tensor
+    input_splits: list[int] | None
+    output_splits: list[int] | None
+
+    def exchange(self, group: dist.ProcessGroup) -> None:
+        """One blocking call."""
+        dist.all_to_all_single(self.output_B, self.input_B, self.output_splits, self.input_splits, group=group)
+
+
+def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Blocks:
+    """Tensors for one size; splits are left out where torch needs none."""
+    by_source = [
+        block_sizes(split, bytes_per_rank, source=source, num_ranks=settings.ranks) for source in range(settings.ranks)
+    ]
+    sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
+    is_even = len({size for sizes in by_source for size in sizes}) == 1
+    return Blocks(
+        input_B=torch.zeros(sum(sent), dtype=torch.uint8),
+        output_B=torch.zeros(sum(received), dtype=torch.uint8),
+        input_splits=None if is_even else sent,
+        output_splits=None if is_even else received,
+    )
+
+
+def block_contents(size: int, *, source: int, destination: int, salt: int) -> torch.Tensor:
+    """(size,) uint8 that differ between blocks, places and salts; values stay below 251, so 255 is none of them."""
+    index = torch.arange(size, dtype=torch.int64)
+    return ((index * 131 + (index >> 8) * 7 + source * 31 + destination * 17 + salt * 101) % 251).to(torch.uint8)
+
+
+def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group: dist.ProcessGroup, salt: int) -> None:
+    """One call whose every byte is compared.
+
+    Raises:
+        RuntimeError: a block is wrong; names the ranks.
+    """
+    size = blocks.input_B.numel()
+    sent = block_sizes(split, size, source=settings.rank, num_ranks=settings.ranks)
+    blocks.input_B.copy_(
+        torch.cat(
+            [
+                block_contents(count, source=settings.rank, destination=peer, salt=salt)
+                for peer, count in enumerate(sent)
+            ]
+        )
+    )
+    blocks.output_B.fill_(255)
+    blocks.exchange(group)
+    place = 0
+    for source in range(settings.ranks):
+        count = block_sizes(split, size, source=source, num_ranks=settings.ranks)[settings.rank]
+        expected = block_contents(count, source=source, destination=settings.rank, salt=salt)
+        if not torch.equal(blocks.output_B[place : place + count], expected):
+            raise RuntimeError(f"wrong result at rank {settings.rank}: block of {count} bytes from rank {source}")
+        place += count
+
+
+def time_calls(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> torch.Tensor:
+    """(calls,) float64 seconds of calls back to back."""
+    ends = [time.perf_counter()]
+    for _ in range(calls):
+        blocks.exchange(group)
+        ends.append(time.perf_counter())
+    return torch.tensor(ends, dtype=torch.float64).diff()
+
+
+def measure(settings: RankSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
+    """Prints one point a round and system at rank 0."""
+    blocks = make_blocks(settings, split, size)
+    calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _REPETITIONS_ABOVE)
+    for index in range(settings.rounds):
+        for system in settings.systems if index % 2 == 0 else reversed(settings.systems):
+            group = groups[system]
+            exchange_and_check(settings, split, blocks, group, salt=2 * index)
+            dist.barrier()
+            time_calls(blocks, group, max(2, calls // 10))
+            dist.barrier()
+            durations_s = time_calls(blocks, group, calls)
+            dist.barrier()
+            exchange_and_check(settings, split, blocks, group, salt=2 * index + 1)
+            if settings.rank == 0:
+                print(json.dumps(make_point(settings, system, split, size, index, durations_s)), flush=True)
+
+
+def make_point(
+    settings: RankSettings, system: str, split: str, size: int, index: int, durations_s: torch.Tensor
+) -> dict[str, Any]:
+    """The fields of a point, with its round."""
+    quantiles = torch.quantile(durations_s, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    return {
+        "name": "torch_all_to_all",
+        "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split},
+        "system": system,
+        "median_s": quantiles[1],
+        "p5_s": quantiles[0],
+        "p95_s": quantiles[2],
+        "mean_s": durations_s.mean().item(),
+        "samples": durations_s.numel(),
+        "rate": size / quantiles[1] / 1e9,
+        "unit": "GB/s per rank",
+        "round": index,
+    }
+
+
+def main() -> None:
+    """Connects, measures everything, leaves."""
+    settings = RankSettings(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    if "headway" in settings.systems:
+        import headway  # noqa: F401  importing registers the backend
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{settings.store}",
+        rank=settings.rank,
+        world_size=settings.ranks,
+        timeout=timeout,
+    )
+    groups = {system: dist.new_group(backend=system, timeout=timeout) for system in settings.systems}
+    for split in settings.splits:
+        for size in settings.sizes:
+            measure(settings, groups, split, size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

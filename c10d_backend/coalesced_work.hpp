@@ -1,0 +1,29 @@
+#pragma once
+
+#include "torch_headers.hpp"
+
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// Several works as one, for the calls between startCoalescing() and endCoalescing().
+class CoalescedWork final : public c10d::Work {
+ public:
+  CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  /// Waits for all; `timeout` holds for the whole.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  /// Gives the results of all works as one list.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace headway::c10d_backend

@@ -1,0 +1,37 @@
+#include "errors.hpp"
+
+namespace headway::c10d_backend {
+
+namespace {
+
+std::string describe(std::string const& operation, comm::Status const& status) {
+  char const* const kind = status.code() == comm::StatusCode::kTimeout    ? " Timed out : "
+                           : status.code() == comm::StatusCode::kPeerLost ? " lost a peer: "
+                                                                          : " failed: ";
+  return "headway: " + operation + kind + std::string(status.message());
+}
+
+c10::DistBackendError backend_error(std::string message) {
+  return c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(message));
+}
+
+}  // namespace
+
+void rethrow_for_python(std::string const& operation) {
+  try {
+    throw;
+  } catch (comm::UsageError const& error) {
+    throw c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                          "headway: " + operation + ": " + error.what());
+  } catch (comm::OperationError const& error) {
+    throw backend_error(describe(operation, error.status()));
+  } catch (comm::SystemError const& error) {
+    throw backend_error("headway: " + operation + ": " + error.what());
+  }
+}
+
+std::exception_ptr make_error(std::string const& operation, comm::Status const& status) {
+  return std::make_exception_ptr(backend_error(describe(operation, status)));
+}
+
+}  // namespace headway::c10d_backend

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "torch_headers.hpp"
+
+#include <headway/comm/status.hpp>
+
+#include <string>
+
+namespace headway::c10d_backend {
+
+/// Rethrows the exception in flight as what Python should see: UsageError as ValueError, any other error of ours as
+/// torch.distributed.DistBackendError; all else as it is. Call it in a catch block.
+[[noreturn]] void rethrow_for_python(std::string const& operation);
+
+/// The error of an operation that ended with `status`, for Work::exception().
+std::exception_ptr make_error(std::string const& operation, comm::Status const& status);
+
+/// Calls `function`; what it throws is translated by rethrow_for_python().
+template <typename Function>
+decltype(auto) translate_errors(char const* operation, Function&& function) {
+  try {
+    return function();
+  } catch (...) {
+    rethrow_for_python(operation);
+  }
+}
+
+}  // namespace headway::c10d_backend

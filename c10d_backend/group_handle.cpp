@@ -1,0 +1,43 @@
+#include "group_handle.hpp"
+
+#include "released_gil.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group)
+    : group_(std::move(group)), completions_(std::make_shared<CompletionThread>()), owner_(getpid()) {}
+
+GroupHandle::~GroupHandle() {
+  if (is_inherited()) {
+    // Locks in here may have been held by threads that this process does not have: leave everything as it is.
+    static_cast<void>(group_.release());
+    new std::shared_ptr<CompletionThread>(std::move(completions_));
+    return;
+  }
+  ReleasedGil const released;  // Leaving a group waits for the progress thread.
+  group_.reset();
+}
+
+bool GroupHandle::is_inherited() const { return getpid() != owner_; }
+
+comm::Group& GroupHandle::group() const {
+  comm::expects(!is_inherited(), "this group belongs to the parent process: make a new one after fork()");
+  return *group_;
+}
+
+void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task) {
+  auto const remaining = std::make_shared<std::atomic<std::size_t>>(operations.size());
+  auto const shared_task = std::make_shared<std::function<void()>>(std::move(task));
+  for (auto const& operation : operations) {
+    group().on_done(*operation, [completions = completions_, remaining, shared_task] {
+      if (--*remaining == 0) completions->submit(std::move(*shared_task));
+    });
+  }
+}
+
+}  // namespace headway::c10d_backend

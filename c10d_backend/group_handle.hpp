@@ -1,0 +1,39 @@
+#pragma once
+
+#include "completion_thread.hpp"
+
+#include <headway/comm/group.hpp>
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// Owns a Group, and the thread for its completions, on behalf of a backend and of its unfinished works.
+///
+/// A forked child (a DataLoader worker) inherits the object but not the connection: there the group is neither used nor
+/// destroyed, so that the parent's peers notice nothing.
+class GroupHandle final {
+ public:
+  explicit GroupHandle(std::unique_ptr<comm::Group> group);
+  GroupHandle(GroupHandle const&) = delete;
+  GroupHandle& operator=(GroupHandle const&) = delete;
+  ~GroupHandle();
+
+  /// Whether this process got the object by fork().
+  [[nodiscard]] bool is_inherited() const;
+  /// @throws UsageError in a forked child.
+  [[nodiscard]] comm::Group& group() const;
+  /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
+  void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
+
+ private:
+  std::unique_ptr<comm::Group> group_;
+  std::shared_ptr<CompletionThread> completions_;
+  pid_t owner_;
+};
+
+}  // namespace headway::c10d_backend

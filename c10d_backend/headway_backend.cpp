@@ -1,0 +1,152 @@
+#include "headway_backend.hpp"
+
+#include "coalesced_work.hpp"
+#include "released_gil.hpp"
+#include "store_adaptor.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& store, int rank, int size,
+                                     HeadwayOptions const& options) {
+  auto settings = options.group;
+  settings.timeout = options.timeout;
+  settings.name = options.group_name;
+  StoreAdaptor adaptor(store);
+  return translate_errors("connecting the group", [&] { return comm::Group::connect(rank, size, adaptor, settings); });
+}
+
+}  // namespace
+
+HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                               c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer)
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      make_reducer_(std::move(make_reducer)),
+      timeout_(options_->timeout),
+      handle_(std::make_shared<GroupHandle>(connect(store_, rank, size, *options_))) {
+  init();
+}
+
+HeadwayBackend::~HeadwayBackend() {
+  if (handle_ && handle_->is_inherited()) {
+    for (auto& [device, reducer] : reducers_) reducer->leak();
+  }
+  ReleasedGil const released;
+  reducers_.clear();
+  handle_.reset();
+}
+
+std::shared_ptr<GroupHandle> HeadwayBackend::handle() const {
+  std::lock_guard const lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, handle_, "headway: group '", options_->group_name, "' was shut down on rank ",
+                   getRank());
+  return handle_;
+}
+
+c10d::ErrorType HeadwayBackend::getError() {
+  switch (handle()->group().health().code()) {
+    case comm::StatusCode::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case comm::StatusCode::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case comm::StatusCode::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void HeadwayBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  timeout_ = timeout;
+  std::lock_guard const lock(mutex_);
+  for (auto& [device, reducer] : reducers_) reducer->set_timeout(timeout);
+}
+
+void HeadwayBackend::set_max_lag(int max_lag) {
+  translate_errors("set_max_lag", [&] { handle()->group().set_max_lag(max_lag); });
+  options_->group.max_lag = max_lag;
+}
+
+c10::intrusive_ptr<c10d::Backend> HeadwayBackend::make_sibling(c10::intrusive_ptr<c10d::Store> const& store, int rank,
+                                                               int size, c10::intrusive_ptr<Options> const& options) {
+  auto const ours = c10::dynamic_intrusive_pointer_cast<HeadwayOptions>(options);
+  TORCH_CHECK_TYPE(ours, "headway: the options of a headway group must be headway.Options");
+  auto const own_store = c10::make_intrusive<c10d::PrefixStore>("headway/" + ours->group_name, store);
+  return c10::make_intrusive<HeadwayBackend>(own_store, rank, size, c10::make_intrusive<HeadwayOptions>(*ours),
+                                             make_reducer_);
+}
+
+c10::intrusive_ptr<c10d::Backend> HeadwayBackend::split(c10::intrusive_ptr<c10d::Store> const& store,
+                                                        std::vector<int> const& ranks,
+                                                        c10::intrusive_ptr<Options> const& options) {
+  auto const found = std::find(ranks.begin(), ranks.end(), getRank());
+  if (found == ranks.end()) return nullptr;
+  return make_sibling(store, static_cast<int>(found - ranks.begin()), static_cast<int>(ranks.size()), options);
+}
+
+c10::intrusive_ptr<c10d::Backend> HeadwayBackend::merge(c10::intrusive_ptr<c10d::Store> const& store,
+                                                        c10::intrusive_ptr<Options> const& options, int const& rank,
+                                                        int const& size) {
+  return make_sibling(store, rank, size, options);
+}
+
+void HeadwayBackend::abort() {
+  ReleasedGil const released;
+  std::shared_ptr<GroupHandle> handle;
+  std::vector<Reducer*> reducers;
+  {
+    std::lock_guard const lock(mutex_);
+    handle = handle_;
+    for (auto& [device, reducer] : reducers_) reducers.push_back(reducer.get());
+  }
+  if (!handle || handle->is_inherited()) return;
+  handle->group().abort("abort() was called on rank " + std::to_string(getRank()));
+  for (auto* reducer : reducers) reducer->abort();
+}
+
+void HeadwayBackend::shutdown() {
+  ReleasedGil const released;
+  std::shared_ptr<GroupHandle> handle;
+  {
+    std::lock_guard const lock(mutex_);
+    if (handle_ && handle_->is_inherited()) return;
+    handle = std::exchange(handle_, nullptr);
+  }
+}
+
+void HeadwayBackend::startCoalescing() {
+  std::lock_guard const lock(mutex_);
+  bool const is_new = coalescing_.try_emplace(std::this_thread::get_id()).second;
+  TORCH_CHECK(is_new, "headway: startCoalescing() was called twice without endCoalescing()");
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::endCoalescing() {
+  std::lock_guard const lock(mutex_);
+  auto const found = coalescing_.extract(std::this_thread::get_id());
+  TORCH_CHECK(!found.empty(), "headway: endCoalescing() was called without startCoalescing()");
+  return c10::make_intrusive<CoalescedWork>(getRank(), std::move(found.mapped()));
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::hand_out(c10::intrusive_ptr<c10d::Work> work) {
+  std::lock_guard const lock(mutex_);
+  if (!coalescing_.empty()) {
+    auto const found = coalescing_.find(std::this_thread::get_id());
+    if (found != coalescing_.end()) found->second.push_back(work);
+  }
+  return work;
+}
+
+WorkTitle HeadwayBackend::title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout) {
+  // c10d writes -1 for "not given"; some callers give 0 for the same.
+  auto const own = timeout.count() > 0 ? timeout : timeout_.load();
+  return {type, name, sequence_number_++, own};
+}
+
+}  // namespace headway::c10d_backend

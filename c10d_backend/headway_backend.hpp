@@ -1,0 +1,150 @@
+#pragma once
+
+#include "group_handle.hpp"
+#include "headway_options.hpp"
+#include "headway_work.hpp"
+#include "reducer.hpp"
+#include "torch_headers.hpp"
+#include "work_tensors.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// Makes the backend that reduces tensors of one device type for a headway group.
+using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string device)>;
+
+/// torch.distributed's backend on top of a comm::Group: moves bytes itself, and delegates reductions.
+///
+/// Thread-safe. Overrides keep PyTorch's names, and its rules: a collective is started in the same order by all ranks.
+class HeadwayBackend final : public c10d::Backend {
+ public:
+  /// Connects all ranks through `store`; blocks until they are there.
+  HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<HeadwayOptions> options,
+                 ReducerFactory make_reducer);
+  ~HeadwayBackend() override;
+
+  // What this backend is (headway_backend.cpp).
+  std::string const getBackendName() const override { return "headway"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  c10d::ErrorType getError() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}  // Starts at 0 on every rank: nothing to agree on.
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
+  void enableCollectivesTiming() override {}  // Works always know their duration.
+
+  // Its life.
+  c10::intrusive_ptr<Backend> split(c10::intrusive_ptr<c10d::Store> const& store, std::vector<int> const& ranks,
+                                    c10::intrusive_ptr<Options> const& options) override;
+  c10::intrusive_ptr<Backend> merge(c10::intrusive_ptr<c10d::Store> const& store,
+                                    c10::intrusive_ptr<Options> const& options, int const& rank,
+                                    int const& size) override;
+  void abort() override;
+  /// Leaves the group. Works that are still held go on; the peers learn at once that this rank starts no more.
+  void shutdown() override;
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  // Movement (headway_movement.cpp).
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           c10d::BroadcastOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           c10d::AllgatherOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 c10d::AllgatherOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                     std::vector<at::Tensor>& inputs,
+                                                     c10d::AllgatherOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                 std::vector<at::Tensor>& inputs,
+                                                                 c10d::AllgatherOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                        c10d::GatherOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                                         c10d::ScatterOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& output_splits,
+                                               std::vector<std::int64_t>& input_splits,
+                                               c10d::AllToAllOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+                                          c10d::AllToAllOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int peer, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  c10::intrusive_ptr<c10d::Work> barrier(c10d::BarrierOptions const& options) override;
+
+  /// alltoall_base() on one of the group's channels, which c10d has no word for.
+  c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor const& output, at::Tensor const& input,
+                                                   std::vector<std::int64_t> const& output_splits,
+                                                   std::vector<std::int64_t> const& input_splits, int channel,
+                                                   std::chrono::milliseconds timeout);
+
+  // Reductions, done by the reducer (headway_reductions.cpp).
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           c10d::AllreduceOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
+                                                  c10d::AllreduceOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                                     c10d::AllreduceCoalescedOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors, c10d::ReduceOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                std::vector<std::vector<at::Tensor>>& inputs,
+                                                c10d::ReduceScatterOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      c10d::ReduceScatterOptions const& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                 std::vector<at::Tensor>& inputs,
+                                                                 c10d::ReduceScatterOptions const& options) override;
+  void monitoredBarrier(c10d::BarrierOptions const& options, bool wait_all_ranks) override;
+
+  /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
+  [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
+  void set_max_lag(int max_lag);
+
+ private:
+  WorkTitle title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout);
+  /// Starts operations on the group as one work that owns `tensors`; `inputs` are for profilers.
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> launch(WorkTitle const& title, WorkTensors tensors,
+                                        std::vector<at::Tensor> const& inputs, Start&& start);
+  /// Starts `call` on the reducer for the device of inputs[0].
+  c10::intrusive_ptr<c10d::Work> delegate(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
+                                          Reducer::Call call, std::optional<FinishingTouch> touch = std::nullopt);
+  /// reduce_scatter as an all_reduce of `buffers`, of which this rank then copies its `parts` to `outputs`.
+  c10::intrusive_ptr<c10d::Work> reduce_and_keep_part(std::vector<at::Tensor> const& inputs,
+                                                      std::vector<at::Tensor> buffers, std::vector<at::Tensor> parts,
+                                                      std::vector<at::Tensor> outputs,
+                                                      c10d::ReduceScatterOptions const& options);
+  Reducer& reducer_for(at::Device device);
+  /// Hands out `work`, and notes it if this thread is between startCoalescing() and endCoalescing().
+  c10::intrusive_ptr<c10d::Work> hand_out(c10::intrusive_ptr<c10d::Work> work);
+  c10::intrusive_ptr<Backend> make_sibling(c10::intrusive_ptr<c10d::Store> const& store, int rank, int size,
+                                           c10::intrusive_ptr<Options> const& options);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<HeadwayOptions> options_;
+  ReducerFactory make_reducer_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<std::uint64_t> sequence_number_ = 0;
+
+  mutable std::mutex mutex_;             ///< Guards what follows; never held during a call of the group or a reducer.
+  std::shared_ptr<GroupHandle> handle_;  ///< Null after shutdown().
+  std::map<c10::DeviceType, std::unique_ptr<Reducer>> reducers_;
+  std::map<std::thread::id, std::vector<c10::intrusive_ptr<c10d::Work>>> coalescing_;
+};
+
+}  // namespace headway::c10d_backend
+
+#include "headway_launch.inl"

@@ -1,0 +1,300 @@
+// Collectives that only move data: each names its blocks and starts one operation of the group.
+
+#include "headway_backend.hpp"
+
+#include <c10/util/SmallVector.h>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+using c10d::OpType;
+using Operations = std::vector<comm::OperationPtr>;
+/// Blocks of one operation by rank.
+using Sources = c10::SmallVector<std::span<std::byte const>, 16>;
+using Destinations = c10::SmallVector<std::span<std::byte>, 16>;
+
+at::Tensor& only(std::vector<at::Tensor>& tensors, char const* what) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "headway: ", what, " takes one tensor, not ", tensors.size());
+  return tensors[0];
+}
+
+void expects_one_per_rank(std::size_t count, int size, char const* what) {
+  TORCH_CHECK_VALUE(count == static_cast<std::size_t>(size), "headway: ", what, " needs one tensor for each of the ",
+                    size, " ranks, not ", count);
+}
+
+void expects_same_type(at::Tensor const& input, at::Tensor const& output, char const* what) {
+  TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(), "headway: ", what, " from ", input.scalar_type(),
+                   " to ", output.scalar_type(), ": the types of input and output must be the same");
+}
+
+/// The part of `bytes` that `rows` rows of `tensor` take, from row `first` on.
+template <typename Byte>
+std::span<Byte> rows_of(std::span<Byte> bytes, at::Tensor const& tensor, std::int64_t first, std::int64_t rows) {
+  auto const row_bytes = tensor.size(0) == 0 ? 0 : bytes.size() / static_cast<std::size_t>(tensor.size(0));
+  return bytes.subspan(static_cast<std::size_t>(first) * row_bytes, static_cast<std::size_t>(rows) * row_bytes);
+}
+
+/// Cuts `bytes` of `tensor` along its first dimension; equal parts where `splits` is empty.
+template <typename Byte>
+c10::SmallVector<std::span<Byte>, 16> cut(std::span<Byte> bytes, at::Tensor const& tensor,
+                                          std::vector<std::int64_t> const& splits, int size) {
+  c10d::checkSplitSizes(splits, tensor, size);
+  c10::SmallVector<std::span<Byte>, 16> blocks;
+  std::int64_t first = 0;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
+    std::int64_t const rows = splits.empty() ? tensor.size(0) / size : splits[rank];
+    TORCH_CHECK_VALUE(rows >= 0, "headway: the split for rank ", rank, " is negative: ", rows);
+    blocks.push_back(rows_of(bytes, tensor, first, rows));
+    first += rows;
+  }
+  return blocks;
+}
+
+/// `size` equal parts of a tensor of any shape, in memory order.
+Destinations cut_evenly(std::span<std::byte> bytes, int size) {
+  Destinations blocks;
+  auto const block_bytes = bytes.size() / static_cast<std::size_t>(size);
+  for (int rank = 0; rank < size; ++rank) {
+    blocks.push_back(bytes.subspan(static_cast<std::size_t>(rank) * block_bytes, block_bytes));
+  }
+  return blocks;
+}
+
+Sources sources_of(WorkTensors& tensors, std::vector<at::Tensor> const& list) {
+  Sources blocks;
+  for (auto const& tensor : list) blocks.push_back(tensors.source(tensor));
+  return blocks;
+}
+
+Destinations destinations_of(WorkTensors& tensors, std::vector<at::Tensor> const& list) {
+  Destinations blocks;
+  for (auto const& tensor : list) blocks.push_back(tensors.destination(tensor));
+  return blocks;
+}
+
+std::uint64_t match_of(int tag) {
+  TORCH_CHECK_VALUE(tag >= 0, "headway: the tag of a message must be at least 0, not ", tag);
+  return static_cast<std::uint64_t>(tag);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::all_to_all_single(at::Tensor const& output, at::Tensor const& input,
+                                                                 std::vector<std::int64_t> const& output_splits,
+                                                                 std::vector<std::int64_t> const& input_splits,
+                                                                 int channel, std::chrono::milliseconds timeout) {
+  expects_same_type(input, output, "all_to_all_single");
+  WorkTensors tensors;
+  auto const sends = cut(tensors.source(input), input, input_splits, getSize());
+  auto const receives = cut(tensors.destination(output), output, output_splits, getSize());
+  tensors.results = {output};
+  auto const type = data_type_of(input);
+  return launch(title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout), std::move(tensors), {input},
+                [&](comm::Group& group) {
+                  return Operations{group.all_to_all_v(
+                      {.sends = sends, .receives = receives, .data_type = type, .channel = channel})};
+                });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                             std::vector<std::int64_t>& output_splits,
+                                                             std::vector<std::int64_t>& input_splits,
+                                                             c10d::AllToAllOptions const& options) {
+  return all_to_all_single(output, input, output_splits, input_splits, 0, options.timeout);
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::alltoall(std::vector<at::Tensor>& outputs,
+                                                        std::vector<at::Tensor>& inputs,
+                                                        c10d::AllToAllOptions const& options) {
+  expects_one_per_rank(inputs.size(), getSize(), "the input of all_to_all");
+  expects_one_per_rank(outputs.size(), getSize(), "the output of all_to_all");
+  expects_same_type(inputs[0], outputs[0], "all_to_all");
+  WorkTensors tensors;
+  auto const sends = sources_of(tensors, inputs);
+  auto const receives = destinations_of(tensors, outputs);
+  tensors.results = outputs;
+  auto const type = data_type_of(inputs[0]);
+  return launch(
+      title(OpType::ALLTOALL, "headway:all_to_all", options.timeout), std::move(tensors), inputs,
+      [&](comm::Group& group) {
+        return Operations{group.all_to_all_v({.sends = sends, .receives = receives, .data_type = type, .channel = 0})};
+      });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::broadcast(std::vector<at::Tensor>& list,
+                                                         c10d::BroadcastOptions const& options) {
+  auto& tensor = only(list, "broadcast");
+  int const root = static_cast<int>(options.rootRank);
+  WorkTensors tensors;
+  // The root's block is only read, so a stand-in for it needs no write-back.
+  auto const plain = root == getRank() ? tensors.plain_source(tensor) : tensors.plain_destination(tensor);
+  std::span const block(static_cast<std::byte*>(plain.data_ptr()), plain.nbytes());
+  tensors.results = {tensor};
+  auto const type = data_type_of(tensor);
+  return launch(title(OpType::BROADCAST, "headway:broadcast", options.timeout), std::move(tensors), list,
+                [&](comm::Group& group) { return Operations{group.broadcast(block, root, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                                         std::vector<at::Tensor>& inputs,
+                                                         c10d::AllgatherOptions const& options) {
+  auto& input = only(inputs, "all_gather");
+  TORCH_CHECK_VALUE(outputs.size() == 1, "headway: all_gather takes one list of outputs, not ", outputs.size());
+  expects_one_per_rank(outputs[0].size(), getSize(), "the output of all_gather");
+  expects_same_type(input, outputs[0][0], "all_gather");
+  WorkTensors tensors;
+  auto const block = tensors.source(input);
+  auto const receives = destinations_of(tensors, outputs[0]);
+  tensors.results = outputs[0];
+  auto const type = data_type_of(input);
+  return launch(title(OpType::ALLGATHER, "headway:all_gather", options.timeout), std::move(tensors), inputs,
+                [&](comm::Group& group) { return Operations{group.all_gather(block, receives, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                               c10d::AllgatherOptions const& options) {
+  std::vector<at::Tensor> outputs{output};
+  std::vector<at::Tensor> inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                               std::vector<at::Tensor>& inputs,
+                                                                               c10d::AllgatherOptions const& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "headway: all_gather_into_tensor of ", inputs.size(),
+                    " inputs needs as many outputs, not ", outputs.size());
+  WorkTensors tensors;
+  std::vector<Destinations> receives;
+  Sources blocks;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    expects_same_type(inputs[i], outputs[i], "all_gather_into_tensor");
+    TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * getSize(), "headway: all_gather_into_tensor of ",
+                      inputs[i].numel(), " elements on ", getSize(), " ranks needs an output of ",
+                      inputs[i].numel() * getSize(), " elements, not ", outputs[i].numel());
+    blocks.push_back(tensors.source(inputs[i]));
+    receives.push_back(cut_evenly(tensors.destination(outputs[i]), getSize()));
+  }
+  tensors.results = outputs;
+  return launch(title(OpType::_ALLGATHER_BASE, "headway:all_gather", options.timeout), std::move(tensors), inputs,
+                [&](comm::Group& group) {
+                  Operations operations;
+                  for (std::size_t i = 0; i < inputs.size(); ++i) {
+                    operations.push_back(group.all_gather(blocks[i], receives[i], data_type_of(inputs[i])));
+                  }
+                  return operations;
+                });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                                   std::vector<at::Tensor>& inputs,
+                                                                   c10d::AllgatherOptions const& options) {
+  expects_one_per_rank(outputs.size(), getSize(), "the output of all_gather_coalesced, a list of lists,");
+  WorkTensors tensors;
+  auto const blocks = sources_of(tensors, inputs);
+  std::vector<Destinations> receives(inputs.size());
+  for (auto const& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "headway: all_gather_coalesced of ", inputs.size(),
+                      " inputs needs as many outputs for each rank, not ", list.size());
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      expects_same_type(inputs[i], list[i], "all_gather_coalesced");
+      receives[i].push_back(tensors.destination(list[i]));
+    }
+    tensors.results.insert(tensors.results.end(), list.begin(), list.end());
+    tensors.result_lengths.push_back(list.size());
+  }
+  return launch(title(OpType::ALLGATHER_COALESCED, "headway:all_gather", options.timeout), std::move(tensors), inputs,
+                [&](comm::Group& group) {
+                  Operations operations;
+                  for (std::size_t i = 0; i < inputs.size(); ++i) {
+                    operations.push_back(group.all_gather(blocks[i], receives[i], data_type_of(inputs[i])));
+                  }
+                  return operations;
+                });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                                      std::vector<at::Tensor>& inputs,
+                                                      c10d::GatherOptions const& options) {
+  auto& input = only(inputs, "gather");
+  int const root = static_cast<int>(options.rootRank);
+  WorkTensors tensors;
+  auto const block = tensors.source(input);
+  Destinations receives;
+  if (root == getRank()) {
+    TORCH_CHECK_VALUE(outputs.size() == 1, "headway: gather takes one list of outputs at the root, not ",
+                      outputs.size());
+    expects_one_per_rank(outputs[0].size(), getSize(), "the output of gather");
+    expects_same_type(input, outputs[0][0], "gather");
+    receives = destinations_of(tensors, outputs[0]);
+    tensors.results = outputs[0];
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), "headway: gather takes outputs at the root only");
+  }
+  auto const type = data_type_of(input);
+  return launch(title(OpType::GATHER, "headway:gather", options.timeout), std::move(tensors), inputs,
+                [&](comm::Group& group) { return Operations{group.gather(block, receives, root, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::scatter(std::vector<at::Tensor>& outputs,
+                                                       std::vector<std::vector<at::Tensor>>& inputs,
+                                                       c10d::ScatterOptions const& options) {
+  auto& output = only(outputs, "scatter");
+  int const root = static_cast<int>(options.rootRank);
+  WorkTensors tensors;
+  auto const block = tensors.destination(output);
+  Sources sends;
+  if (root == getRank()) {
+    TORCH_CHECK_VALUE(inputs.size() == 1, "headway: scatter takes one list of inputs at the root, not ", inputs.size());
+    expects_one_per_rank(inputs[0].size(), getSize(), "the input of scatter");
+    expects_same_type(inputs[0][0], output, "scatter");
+    sends = sources_of(tensors, inputs[0]);
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), "headway: scatter takes inputs at the root only");
+  }
+  tensors.results = {output};
+  auto const type = data_type_of(output);
+  return launch(title(OpType::SCATTER, "headway:scatter", options.timeout), std::move(tensors),
+                inputs.empty() ? std::vector<at::Tensor>() : inputs[0],
+                [&](comm::Group& group) { return Operations{group.scatter(sends, block, root, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::send(std::vector<at::Tensor>& list, int peer, int tag) {
+  auto const match = match_of(tag);
+  auto& tensor = only(list, "send");
+  WorkTensors tensors;
+  auto const block = tensors.source(tensor);
+  auto const type = data_type_of(tensor);
+  return launch(title(OpType::SEND, "headway:send", c10d::kUnsetTimeout), std::move(tensors), list,
+                [&](comm::Group& group) { return Operations{group.send(block, peer, match, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::recv(std::vector<at::Tensor>& list, int peer, int tag) {
+  auto const match = match_of(tag);
+  auto& tensor = only(list, "recv");
+  WorkTensors tensors;
+  auto const block = tensors.destination(tensor);
+  tensors.results = {tensor};
+  auto const type = data_type_of(tensor);
+  return launch(title(OpType::RECV, "headway:recv", c10d::kUnsetTimeout), std::move(tensors), list,
+                [&](comm::Group& group) { return Operations{group.receive(block, peer, match, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::recvAnysource(std::vector<at::Tensor>& list, int tag) {
+  auto const match = match_of(tag);
+  auto& tensor = only(list, "recv");
+  WorkTensors tensors;
+  auto const block = tensors.destination(tensor);
+  tensors.results = {tensor};
+  auto const type = data_type_of(tensor);
+  return launch(title(OpType::RECVANYSOURCE, "headway:recvAnySource", c10d::kUnsetTimeout), std::move(tensors), list,
+                [&](comm::Group& group) { return Operations{group.receive_any(block, match, type)}; });
+}
+
+c10::intrusive_ptr<c10d::Work> HeadwayBackend::barrier(c10d::BarrierOptions const& options) {
+  return launch(title(OpType::BARRIER, "headway:barrier", options.timeout), {}, {},
+                [](comm::Group& group) { return Operations{group.barrier()}; });
+}
+
+}  // namespace headway::c10d_backend

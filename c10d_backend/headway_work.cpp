@@ -1,0 +1,187 @@
+#include "headway_work.hpp"
+
+#include "errors.hpp"
+#include "pending_signals.hpp"
+#include "released_gil.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+comm::Status first_failure(std::vector<comm::OperationPtr> const& operations) {
+  for (auto const& operation : operations) {
+    if (auto status = operation->status(); !status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+HeadwayWork::HeadwayWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
+                         std::vector<comm::OperationPtr> operations, std::vector<at::Tensor> const& inputs)
+    : Work(rank, title.type, title_for_profiler(title), inputs_for_profiler(inputs)),
+      title_(title),
+      operations_(std::move(operations)),
+      handle_(std::move(handle)),
+      tensors_(std::move(tensors)) {}
+
+HeadwayWork::~HeadwayWork() {
+  if (is_complete_ || handle_->is_inherited()) return;
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  auto const tensors = std::make_shared<WorkTensors>(std::move(tensors_));
+  try {
+    ReleasedGil const released;
+    handle_->when_done(operations_, [tensors, operations = operations_] {
+      if (first_failure(operations).ok()) tensors->write_back();
+    });
+  } catch (std::exception const& error) {
+    TORCH_WARN("headway: cannot watch over ", title_.name, " until it is done: ", error.what());
+    new std::shared_ptr<WorkTensors>(tensors);  // The library may still use the memory.
+  }
+}
+
+std::shared_ptr<GroupHandle> HeadwayWork::handle() {
+  std::lock_guard const lock(completion_mutex_);
+  return handle_;
+}
+
+bool HeadwayWork::isCompleted() {
+  if (is_complete_) return true;
+  ReleasedGil const released;
+  auto const handle = this->handle();
+  bool const all_done = std::all_of(operations_.begin(), operations_.end(), [&](comm::OperationPtr const& operation) {
+    return operation->done() || !handle || handle->group().test(*operation);
+  });
+  if (all_done) complete();
+  return all_done;
+}
+
+bool HeadwayWork::isSuccess() const { return is_complete_ && !exception(); }
+
+std::exception_ptr HeadwayWork::exception() const {
+  std::lock_guard const lock(mutex_);
+  return exception_;
+}
+
+int HeadwayWork::sourceRank() const { return operations_.empty() ? -1 : operations_.back()->source(); }
+
+std::vector<at::Tensor> HeadwayWork::result() {
+  TORCH_CHECK(isCompleted(), "headway: the results of ", title_.name, " are not there before wait()");
+  return tensors_.results;
+}
+
+void HeadwayWork::abort() {
+  if (auto const handle = this->handle()) handle->group().abort(std::string(title_.name) + " was aborted");
+}
+
+std::uint64_t HeadwayWork::getSequencenumber() const { return title_.sequence_number; }
+
+float HeadwayWork::getDuration() const {
+  TORCH_CHECK(is_complete_, "headway: the duration of ", title_.name, " is not known before wait()");
+  return std::chrono::duration<float, std::milli>(completed_at_ - started_).count();
+}
+
+bool HeadwayWork::wait(std::chrono::milliseconds timeout) {
+  if (!is_complete_) {
+    comm::Deadline const deadline =
+        timeout == kNoTimeout ? comm::Deadline::max() : comm::Clock::now() + std::min(timeout, timeout.max() / 2);
+    translate_errors(title_.name, [&] {
+      for (auto const& operation : operations_) {
+        if (!operation->done()) wait_for(*operation, deadline);
+      }
+    });
+    complete();
+  }
+  if (auto const error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+void HeadwayWork::wait_for(comm::Operation& operation, comm::Deadline caller_deadline) {
+  auto const handle = this->handle();
+  if (!handle) return;  // Another thread has completed this work.
+  auto& group = handle->group();
+  for (;;) {
+    comm::Status const status = group.wait(operation, kSignalSlice);
+    if (operation.done()) return;
+    raise_pending_signals();
+    auto const now = comm::Clock::now();
+    if (now >= started_ + title_.timeout) {
+      group.abort(std::string(title_.name) + " Timed out after " + std::to_string(title_.timeout.count()) +
+                  " ms: " + std::string(status.message()));
+    } else if (now >= caller_deadline) {
+      throw comm::OperationError(status);
+    }
+  }
+}
+
+void HeadwayWork::complete() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::shared_ptr<GroupHandle>
+      handle;  // Let go after the lock: it may be the last one, and leaving a group takes time.
+  std::exception_ptr error;
+  {
+    std::lock_guard const lock(completion_mutex_);
+    if (is_complete_) return;
+    if (auto const status = first_failure(operations_); !status.ok()) {
+      error = make_error(title_.name, status);
+    } else {
+      tensors_.write_back();
+    }
+    completed_at_ = comm::Clock::now();
+    finish(error);
+    is_complete_ = true;
+    future = future_;
+    handle = std::move(handle_);
+    tensors_.release();
+  }
+  // Without the lock: callbacks of the future run here and may ask this work anything.
+  if (!future) return;
+  if (error) {
+    future->setErrorIfNeeded(error);
+  } else {
+    future->markCompleted(future_value());
+  }
+}
+
+c10::IValue HeadwayWork::future_value() const {
+  if (tensors_.result_lengths.empty()) return tensors_.results;
+  std::vector<std::vector<at::Tensor>> lists;
+  auto next = tensors_.results.begin();
+  for (auto const length : tensors_.result_lengths) {
+    lists.emplace_back(next, next + static_cast<std::ptrdiff_t>(length));
+    next += static_cast<std::ptrdiff_t>(length);
+  }
+  return lists;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
+  bool is_new = false;
+  {
+    std::lock_guard const lock(completion_mutex_);
+    if (!future_) {
+      auto const tensors = c10::ListType::create(c10::TensorType::get());
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors));
+      is_new = true;
+    }
+    if (is_complete_) {
+      if (!is_new) return future_;
+      if (auto const error = exception()) {
+        future_->setError(error);
+      } else {
+        future_->markCompleted(future_value());
+      }
+      return future_;
+    }
+  }
+  if (!is_new) return future_;
+  auto const self = c10::intrusive_ptr<HeadwayWork>::reclaim_copy(this);
+  ReleasedGil const released;
+  handle_->when_done(operations_, [self] { self->complete(); });
+  return future_;
+}
+
+}  // namespace headway::c10d_backend

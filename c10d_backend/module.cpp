@@ -1,0 +1,220 @@
+// headway._C: what Python sees of the backend. See python/headway/_C.pyi for its types.
+
+#include "headway_backend.hpp"
+#include "headway_options.hpp"
+#include "torch_headers.hpp"
+
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/version.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace py = pybind11;
+
+namespace headway::c10d_backend {
+
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+template <typename T>
+using IntrusiveClass = py::class_<T, c10::intrusive_ptr<T>>;
+
+std::map<std::string, comm::Engine> const& engines() {
+  static std::map<std::string, comm::Engine> const by_name{
+      {"auto", comm::Engine::kAuto}, {"shm", comm::Engine::kShm}, {"tcp", comm::Engine::kTcp}};
+  return by_name;
+}
+
+comm::Engine engine_named(std::string const& name) {
+  auto const found = engines().find(name);
+  if (found == engines().end()) throw py::value_error("engine must be auto, shm or tcp, not '" + name + "'");
+  return found->second;
+}
+
+std::string name_of(comm::Engine engine) {
+  for (auto const& [name, value] : engines()) {
+    if (value == engine) return name;
+  }
+  throw py::value_error("this engine cannot be chosen in Python");
+}
+
+void expects_value(bool condition, std::string const& message) {
+  if (!condition) throw py::value_error(message);
+}
+
+void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
+  expects_value(slot_bytes > 0, "slot_bytes must be above 0, not " + std::to_string(slot_bytes));
+  options.group.slot_bytes = static_cast<std::size_t>(slot_bytes);
+  options.has_slot_bytes = true;
+}
+
+c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, std::optional<std::int64_t> slot_bytes,
+                                                int num_channels, std::string const& engine,
+                                                std::optional<Milliseconds> timeout, Milliseconds connect_timeout,
+                                                std::string secret, std::string interface_address) {
+  expects_value(max_lag >= 0, "max_lag must be at least 0, not " + std::to_string(max_lag));
+  expects_value(max_lag_limit == -1 || max_lag_limit >= max_lag,
+                "max_lag_limit must be -1 (as max_lag) or at least max_lag, not " + std::to_string(max_lag_limit));
+  expects_value(num_channels >= 1 && num_channels <= 64,
+                "num_channels must be 1 to 64, not " + std::to_string(num_channels));
+  expects_value(!timeout || timeout->count() > 0, "timeout must be above 0");
+  expects_value(connect_timeout.count() > 0, "connect_timeout must be above 0");
+  comm::GroupOptions settings;
+  settings.engine = engine_named(engine);
+  settings.max_lag = max_lag;
+  settings.max_lag_limit = max_lag_limit;
+  settings.num_channels = num_channels;
+  settings.timeout = timeout.value_or(kBackendDefaultTimeout);
+  settings.connect_timeout = connect_timeout;
+  settings.secret = std::move(secret);
+  settings.interface_address = std::move(interface_address);
+  auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
+  options->has_timeout = timeout.has_value();
+  if (slot_bytes) set_slot_bytes(*options, *slot_bytes);
+  return options;
+}
+
+/// Options(...) that make an equal object; a secret is not shown.
+std::string describe(HeadwayOptions const& options) {
+  auto const& group = options.group;
+  return "headway.Options(max_lag=" + std::to_string(group.max_lag) +
+         ", max_lag_limit=" + std::to_string(group.max_lag_limit) + ", slot_bytes=" + std::to_string(group.slot_bytes) +
+         ", num_channels=" + std::to_string(group.num_channels) + ", engine='" + name_of(group.engine) + "')";
+}
+
+template <typename Member>
+auto reader(Member comm::GroupOptions::*member) {
+  return [member](HeadwayOptions const& options) { return options.group.*member; };
+}
+
+void define_options(py::module_& module, py::object const& base) {
+  auto const copy = [](HeadwayOptions const& options) { return c10::make_intrusive<HeadwayOptions>(options); };
+  comm::GroupOptions const defaults;
+  py::class_<HeadwayOptions, c10::intrusive_ptr<HeadwayOptions>>(module, "Options", base)
+      .def(py::init(&make_options), py::kw_only(), py::arg("max_lag") = defaults.max_lag,
+           py::arg("max_lag_limit") = defaults.max_lag_limit, py::arg("slot_bytes") = py::none(),
+           py::arg("num_channels") = defaults.num_channels, py::arg("engine") = "auto", py::arg("timeout") = py::none(),
+           py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
+           py::arg("interface_address") = "")
+      .def("__copy__", copy)
+      .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
+      .def("__repr__", &describe)
+      .def_property_readonly("max_lag", reader(&comm::GroupOptions::max_lag))
+      .def_property_readonly("max_lag_limit", reader(&comm::GroupOptions::max_lag_limit))
+      .def_property_readonly("num_channels", reader(&comm::GroupOptions::num_channels))
+      .def_property_readonly("connect_timeout", reader(&comm::GroupOptions::connect_timeout))
+      .def_property_readonly("timeout",
+                             [](HeadwayOptions const& options) -> std::optional<Milliseconds> {
+                               if (!options.has_timeout) return std::nullopt;
+                               return options.timeout;
+                             })
+      .def_property(
+          "engine", [](HeadwayOptions const& options) { return name_of(options.group.engine); },
+          [](HeadwayOptions& options, std::string const& name) { options.group.engine = engine_named(name); })
+      .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
+      .def_property_readonly("has_slot_bytes", [](HeadwayOptions const& options) { return options.has_slot_bytes; })
+      .def("_set_secret", [](HeadwayOptions& options, std::string secret) { options.group.secret = std::move(secret); })
+      .def_property_readonly("has_secret", [](HeadwayOptions const& options) { return !options.group.secret.empty(); });
+}
+
+py::dict peer_statistics(comm::PeerStats const& peer) {
+  py::dict row;
+  row["wait_s"] = peer.wait_s;
+  row["waits"] = peer.waits;
+  row["bytes_sent"] = peer.bytes_sent;
+  row["bytes_received"] = peer.bytes_received;
+  row["messages_sent"] = peer.messages_sent;
+  row["messages_received"] = peer.messages_received;
+  row["repeated_fragments"] = peer.repeated_fragments;
+  return row;
+}
+
+py::dict statistics(HeadwayBackend const& backend) {
+  auto const stats = backend.handle()->group().stats();
+  py::dict peers;
+  for (std::size_t rank = 0; rank < stats.peers.size(); ++rank)
+    peers[py::int_(rank)] = peer_statistics(stats.peers[rank]);
+  py::dict all;
+  all["peers"] = peers;
+  all["lag_histogram"] = stats.lag_histogram;
+  all["wait_s_by_lag"] = stats.wait_s_by_lag;
+  all["operations"] = stats.operations;
+  all["lag_lost"] = stats.lag_lost;
+  all["queued"] = stats.queued;
+  all["landing_bytes"] = stats.landing_bytes;
+  return all;
+}
+
+py::list drain_trace(HeadwayBackend const& backend) {
+  py::list events;
+  for (auto const& event : backend.handle()->group().drain_trace()) {
+    py::dict row;
+    row["number"] = event.number;
+    row["channel"] = event.channel;
+    row["started_s"] = event.started_s;
+    row["posted_s"] = event.posted_s;
+    row["completed_s"] = event.completed_s;
+    row["bytes_sent"] = event.bytes_sent;
+    row["bytes_received"] = event.bytes_received;
+    row["last_peer"] = event.last_peer;
+    row["lag"] = event.lag;
+    events.append(row);
+  }
+  return events;
+}
+
+std::vector<std::string> engines_by_peer(HeadwayBackend const& backend) {
+  std::vector<std::string> names;
+  auto const handle = backend.handle();
+  for (int peer = 0; peer < backend.getSize(); ++peer) {
+    names.emplace_back(peer == backend.getRank() ? "self" : handle->group().traits(peer).engine);
+  }
+  return names;
+}
+
+void define_backend(py::module_& module, py::object const& base) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<HeadwayBackend, c10::intrusive_ptr<HeadwayBackend>>(module, "HeadwayBackend", base)
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, c10::intrusive_ptr<HeadwayOptions>, ReducerFactory>(),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("make_reducer"), Release())
+      .def_property_readonly("options", &HeadwayBackend::getBackendOptions)
+      .def("get_error", &HeadwayBackend::getError, Release())
+      .def("_set_default_timeout", &HeadwayBackend::setTimeout, py::arg("timeout"), Release())
+      .def("all_to_all_single", &HeadwayBackend::all_to_all_single, py::arg("output"), py::arg("input"),
+           py::arg("output_split_sizes"), py::arg("input_split_sizes"), py::arg("channel"),
+           py::arg("timeout") = c10d::kUnsetTimeout, Release())
+      .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), Release())
+      .def("engines", &engines_by_peer)
+      .def("statistics", &statistics)
+      .def(
+          "reset_statistics", [](HeadwayBackend const& backend) { backend.handle()->group().reset_stats(); }, Release())
+      .def(
+          "set_trace_capacity",
+          [](HeadwayBackend const& backend, std::size_t capacity) {
+            backend.handle()->group().set_trace_capacity(capacity);
+          },
+          py::arg("capacity"), Release())
+      .def("drain_trace", &drain_trace)
+      .def(
+          "health_message",
+          [](HeadwayBackend const& backend) { return std::string(backend.handle()->group().health().message()); },
+          Release());
+}
+
+}  // namespace
+
+}  // namespace headway::c10d_backend
+
+PYBIND11_MODULE(_C, module) {
+  module.attr("torch_version") = TORCH_VERSION;
+  module.doc() = "The torch.distributed backend of Headway, in C++.";
+  // Their Python types come with torch and must be known before ours are derived from them.
+  py::object const c10d = py::module_::import("torch._C._distributed_c10d");
+  headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
+  headway::c10d_backend::define_backend(module, c10d.attr("Backend"));
+}

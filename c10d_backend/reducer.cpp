@@ -1,0 +1,130 @@
+#include "reducer.hpp"
+
+#include <ATen/ThreadLocalState.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+struct Reducer::State {
+  struct Queued {
+    c10::intrusive_ptr<DelegatedWork> work;
+    Call call;
+    at::ThreadLocalState caller;  ///< Modes of the calling thread (gradients, profiler) that the call relies on.
+  };
+
+  Make make;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_making = false;
+  bool is_aborted = false;
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string failure;
+  std::deque<Queued> queue;  ///< Calls that came before the backend was there.
+
+  void begin_making(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
+  void make_backend(std::function<void(std::string const&)> const& fail_group);
+  void run_queue();
+  void refuse_queue();
+};
+
+Reducer::Reducer(Make make) : state_(std::make_shared<State>()) { state_->make = std::move(make); }
+
+void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
+                    std::function<void(std::string const&)> fail_group) {
+  {
+    std::lock_guard const lock(state_->mutex);
+    TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
+    if (!state_->backend || !state_->queue.empty()) {
+      state_->queue.push_back({std::move(work), std::move(call), at::ThreadLocalState()});
+      state_->begin_making(state_, std::move(fail_group));
+      return;
+    }
+  }
+  work->start(call(*state_->backend));
+}
+
+void Reducer::State::begin_making(std::shared_ptr<State> const& self,
+                                  std::function<void(std::string const&)> fail_group) {
+  if (std::exchange(is_making, true)) return;
+  // Detached, for it may have to wait for other ranks longer than this one wants to live.
+  std::thread([self, fail_group = std::move(fail_group)] { self->make_backend(fail_group); }).detach();
+}
+
+void Reducer::State::make_backend(std::function<void(std::string const&)> const& fail_group) {
+  try {
+    auto made = make();
+    {
+      std::lock_guard const lock(mutex);
+      backend = std::move(made);
+      if (is_aborted) backend->abort();
+    }
+    changed.notify_all();
+    run_queue();
+  } catch (std::exception const& error) {
+    {
+      std::lock_guard const lock(mutex);
+      failure = std::string("headway: the group that reduces could not be made: ") + error.what();
+    }
+    changed.notify_all();
+    fail_group(failure);
+    refuse_queue();
+  }
+}
+
+void Reducer::State::run_queue() {
+  std::unique_lock lock(mutex);
+  while (!queue.empty()) {
+    // It stays in the queue while it is started, so that a later call does not overtake it.
+    auto& next = queue.front();
+    lock.unlock();
+    try {
+      at::ThreadLocalStateGuard const as_caller(next.caller);
+      next.work->start(next.call(*backend));
+    } catch (std::exception const&) {
+      next.work->refuse(std::current_exception());
+    }
+    lock.lock();
+    queue.pop_front();
+  }
+}
+
+void Reducer::State::refuse_queue() {
+  std::lock_guard const lock(mutex);
+  for (auto& queued : queue) {
+    queued.work->refuse(
+        std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure)));
+  }
+  queue.clear();
+}
+
+c10::intrusive_ptr<c10d::Backend> Reducer::backend(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(state_->mutex);
+  state_->begin_making(state_, [](std::string const&) {});
+  state_->changed.wait_for(lock, timeout, [&] { return state_->backend || !state_->failure.empty(); });
+  TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
+  return state_->backend;
+}
+
+void Reducer::set_timeout(std::chrono::milliseconds timeout) {
+  std::lock_guard const lock(state_->mutex);
+  if (state_->backend) state_->backend->setTimeout(timeout);
+}
+
+void Reducer::abort() {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  {
+    std::lock_guard const lock(state_->mutex);
+    state_->is_aborted = true;
+    backend = state_->backend;
+  }
+  if (backend) backend->abort();
+}
+
+void Reducer::leak() { new std::shared_ptr<State>(std::move(state_)); }
+
+}  // namespace headway::c10d_backend

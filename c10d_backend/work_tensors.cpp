@@ -1,0 +1,64 @@
+#include "work_tensors.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+void expects_movable(at::Tensor const& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "headway moves dense tensors only, and this one is ",
+                              tensor.layout(), ": all_reduce is the only collective for sparse tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "headway does not move tensors on ", tensor.device(),
+                              " yet, only CPU tensors: use an NCCL group for this collective");
+}
+
+bool is_plain(at::Tensor const& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+std::span<std::byte> bytes_of(at::Tensor const& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+}  // namespace
+
+comm::DataType data_type_of(at::Tensor const& tensor) { return static_cast<comm::DataType>(tensor.scalar_type()); }
+
+at::Tensor WorkTensors::plain_source(at::Tensor const& tensor) {
+  expects_movable(tensor);
+  if (is_plain(tensor)) {
+    held_.push_back(tensor);
+    return tensor;
+  }
+  at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  held_.push_back(tensor.resolve_conj().resolve_neg().contiguous());
+  return held_.back();
+}
+
+at::Tensor WorkTensors::plain_destination(at::Tensor const& tensor) {
+  expects_movable(tensor);
+  if (is_plain(tensor)) {
+    held_.push_back(tensor);
+    return tensor;
+  }
+  at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  write_backs_.emplace_back(tensor,
+                            at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
+  return write_backs_.back().second;
+}
+
+std::span<std::byte const> WorkTensors::source(at::Tensor const& tensor) { return bytes_of(plain_source(tensor)); }
+
+std::span<std::byte> WorkTensors::destination(at::Tensor const& tensor) { return bytes_of(plain_destination(tensor)); }
+
+void WorkTensors::write_back() {
+  if (write_backs_.empty()) return;
+  at::AutoDispatchBelowADInplaceOrView const no_autograd;
+  for (auto& [tensor, temporary] : write_backs_) tensor.copy_(temporary);
+}
+
+void WorkTensors::release() {
+  held_.clear();
+  write_backs_.clear();
+}
+
+}  // namespace headway::c10d_backend

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "torch_headers.hpp"
+
+#include <headway/comm/group.hpp>
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// Type code of a tensor's elements, as messages carry it.
+comm::DataType data_type_of(at::Tensor const& tensor);
+
+/// The tensors of one operation: keeps them alive, and stands contiguous temporaries in for those that are not plain
+/// memory (strided views, lazily conjugated or negated tensors).
+class WorkTensors final {
+ public:
+  /// Bytes to send. @throws NotImplementedError for tensors that are not dense CPU memory.
+  std::span<std::byte const> source(at::Tensor const& tensor);
+  /// Memory to receive into; reaches `tensor` at write_back() if that is not plain memory.
+  std::span<std::byte> destination(at::Tensor const& tensor);
+  /// Contiguous stand-in for `tensor`, or itself; its bytes may be cut at will.
+  at::Tensor plain_source(at::Tensor const& tensor);
+  at::Tensor plain_destination(at::Tensor const& tensor);
+
+  /// Copies the temporaries to the tensors they stand for.
+  void write_back();
+  /// Drops all but the results.
+  void release();
+
+  std::vector<at::Tensor> results;          ///< What Work::result() and the future give.
+  std::vector<std::size_t> result_lengths;  ///< Not empty: the future gives a list of lists of these lengths.
+
+ private:
+  std::vector<at::Tensor> held_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> write_backs_;  ///< Output and its temporary.
+};
+
+}  // namespace headway::c10d_backend

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "torch_headers.hpp"
+
+#include <ATen/record_function.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// What a Work reports about itself, known at its start.
+struct WorkTitle {
+  c10d::OpType type;
+  char const* name;  ///< As profilers show it: "headway:all_to_all". A literal.
+  std::uint64_t sequence_number;
+  std::chrono::milliseconds timeout;  ///< From the start; wait() fails the group when it passes.
+};
+
+/// Arguments for the base class of a Work, which records an event for a profiler if it gets a title: only while one
+/// looks.
+inline char const* title_for_profiler(WorkTitle const& title) { return at::hasCallbacks() ? title.name : nullptr; }
+
+inline std::optional<std::vector<at::Tensor>> inputs_for_profiler(std::vector<at::Tensor> const& inputs) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return inputs;
+}
+
+}  // namespace headway::c10d_backend

@@ -1,0 +1,1 @@
+"""Runnable recommendation models and trainers on top of headway."""

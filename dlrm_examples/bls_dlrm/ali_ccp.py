@@ -1,0 +1,167 @@
+"""Ali-CCP logs: skeleton rows joined with the features that the rows of one impression group share.
+
+``sample_skeleton_*.csv`` holds ``sample id,click,conversion,common feature id,number of features,features`` and
+``common_features_*.csv`` holds ``common feature id,number of features,features``. Features are separated by the byte 1;
+each is ``field``, byte 2, ``id``, byte 3, ``value``. As in the paper, each of the 23 fields becomes one table with one
+value per row: of a field that repeats (a user's history), the feature with the largest value is kept, the first of
+equals. The label is the click. Dense inputs are the values kept for the eight fields that carry counts.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from dlrm_examples.bls_dlrm.log_files import list_log_files, read_blocks
+from dlrm_examples.bls_dlrm.log_format import (
+    DataError,
+    LineParser,
+    LogFormat,
+    LogRow,
+    MalformedLineError,
+    MalformedLines,
+)
+
+# fmt: off
+FIELDS = (
+    "101", "121", "122", "124", "125", "126", "127", "128", "129", "205", "206", "207", "210", "216", "301", "508",
+    "509", "702", "853", "109_14", "110_14", "127_14", "150_14",
+)
+# fmt: on
+WEIGHTED_FIELDS = ("508", "509", "702", "853", "109_14", "110_14", "127_14", "150_14")
+
+SKELETON_PREFIX = "sample_skeleton"
+COMMON_PREFIX = "common_features"
+
+_FEATURE_SEPARATOR = b"\x01"
+_ID_SEPARATOR = b"\x02"
+_VALUE_SEPARATOR = b"\x03"
+_FIELD_BYTES = frozenset(field.encode() for field in FIELDS)
+_ORDERED_FIELD_BYTES = tuple(field.encode() for field in FIELDS)
+_WEIGHTED_FIELD_BYTES = tuple(field.encode() for field in WEIGHTED_FIELDS)
+
+Features = dict[bytes, tuple[int, float]]
+"""For each field the id kept and its value."""
+
+
+def parse_features(text: bytes, *, expected_count: int) -> Features:
+    """Reads a list of features and keeps the one of largest value for each known field.
+
+    Raises:
+        MalformedLineError: a feature is incomplete, or their number is not ``expected_count``.
+    """
+    parts = text.split(_FEATURE_SEPARATOR) if text else []
+    if len(parts) != expected_count:
+        raise MalformedLineError(f"{len(parts)} features, but the line announces {expected_count}")
+    kept: Features = {}
+    for part in parts:
+        field, _, rest = part.partition(_ID_SEPARATOR)
+        id_text, separator, value_text = rest.partition(_VALUE_SEPARATOR)
+        if not separator or not id_text.isdigit():
+            raise MalformedLineError(f"feature {part[:40]!r} is not 'field 0x02 id 0x03 value'")
+        if field not in _FIELD_BYTES:
+            continue
+        value = _parse_value(value_text)
+        if field not in kept or value > kept[field][1]:
+            kept[field] = (int(id_text), value)
+    return kept
+
+
+def parse_common_line(line: bytes) -> tuple[bytes, Features]:
+    """Reads a line of ``common_features_*.csv``: its id and its features."""
+    fields = _split(line, num_fields=3)
+    return fields[0], parse_features(fields[2], expected_count=_parse_count(fields[1]))
+
+
+def parse_skeleton_line(line: bytes, common: dict[bytes, Features]) -> LogRow:
+    """Reads a line of ``sample_skeleton_*.csv`` and joins it with the shared features that it names.
+
+    Raises:
+        MalformedLineError: wrong fields, or a common feature id that ``common`` does not hold.
+    """
+    fields = _split(line, num_fields=6)
+    if fields[1] not in (b"0", b"1"):
+        raise MalformedLineError(f"click {fields[1][:24]!r} is neither 0 nor 1")
+    if fields[3] not in common:
+        raise MalformedLineError(f"common feature id {fields[3].decode(errors='backslashreplace')} is not known")
+    features = common[fields[3]] | parse_features(fields[5], expected_count=_parse_count(fields[4]))
+    return LogRow(
+        label=int(fields[1]),
+        dense=tuple([features[name][1] if name in features else None for name in _WEIGHTED_FIELD_BYTES]),
+        sparse=tuple([features[name][0] if name in features else None for name in _ORDERED_FIELD_BYTES]),
+    )
+
+
+def read_common_features(source: Path, malformed: MalformedLines) -> dict[bytes, Features]:
+    """All shared features of a directory, by common feature id."""
+    common: dict[bytes, Features] = {}
+    for block in read_blocks(_list_common_files(source)):
+        for offset, line in enumerate(block.lines):
+            try:
+                common_id, features = parse_common_line(line)
+            except MalformedLineError as error:
+                malformed.add(block.path, block.first_line_number + offset, str(error))
+                continue
+            common[common_id] = features
+    return common
+
+
+def is_ali_ccp_directory(source: Path) -> bool:
+    """Whether ``source`` is a directory with skeleton files."""
+    return source.is_dir() and any(source.glob(f"{SKELETON_PREFIX}*"))
+
+
+def _split(line: bytes, *, num_fields: int) -> list[bytes]:
+    fields = line.rstrip(b"\r\n").split(b",")
+    if len(fields) != num_fields:
+        raise MalformedLineError(f"{len(fields)} comma-separated fields, expected {num_fields}")
+    return fields
+
+
+def _parse_count(text: bytes) -> int:
+    if not text.isdigit():
+        raise MalformedLineError(f"number of features {text[:24]!r} is not a number")
+    return int(text)
+
+
+def _parse_value(text: bytes) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise MalformedLineError(f"value {text[:24]!r} is not a finite number")
+    return value
+
+
+def _list_prefixed(source: Path, prefix: str) -> list[Path]:
+    if not source.is_dir():
+        raise DataError(f"{source}: an Ali-CCP log is a directory with {SKELETON_PREFIX}* and {COMMON_PREFIX}* files")
+    found = [path for path in list_log_files(source, suffixes=(".csv",)) if path.name.startswith(prefix)]
+    if not found:
+        raise DataError(f"{source}: no {prefix}*.csv file in this directory")
+    return found
+
+
+def _list_skeleton_files(source: Path) -> list[Path]:
+    return _list_prefixed(source, SKELETON_PREFIX)
+
+
+def _list_common_files(source: Path) -> list[Path]:
+    return _list_prefixed(source, COMMON_PREFIX)
+
+
+def _make_line_parser(source: Path, malformed: MalformedLines) -> LineParser:
+    common = read_common_features(source, malformed)
+    return lambda line: parse_skeleton_line(line, common)
+
+
+ALI_CCP = LogFormat(
+    name="ali_ccp",
+    dense_names=tuple(f"value_{field}" for field in WEIGHTED_FIELDS),
+    sparse_names=tuple(f"field_{field}" for field in FIELDS),
+    list_row_files=_list_skeleton_files,
+    list_joined_files=_list_common_files,
+    make_line_parser=_make_line_parser,
+    table_rows=None,
+)

@@ -1,0 +1,280 @@
+"""Click logs converted once into Parquet files, and reused as long as the source files stay the same.
+
+A store is a directory: one ``part-<block>.parquet`` per block of source lines and ``manifest.json``. It does not depend
+on the number of ranks or on table sizes, so every run can use it. Because it is columnar, a rank reads only the columns
+of its own embedding tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dlrm_examples.bls_dlrm.log_files import BLOCK_LINES, LineBlock, read_blocks
+from dlrm_examples.bls_dlrm.log_format import (
+    DataError,
+    LineParser,
+    LogFormat,
+    LogRow,
+    MalformedLineError,
+    MalformedLines,
+)
+from dlrm_examples.bls_dlrm.log_formats import format_named
+
+STORE_VERSION = 1
+"""Part of the key of every store: raise it when the layout or the meaning of a column changes."""
+
+LABEL = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is in a store."""
+
+    store_version: int
+    format_name: str
+    source: str
+    part_rows: dict[str, int]  # file name -> rows, in row order
+    complete: bool  # False when only the first lines of the source were converted
+    lines_limit: int  # lines converted at most; 0 when complete
+    max_ids: tuple[int, ...]  # largest id of each sparse column; 0 where there is none
+    malformed_count: int
+    malformed_reports: tuple[str, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return sum(self.part_rows.values())
+
+
+@dataclass(frozen=True)
+class ColumnarLog:
+    """A finished store."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def format(self) -> LogFormat:
+        """Format of the log it was made from."""
+        return format_named(self.manifest.format_name)
+
+    def read_columns(self, names: Sequence[str], *, num_rows: int) -> dict[str, npt.NDArray[np.generic]]:
+        """The first ``num_rows`` values of each column; missing values are 0; starts again at the end of the store.
+
+        Returns:
+            arrays of shape (num_rows,): int64 for sparse columns and the label, float64 for dense ones.
+        """
+        tables, available = [], 0
+        for part, rows in self.manifest.part_rows.items():
+            if available >= num_rows:
+                break
+            tables.append(pq.read_table(self.path / part, columns=list(names)))
+            available += rows
+        table = pa.concat_tables(tables)
+        return {name: np.resize(table.column(name).fill_null(0).to_numpy(), num_rows) for name in names}
+
+
+def open_or_convert(
+    source: Path,
+    log_format: LogFormat,
+    *,
+    store_root: Path,
+    num_rows: int | None = None,
+    num_workers: int = 1,
+    strict: bool = False,
+) -> ColumnarLog:
+    """The store of ``source``, made first if there is none that is up to date.
+
+    Args:
+        source: log file or directory.
+        log_format: how to read it.
+        store_root: directory that holds the stores; created if missing.
+        num_rows: rows that the caller will use; None converts the whole log. With a limit only as many lines as that,
+            rounded up to blocks, are converted.
+        num_workers: processes that convert, each its own share of the lines.
+        strict: a malformed line is an error.
+    Raises:
+        DataError: the source cannot be read, has no usable row, or has a malformed line and ``strict`` is set.
+    """
+    max_blocks = None if num_rows is None else -(-num_rows // BLOCK_LINES)
+    key = _source_key(source, log_format)
+    log = _find_store(store_root, key, max_blocks)
+    if log is None:
+        log = _convert(source, log_format, store_root, key, max_blocks, num_workers)
+    if strict and log.manifest.malformed_count:
+        reports = log.manifest.malformed_reports
+        raise DataError(f"{log.manifest.malformed_count} malformed lines (--strict); the first: {reports[0]}")
+    if log.manifest.num_rows == 0:
+        first = log.manifest.malformed_reports[:1] or ("the log is empty",)
+        raise DataError(f"{source}: no usable row; {first[0]}")
+    return log
+
+
+def default_store_root() -> Path:
+    """Directory of the stores unless the user names one: ``$XDG_CACHE_HOME/headway/columnar``."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "headway" / "columnar"
+
+
+def _source_key(source: Path, log_format: LogFormat) -> str:
+    """Digest over the format and the path, size and modification time of every file that is read."""
+    digest = hashlib.sha256(f"{STORE_VERSION} {log_format.name} {BLOCK_LINES}".encode())
+    for path in log_format.list_row_files(source) + log_format.list_joined_files(source):
+        status = path.stat()
+        digest.update(f"\n{path.resolve()}\t{status.st_size}\t{status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _store_path(store_root: Path, key: str, max_blocks: int | None) -> Path:
+    return store_root / f"{key}-{'all' if max_blocks is None else max_blocks}"
+
+
+def _find_store(store_root: Path, key: str, max_blocks: int | None) -> ColumnarLog | None:
+    for path in sorted(store_root.glob(f"{key}-*")):
+        log = _read_store(path)
+        if log is None:
+            continue
+        enough = max_blocks is not None and log.manifest.lines_limit >= max_blocks * BLOCK_LINES
+        if log.manifest.complete or enough:
+            return log
+    return None
+
+
+def _read_store(path: Path) -> ColumnarLog | None:
+    """Opens a store; None if it is damaged, so that it is made again."""
+    try:
+        fields = json.loads((path / "manifest.json").read_text())
+        for name in ("max_ids", "malformed_reports"):
+            fields[name] = tuple(fields[name])
+        manifest = Manifest(**fields)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if any(not (path / part).is_file() for part in manifest.part_rows):
+        return None
+    return ColumnarLog(path, manifest)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one worker converted."""
+
+    part_rows: dict[str, int]
+    max_ids: tuple[int, ...]
+    malformed: MalformedLines
+    joined_malformed: MalformedLines
+    num_blocks: int
+
+
+def _convert(
+    source: Path, log_format: LogFormat, store_root: Path, key: str, max_blocks: int | None, num_workers: int
+) -> ColumnarLog:
+    """Converts into a temporary directory, then moves it to its place, so that no reader sees half a store."""
+    try:
+        store_root.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix="building-", dir=store_root))
+    except OSError as error:
+        raise DataError(f"{store_root}: cannot keep the converted data there: {error.strerror}") from error
+    try:
+        shares = _convert_shares(source, log_format, building, max_blocks, num_workers)
+        manifest = _merge(shares, source, log_format, max_blocks)
+        (building / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
+        path = _store_path(store_root, key, None if manifest.complete else max_blocks)
+        shutil.rmtree(path, ignore_errors=True)
+        building.rename(path)
+    except OSError as error:
+        raise DataError(f"{store_root}: cannot write the converted data: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return ColumnarLog(path, manifest)
+
+
+def _convert_shares(
+    source: Path, log_format: LogFormat, target: Path, max_blocks: int | None, num_workers: int
+) -> list[_Share]:
+    source_bytes = sum(path.stat().st_size for path in log_format.list_row_files(source))
+    if num_workers == 1 or source_bytes < 4 << 20:
+        return [_convert_share(source, log_format.name, target, max_blocks, 0, 1)]
+    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+        tasks = [
+            pool.submit(_convert_share, source, log_format.name, target, max_blocks, shard, num_workers)
+            for shard in range(num_workers)
+        ]
+        return [task.result() for task in tasks]
+
+
+def _convert_share(
+    source: Path, format_name: str, target: Path, max_blocks: int | None, shard: int, num_shards: int
+) -> _Share:
+    log_format = format_named(format_name)
+    malformed, joined_malformed = MalformedLines(), MalformedLines()
+    parse = log_format.make_line_parser(source, joined_malformed)
+    part_rows: dict[str, int] = {}
+    max_ids = np.zeros(len(log_format.sparse_names), dtype=np.int64)
+    num_blocks = 0
+    row_files = log_format.list_row_files(source)
+    for block in read_blocks(row_files, shard=shard, num_shards=num_shards, max_blocks=max_blocks):
+        num_blocks += 1
+        rows = list(parse_block(block, parse, malformed))
+        if not rows:
+            continue
+        table = _to_table(rows, log_format)
+        part = f"part-{block.block_number:08d}.parquet"
+        pq.write_table(table, target / part, compression="zstd")
+        part_rows[part] = table.num_rows
+        ids = [table.column(name).fill_null(0).to_numpy() for name in log_format.sparse_names]
+        max_ids = np.maximum(max_ids, [column.max() for column in ids])
+    return _Share(part_rows, tuple(int(value) for value in max_ids), malformed, joined_malformed, num_blocks)
+
+
+def parse_block(block: LineBlock, parse: LineParser, malformed: MalformedLines) -> Iterable[LogRow]:
+    """The rows of a block; lines that cannot be read are counted in ``malformed`` and left out."""
+    for offset, line in enumerate(block.lines):
+        try:
+            yield parse(line)
+        except MalformedLineError as error:
+            malformed.add(block.path, block.first_line_number + offset, str(error))
+
+
+def _to_table(rows: list[LogRow], log_format: LogFormat) -> pa.Table:
+    columns = {LABEL: pa.array([row.label for row in rows], pa.int8())}
+    for name, values in zip(log_format.dense_names, zip(*(row.dense for row in rows), strict=True), strict=True):
+        columns[name] = pa.array(values, pa.float64())
+    for name, ids in zip(log_format.sparse_names, zip(*(row.sparse for row in rows), strict=True), strict=True):
+        columns[name] = pa.array(ids, pa.int64())
+    return pa.table(columns)
+
+
+def _merge(shares: list[_Share], source: Path, log_format: LogFormat, max_blocks: int | None) -> Manifest:
+    malformed = MalformedLines()
+    malformed.extend(shares[0].joined_malformed)  # every worker read the same joined files
+    part_rows: dict[str, int] = {}
+    for share in shares:
+        malformed.extend(share.malformed)
+        part_rows |= share.part_rows
+    num_blocks = sum(share.num_blocks for share in shares)
+    complete = max_blocks is None or num_blocks < max_blocks
+    return Manifest(
+        store_version=STORE_VERSION,
+        format_name=log_format.name,
+        source=str(source.resolve()),
+        part_rows=dict(sorted(part_rows.items())),
+        complete=complete,
+        lines_limit=0 if complete or max_blocks is None else max_blocks * BLOCK_LINES,
+        max_ids=tuple(int(value) for value in np.max([share.max_ids for share in shares], axis=0)),
+        malformed_count=malformed.count,
+        malformed_reports=tuple(malformed.reports),
+    )

@@ -1,0 +1,119 @@
+"""Options that the demo and the grid share, and their checks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from dlrm_examples.bls_dlrm.columnar_store import default_store_root
+from dlrm_examples.bls_dlrm.log_formats import FORMATS
+from dlrm_examples.bls_dlrm.systems import SYSTEMS
+
+MAX_ROWS_PER_TABLE = 1_000_000
+USAGE_ERROR = 2
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a wrong argument in one line, without repeating the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """Converter of an integer argument with a lower bound."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < lowest:
+            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {value}")
+        return value
+
+    return convert
+
+
+def make_parser(program: str, description: str, *, default_out: str, default_steps: int) -> argparse.ArgumentParser:
+    """Parser with the shared options."""
+    parser = OneLineParser(
+        prog=program,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ranks", type=at_least(1), default=4, help="processes (default: %(default)s)")
+    parser.add_argument(
+        "--lag",
+        type=at_least(0),
+        nargs="+",
+        default=[0, 1, 2, 3, 4],
+        metavar="K",
+        help="bounds to try: steps that a rank may be ahead of another (default: 0 1 2 3 4)",
+    )
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        choices=tuple(SYSTEMS),
+        default=list(SYSTEMS),
+        help="; ".join(f"{system.name}: {system.description}" for system in SYSTEMS.values()) + " (default: all)",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="log file or directory, .gz too (default: a generated Criteo log)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("auto", *FORMATS),
+        default="auto",
+        help="format of --data; auto tells a directory of Ali-CCP from Criteo's files (default: auto)",
+    )
+    parser.add_argument("--strict", action="store_true", help="stop at a malformed line instead of counting it")
+    parser.add_argument(
+        "--steps", type=at_least(1), default=default_steps, help="batches per run (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=at_least(1), default=5, help="repetitions of each point (default: %(default)s)")
+    parser.add_argument(
+        "--mini-batch", type=at_least(1), default=128, help="rows that a rank answers per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-rows-per-table",
+        type=at_least(1),
+        default=MAX_ROWS_PER_TABLE,
+        metavar="ROWS",
+        help="larger tables are cut to this, ids are taken modulo (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of weights, delays and ids (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(default_out),
+        metavar="DIR",
+        help="gets report.html, results.jsonl and plots (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=default_store_root(),
+        metavar="DIR",
+        help="keeps converted logs for the next time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write traces of the exchanges over Headway, for ui.perfetto.dev: FILE.SETTING.DATASET.RANK.json",
+    )
+    parser.add_argument(
+        "--timeout", type=at_least(1), default=1800, metavar="S", help="stop after this time (default: %(default)s s)"
+    )
+    return parser
+
+
+def program_name(module: str) -> str:
+    """How the user called this program."""
+    started = Path(sys.argv[0]).name
+    return sys.argv[0] if started.startswith("headway ") else f"python -m {module}"

@@ -1,0 +1,178 @@
+"""One call of the demo or the grid: data, ranks, results, report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dlrm_examples.bls_dlrm.columnar_store import ColumnarLog, open_or_convert
+from dlrm_examples.bls_dlrm.criteo import KAGGLE_CARDINALITIES, NUM_INTEGERS
+from dlrm_examples.bls_dlrm.generate import write_ali_ccp_log, write_criteo_log
+from dlrm_examples.bls_dlrm.launch import RankFailedError, run_plan
+from dlrm_examples.bls_dlrm.log_format import DataError, LogFormat
+from dlrm_examples.bls_dlrm.log_formats import detect_format, format_named
+from dlrm_examples.bls_dlrm.measurement import GroupStats, Measurement, Message
+from dlrm_examples.bls_dlrm.plan import RANDOM_DATASET, Plan, Workload, make_points
+from dlrm_examples.bls_dlrm.report import write_report
+from dlrm_examples.bls_dlrm.results import ResultRow, make_rows, write_json_lines
+from dlrm_examples.bls_dlrm.settings import SETTINGS
+from dlrm_examples.bls_dlrm.systems import SYSTEMS
+from dlrm_examples.bls_dlrm.text_table import HEADINGS, format_table, headline, table_cells
+
+
+class SetupError(RuntimeError):
+    """The comparison cannot begin; the message is one line."""
+
+
+class Comparison:
+    """Collects workloads, then runs them all with one set of processes."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._began = time.monotonic()
+        self.notes: list[str] = []
+        self._logs: dict[Path, ColumnarLog] = {}
+        _make_directory(options.out)
+        if options.trace is not None:
+            if all(SYSTEMS[name].backend != "headway" for name in options.systems):
+                raise SetupError("--trace records exchanges over Headway: add bls-headway to --systems")
+            _make_directory(options.trace.parent)
+
+    def load_log(self, path: Path, log_format: LogFormat) -> ColumnarLog:
+        """Opens or converts a log, at the first need, and says what was found."""
+        if path not in self._logs:
+            self._logs[path] = self._load_log(path, log_format)
+        return self._logs[path]
+
+    def _load_log(self, path: Path, log_format: LogFormat) -> ColumnarLog:
+        options = self._options
+        log = open_or_convert(
+            path,
+            log_format,
+            store_root=options.store,
+            num_rows=options.ranks * options.mini_batch * options.steps,
+            num_workers=min(options.ranks, 8),
+            strict=options.strict,
+        )
+        needed = options.ranks * options.mini_batch * options.steps
+        print(f"data: {path}, {log.manifest.num_rows} rows ready, {needed} used per run")
+        if log.manifest.num_rows < needed:
+            self._note(f"{path} has only {log.manifest.num_rows} rows; they are used repeatedly")
+        if log.manifest.malformed_count:
+            self._note(f"{log.manifest.malformed_count} malformed lines were left out, the first:")
+            for report in log.manifest.malformed_reports[:5]:
+                self._note(f"  {report}")
+        return log
+
+    def generated_log(self, format_name: str) -> Path:
+        """A synthetic log large enough for a run, written at the first need and kept beside the results."""
+        options = self._options
+        rows = options.ranks * options.mini_batch * options.steps
+        directory = options.out / "data"
+        if format_name == "criteo":
+            path: Path = directory / f"criteo_{rows}_{options.seed}.tsv"
+            if not path.exists():
+                print(f"data: writing {rows} synthetic rows to {path}")
+                write_criteo_log(path, num_rows=rows, seed=options.seed)
+            return path
+        path = directory / f"ali_ccp_{rows}_{options.seed}"
+        if not path.exists():
+            print(f"data: writing {rows} synthetic rows to {path}")
+            write_ali_ccp_log(path, num_rows=rows, seed=options.seed)
+        return path
+
+    def workload(self, setting: str, log: ColumnarLog | None) -> Workload:
+        """A setting on a log, or on random requests for the sizes of Criteo."""
+        largest = self._options.max_rows_per_table
+        table_rows = KAGGLE_CARDINALITIES if log is None else log.format.table_rows
+        if log is not None and table_rows is None:
+            table_rows = tuple(max_id + 1 for max_id in log.manifest.max_ids)
+        assert table_rows is not None
+        return Workload(
+            setting=setting,
+            dataset=RANDOM_DATASET if log is None else log.format.name,
+            log=log,
+            table_rows=tuple(min(rows, largest) for rows in table_rows),
+            num_dense=NUM_INTEGERS if log is None else len(log.format.dense_names),
+        )
+
+    def run(self, workloads: Sequence[Workload], *, command: str, json_path: Path | None = None) -> int:
+        """Measures all workloads, prints tables, writes the report; returns the exit status."""
+        options = self._options
+        json_paths = {options.out / "results.jsonl", json_path or options.out / "results.jsonl"}
+        for path in json_paths:
+            _make_directory(path.parent)
+        plan = Plan(
+            num_ranks=options.ranks,
+            workloads=tuple(workloads),
+            points=make_points(list(dict.fromkeys(options.systems)), sorted(set(options.lag))),
+            num_runs=options.runs,
+            num_steps=options.steps,
+            mini_batch=options.mini_batch,
+            seed=options.seed,
+            trace_path=None if options.trace is None else options.trace.resolve(),
+        )
+        rows = measure(plan, timeout_s=options.timeout)
+        for path in json_paths:
+            write_json_lines(plan, rows, path)
+        write_report(plan, rows, options.out, notes=self.notes, command=command)
+        _print_tables(plan, rows)
+        print(f"report: {options.out / 'report.html'}, results: {options.out / 'results.jsonl'}")
+        print(f"took {time.monotonic() - self._began:.0f} s")
+        if not all(row.identical for row in rows):
+            print("predictions differ between systems or bounds: see the report", file=sys.stderr)
+            return 1
+        return 0
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        print(f"note: {text}", file=sys.stderr)
+
+
+def measure(plan: Plan, *, timeout_s: float) -> list[ResultRow]:
+    """Runs the plan with a progress bar."""
+    measurements: list[Measurement] = []
+    stats: list[GroupStats] = []
+    with tqdm(total=plan.num_measurements, unit="run", desc="starting", leave=False) as progress:
+
+        def on_message(message: Message) -> None:
+            if isinstance(message, Measurement):
+                measurements.append(message)
+                if message.rank == 0:
+                    progress.set_description(f"{message.point.system} k={message.point.max_lag}", refresh=False)
+                    progress.update()
+            elif isinstance(message, GroupStats):
+                stats.append(message)
+
+        run_plan(plan, on_message, timeout_s=timeout_s)
+    return make_rows(plan, measurements, stats)
+
+
+def chosen_format(options: argparse.Namespace) -> LogFormat:
+    """Format of ``--data``."""
+    return detect_format(options.data) if options.format == "auto" else format_named(options.format)
+
+
+EXPECTED_ERRORS = (DataError, SetupError, RankFailedError)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"{path}: cannot make this directory: {error.strerror}") from error
+
+
+def _print_tables(plan: Plan, rows: Sequence[ResultRow]) -> None:
+    for index, workload in enumerate(plan.workloads):
+        of_workload = [row for row in rows if row.workload == index]
+        print(f"\n{workload.setting}, {workload.dataset}: {SETTINGS[workload.setting].description}")
+        print(format_table(HEADINGS, table_cells(of_workload)))
+        print(headline(of_workload))
+    if all(row.identical for row in rows):
+        print("All predictions are bit-identical over systems and bounds.")

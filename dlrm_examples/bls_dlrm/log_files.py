@@ -1,0 +1,72 @@
+"""Lines of plain or gzip-compressed log files, with their numbers, split among readers."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from dlrm_examples.bls_dlrm.log_format import DataError
+
+BLOCK_LINES = 8192
+"""Lines that one reader takes at a time; also the most rows in one part of the columnar store."""
+
+
+class LineBlock(NamedTuple):
+    """Consecutive lines of one file."""
+
+    block_number: int  # place among all blocks of all files
+    path: Path
+    first_line_number: int  # starts at 1
+    lines: list[bytes]  # line ends are kept
+
+
+def list_log_files(source: Path, *, suffixes: tuple[str, ...]) -> list[Path]:
+    """Log files of ``source``: itself if it is a file, else the files in that directory that end in ``suffixes``.
+
+    Raises:
+        DataError: there is no such path, or no such file in the directory.
+    """
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise DataError(f"{source}: no such file or directory")
+    endings = tuple(suffix + compression for suffix in suffixes for compression in ("", ".gz"))
+    found = sorted(path for path in source.iterdir() if path.is_file() and path.name.endswith(endings))
+    if not found:
+        raise DataError(f"{source}: no file ending in {', '.join(endings)} in this directory")
+    return found
+
+
+def read_blocks(
+    paths: Iterable[Path], *, shard: int = 0, num_shards: int = 1, max_blocks: int | None = None
+) -> Iterator[LineBlock]:
+    """Every ``num_shards``-th block of the files, starting at block ``shard``.
+
+    The readers with shard 0 to ``num_shards - 1`` together see each line exactly once, in blocks whose content does not
+    depend on ``num_shards``. ``max_blocks`` limits the blocks of all readers together.
+
+    Raises:
+        DataError: a file cannot be read or decompressed.
+    """
+    index = 0
+    for path in paths:
+        first_line_number = 1
+        try:
+            with _open(path) as stream:
+                while lines := list(islice(stream, BLOCK_LINES)):
+                    if max_blocks is not None and index >= max_blocks:
+                        return
+                    if index % num_shards == shard:
+                        yield LineBlock(index, path, first_line_number, lines)
+                    first_line_number += len(lines)
+                    index += 1
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read near line {first_line_number}: {error}") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")

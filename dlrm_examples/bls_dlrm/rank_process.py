@@ -1,0 +1,205 @@
+"""One rank: connects, builds its part of the model, measures every point of the plan and reports to the launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import random
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Protocol
+
+import headway
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from dlrm_examples.bls_dlrm.loop import InferenceRank, LoopResult
+from dlrm_examples.bls_dlrm.measurement import Failed, Finished, GroupStats, Measurement, Message, Ready
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, tables_of_rank
+from dlrm_examples.bls_dlrm.plan import Plan, Point, Workload
+from dlrm_examples.bls_dlrm.request_source import LogRequests, RandomRequests, RequestSource
+from dlrm_examples.bls_dlrm.settings import draw_delays
+from dlrm_examples.bls_dlrm.step_inputs import StepInputs, make_step_inputs
+from dlrm_examples.bls_dlrm.systems import SYSTEMS, System, make_group
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+WARM_UP_STEPS = 5
+_PR_SET_PDEATHSIG = 1
+
+
+class Outbox(Protocol):
+    """The sending side of a multiprocessing queue."""
+
+    def put(self, message: Message, /) -> None:
+        """Sends a message."""
+
+
+def rank_main(rank: int, plan: Plan, store_port: int, launcher_pid: int, outbox: Outbox) -> None:
+    """Entry point of a rank's process."""
+    _die_with_launcher(launcher_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    torch.set_num_threads(1)
+    try:
+        store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.num_ranks, timeout=COLLECTIVE_TIMEOUT)
+        outbox.put(Ready(rank))
+        for index in range(len(plan.workloads)):
+            measure_workload(plan, index, rank, outbox.put)
+        outbox.put(Finished(rank))
+        dist.destroy_process_group()
+    except Exception as error:
+        outbox.put(Failed(rank, _describe(error)))
+        raise SystemExit(1) from None
+
+
+def measure_workload(plan: Plan, index: int, rank: int, report: Callable[[Message], None]) -> None:
+    """Measures all points of one workload, in an order that is drawn anew for each run, and reports each run."""
+    workload = plan.workloads[index]
+    config = DlrmConfig(table_rows=workload.table_rows, num_dense=workload.num_dense, seed=plan.seed)
+    inputs, inference = _prepare(plan, workload, config, rank)
+    groups = _make_groups(plan, inputs, row_bytes=config.row_bytes)
+    for point in plan.points:
+        _run_point(inference, groups[point], point, np.zeros(min(WARM_UP_STEPS, plan.num_steps)))
+        _reset_stats(groups[point], point)
+    with _traced(plan, workload):
+        _measure_runs(plan, index, rank, inference, groups, report)
+    for point in plan.points:
+        _report_stats(groups[point], rank, index, point, report)
+    for group in dict.fromkeys(groups.values()):
+        dist.destroy_process_group(group)
+
+
+def _measure_runs(
+    plan: Plan,
+    index: int,
+    rank: int,
+    inference: InferenceRank,
+    groups: dict[Point, dist.ProcessGroup],
+    report: Callable[[Message], None],
+) -> None:
+    for run in range(plan.num_runs):
+        delays_s = draw_delays(
+            plan.workloads[index].conditions,
+            rank=rank,
+            num_ranks=plan.num_ranks,
+            run=run,
+            num_steps=plan.num_steps,
+            seed=plan.seed,
+        )
+        for point in random.Random(f"{plan.seed} {run}").sample(plan.points, len(plan.points)):
+            dist.barrier()  # on the Gloo world group, before the clock starts
+            result = _run_point(inference, groups[point], point, delays_s)
+            report(_measurement(result, rank, index, point, run))
+    dist.barrier()
+
+
+def _prepare(plan: Plan, workload: Workload, config: DlrmConfig, rank: int) -> tuple[list[StepInputs], InferenceRank]:
+    tables = tables_of_rank(config.num_tables, rank=rank, num_ranks=plan.num_ranks)
+    shard = EmbeddingShard(config, tables)
+    source = make_source(plan, workload, config, tables)
+    inputs = [
+        make_step_inputs(
+            source,
+            shard,
+            step,
+            rank=rank,
+            num_ranks=plan.num_ranks,
+            pool_at_receiver=workload.conditions.pool_at_receiver,
+        )
+        for step in range(plan.num_steps)
+    ]
+    return inputs, InferenceRank(Dlrm(config), shard, inputs)
+
+
+def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: range) -> RequestSource:
+    """The requests of a workload, with the ids of some tables."""
+    num_rows = plan.num_ranks * plan.mini_batch
+    if workload.log is None:
+        max_lookups = workload.conditions.max_lookups
+        return RandomRequests(config, num_rows=num_rows, max_lookups=max_lookups, seed=plan.seed)
+    return LogRequests(workload.log, config, tables=tables, num_rows=num_rows, num_steps=plan.num_steps)
+
+
+def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dict[Point, dist.ProcessGroup]:
+    """One Gloo group for all points over Gloo, and one Headway group per bound."""
+    slot_bytes = max(row_bytes * max(step.receive_rows) for step in inputs)
+    groups: dict[Point, dist.ProcessGroup] = {}
+    gloo: dict[str, dist.ProcessGroup] = {}
+    for point in plan.points:
+        system: System = SYSTEMS[point.system]
+        if system.backend == "headway":
+            groups[point] = make_group(system, max_lag=point.max_lag, slot_bytes=slot_bytes)
+            continue
+        if system.backend not in gloo:
+            gloo[system.backend] = make_group(system, max_lag=0, slot_bytes=0)
+        groups[point] = gloo[system.backend]
+    return groups
+
+
+def _run_point(inference: InferenceRank, group: dist.ProcessGroup, point: Point, delays_s: np.ndarray) -> LoopResult:
+    if SYSTEMS[point.system].bounded_lag:
+        return inference.run_bounded_lag(group, delays_s, max_lag=point.max_lag)
+    return inference.run_synchronous(group, delays_s)
+
+
+def _measurement(result: LoopResult, rank: int, workload: int, point: Point, run: int) -> Measurement:
+    times = result.times
+    digest = hashlib.sha256()
+    for prediction in result.predictions:
+        digest.update(prediction.numpy().tobytes())
+    return Measurement(
+        rank=rank,
+        workload=workload,
+        point=point,
+        run=run,
+        elapsed_s=times.elapsed_s,
+        finished_s=times.finished,
+        request_latency_s=times.request_latency_s,
+        work=times.work(max_lag=point.max_lag),
+        posting_s=float((times.post_ended - times.post_began).sum()),
+        waiting_s=float((times.wait_ended - times.wait_began).sum()),
+        held_bytes=result.held_bytes,
+        bytes_per_exchange=result.sent_bytes / len(result.predictions),
+        predictions_digest=digest.hexdigest(),
+    )
+
+
+def _reset_stats(group: dist.ProcessGroup, point: Point) -> None:
+    if SYSTEMS[point.system].backend == "headway":
+        headway.reset_stats(group)
+
+
+def _report_stats(
+    group: dist.ProcessGroup, rank: int, workload: int, point: Point, report: Callable[[Message], None]
+) -> None:
+    if SYSTEMS[point.system].backend == "headway":
+        report(GroupStats(rank=rank, workload=workload, point=point, stats=dict(headway.stats(group))))
+
+
+def _traced(plan: Plan, workload: Workload) -> AbstractContextManager[None]:
+    """Traces the exchanges of the block if the plan says so, one file per workload and rank."""
+    if plan.trace_path is None:
+        return nullcontext()
+    name = f"{plan.trace_path.stem}.{workload.setting}.{workload.dataset}.rank{{rank}}{plan.trace_path.suffix}"
+    return headway.trace(plan.trace_path.with_name(name))
+
+
+def _die_with_launcher(launcher_pid: int) -> None:
+    """Has the kernel kill this process when the launcher ends, however it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher_pid:
+        os._exit(1)
+
+
+def _describe(error: Exception) -> str:
+    """One line for the user, with the place that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {first_line}{place}"

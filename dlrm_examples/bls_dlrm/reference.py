@@ -1,0 +1,54 @@
+"""The judge: one process that holds all tables and answers the same mini-batches without any exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, pool_rows
+from dlrm_examples.bls_dlrm.request_source import Ids, RequestSource
+from dlrm_examples.bls_dlrm.step_inputs import make_step_inputs
+
+
+@torch.no_grad()
+def predict_in_one_process(
+    config: DlrmConfig, source: RequestSource, *, num_steps: int, num_ranks: int, pool_at_receiver: bool = False
+) -> list[list[torch.Tensor]]:
+    """Predictions by rank and step, bit for bit those of ``num_ranks`` processes.
+
+    Returns:
+        for each rank and step a (B,) tensor.
+    """
+    model, shard = Dlrm(config), EmbeddingShard(config, range(config.num_tables))
+    predictions: list[list[torch.Tensor]] = [[] for _ in range(num_ranks)]
+    for step in range(num_steps):
+        for rank in range(num_ranks):
+            window = _Rows(source, rank, num_ranks)
+            inputs = make_step_inputs(window, shard, step, rank=0, num_ranks=1, pool_at_receiver=pool_at_receiver)
+            rows = shard.look_up(inputs.indices, inputs.bag_offsets)
+            if inputs.receive_offsets is not None:
+                rows = pool_rows(rows, inputs.receive_offsets)
+            predictions[rank].append(model.predict(model.bottom(inputs.dense), rows))
+    return predictions
+
+
+class _Rows:
+    """The rows of one rank's mini-batch as a source of their own."""
+
+    def __init__(self, source: RequestSource, rank: int, num_ranks: int) -> None:
+        self.num_rows = source.num_rows // num_ranks
+        self._source = source
+        self._first = rank * self.num_rows
+
+    def lookups(self, step: int) -> Ids:
+        """(T,) as in the whole batch."""
+        return self._source.lookups(step)
+
+    def ids(self, step: int, table: int) -> Ids:
+        """(B, lookups) ids."""
+        return self._source.ids(step, table)[self._first : self._first + self.num_rows]
+
+    def dense(self, step: int, first_row: int, end_row: int) -> npt.NDArray[np.float32]:
+        """Dense inputs, rows counted from the mini-batch's first."""
+        return self._source.dense(step, self._first + first_row, self._first + end_row)

@@ -1,0 +1,231 @@
+"""Turns what the ranks reported into one row per workload, system and bound."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm_examples.bls_dlrm.measurement import GroupStats, Measurement
+from dlrm_examples.bls_dlrm.metrics import Estimate, batch_latency, estimate, estimated_bytes_per_lag, throughput
+from dlrm_examples.bls_dlrm.model import DlrmConfig
+from dlrm_examples.bls_dlrm.plan import Plan, Point
+from dlrm_examples.bls_dlrm.recurrence import replay
+
+REFERENCE_SYSTEM = "sync"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultRow:
+    """One workload, system and bound; times in seconds.
+
+    Attributes:
+        latency: of a step, the paper's metric: over runs and processes.
+        latency_quantiles: 5%, 50% and 95% of the same samples.
+        throughput: mini-batches per second of all processes together, over runs.
+        speedup: throughput over that of the synchronous system in the same runs; None if that was not measured.
+        request_latency: from the arrival of a mini-batch to its predictions, over runs and processes.
+        request_latency_p99: 99% quantile over all requests.
+        waiting: time in waits per step, over runs and processes.
+        posting: time in the calls that start exchanges per step, over runs and processes.
+        replay_ratio: measured time of all ranks over that of the replayed recurrence, over runs.
+        held_bytes: most bytes of tensors that pending steps kept alive on a rank.
+        library_bytes: most memory that Headway reserves on a rank for its peers to write to; None for other systems.
+        bytes_per_exchange: mean bytes that a rank sends per exchange.
+        identical: whether the predictions are bit-identical to those of every other point of the workload.
+        stats: ``headway.stats(group)`` by rank, where there is one.
+    """
+
+    workload: int
+    point: Point
+    num_samples: int
+    latency: Estimate
+    latency_quantiles: tuple[float, float, float]
+    throughput: Estimate
+    speedup: Estimate | None
+    request_latency: Estimate
+    request_latency_p99: float
+    waiting: Estimate
+    posting: Estimate
+    replay_ratio: Estimate
+    held_bytes: int
+    library_bytes: int | None
+    bytes_per_exchange: float
+    identical: bool
+    stats: dict[int, dict[str, Any]]
+
+
+def make_rows(plan: Plan, measurements: Sequence[Measurement], stats: Sequence[GroupStats]) -> list[ResultRow]:
+    """Rows in the order of the plan's workloads and points."""
+    by_point: dict[tuple[int, Point], list[Measurement]] = defaultdict(list)
+    for entry in sorted(measurements, key=lambda measurement: (measurement.run, measurement.rank)):
+        by_point[entry.workload, entry.point].append(entry)
+    rows = []
+    for workload in range(len(plan.workloads)):
+        expected = [entry.predictions_digest for entry in by_point[workload, plan.points[0]]]
+        reference = by_point.get((workload, Point(REFERENCE_SYSTEM, 0)))
+        for point in plan.points:
+            entries = by_point[workload, point]
+            identical = [entry.predictions_digest for entry in entries] == expected
+            of_point = [entry for entry in stats if (entry.workload, entry.point) == (workload, point)]
+            of_ranks = {entry.rank: entry.stats for entry in sorted(of_point, key=lambda entry: entry.rank)}
+            rows.append(_make_row(plan, workload, point, entries, reference, identical, of_ranks))
+    return rows
+
+
+def _make_row(
+    plan: Plan,
+    workload: int,
+    point: Point,
+    entries: list[Measurement],
+    reference: list[Measurement] | None,
+    identical: bool,
+    stats: dict[int, dict[str, Any]],
+) -> ResultRow:
+    steps = plan.num_steps
+    elapsed_s = _elapsed(plan, entries)
+    requests = np.concatenate([entry.request_latency_s for entry in entries])
+    low, median, high = np.quantile(elapsed_s / steps, (0.05, 0.5, 0.95))
+    return ResultRow(
+        workload=workload,
+        point=point,
+        num_samples=elapsed_s.size,
+        latency=batch_latency(elapsed_s, num_steps=steps),
+        latency_quantiles=(float(low), float(median), float(high)),
+        throughput=throughput(elapsed_s, num_steps=steps),
+        speedup=None if reference is None else _speedup(elapsed_s, _elapsed(plan, reference)),
+        request_latency=estimate([float(entry.request_latency_s.mean()) for entry in entries]),
+        request_latency_p99=float(np.quantile(requests, 0.99)),
+        waiting=estimate([entry.waiting_s / steps for entry in entries]),
+        posting=estimate([entry.posting_s / steps for entry in entries]),
+        replay_ratio=estimate(_replay_ratios(entries, point.max_lag, plan.num_ranks)),
+        held_bytes=max(entry.held_bytes for entry in entries),
+        library_bytes=max((int(of_rank["landing_bytes"]) for of_rank in stats.values()), default=None),
+        bytes_per_exchange=float(np.mean([entry.bytes_per_exchange for entry in entries])),
+        identical=identical,
+        stats=stats,
+    )
+
+
+def _elapsed(plan: Plan, entries: list[Measurement]) -> np.ndarray:
+    """(runs, ranks) durations; the entries are sorted by run and rank."""
+    return np.array([entry.elapsed_s for entry in entries]).reshape(plan.num_runs, plan.num_ranks)
+
+
+def _speedup(elapsed_s: np.ndarray, reference_s: np.ndarray) -> Estimate:
+    """Ratio of throughputs, paired by run: a run has the same delays in every system."""
+    return estimate((1 / elapsed_s).sum(axis=1) / (1 / reference_s).sum(axis=1))
+
+
+def _replay_ratios(entries: list[Measurement], max_lag: int, num_ranks: int) -> list[float]:
+    ratios = []
+    for first in range(0, len(entries), num_ranks):
+        run = entries[first : first + num_ranks]
+        measured_s = max(entry.finished_s for entry in run) - min(entry.work.start_s for entry in run)
+        ratios.append(measured_s / replay([entry.work for entry in run], max_lag=max_lag).elapsed_s)
+    return ratios
+
+
+def bytes_per_lag(rows: Sequence[ResultRow], of_row: Callable[[ResultRow], int | None]) -> dict[str, float]:
+    """By how many bytes each unit of k raises ``of_row``, for each system measured at two bounds or more."""
+    by_system: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in rows:
+        num_bytes = of_row(row)
+        if num_bytes is not None:
+            by_system[row.point.system].append((row.point.max_lag, num_bytes))
+    slopes = {}
+    for system, points in by_system.items():
+        lags = [lag for lag, _ in points]
+        if len(set(lags)) > 1:
+            slopes[system] = float(np.polyfit(lags, [num_bytes for _, num_bytes in points], 1)[0])
+    return slopes
+
+
+def paper_bytes_per_lag(plan: Plan, workload: int) -> int:
+    """The paper's estimate for this workload."""
+    of = plan.workloads[workload]
+    config = DlrmConfig(table_rows=of.table_rows, num_dense=of.num_dense)
+    return estimated_bytes_per_lag(row_bytes=config.row_bytes, mini_batch=plan.mini_batch, num_tables=config.num_tables)
+
+
+def json_row(plan: Plan, row: ResultRow, *, commit: str, machine: str) -> dict[str, Any]:
+    """A row as it is written to ``results.jsonl``."""
+    workload = plan.workloads[row.workload]
+    low, median, high = row.latency_quantiles
+    return {
+        "name": "dlrm",
+        "params": {
+            "setting": workload.setting,
+            "dataset": workload.dataset,
+            "lag": row.point.max_lag,
+            "ranks": plan.num_ranks,
+            "bytes_per_rank": round(row.bytes_per_exchange),
+            "mini_batch": plan.mini_batch,
+            "steps": plan.num_steps,
+            "runs": plan.num_runs,
+            "seed": plan.seed,
+        },
+        "system": row.point.system,
+        "median_s": median,
+        "p5_s": low,
+        "p95_s": high,
+        "samples": row.num_samples,
+        "rate": row.throughput.mean,
+        "unit": "batches/s",
+        "ratio": None if row.speedup is None else row.speedup.mean,
+        "ratio_ci95": None if row.speedup is None else row.speedup.half_width,
+        "latency_s": row.latency.mean,
+        "latency_ci95_s": row.latency.half_width,
+        "rate_ci95": row.throughput.half_width,
+        "request_latency_s": row.request_latency.mean,
+        "request_latency_ci95_s": row.request_latency.half_width,
+        "request_latency_p99_s": row.request_latency_p99,
+        "waiting_s": row.waiting.mean,
+        "posting_s": row.posting.mean,
+        "replay_ratio": row.replay_ratio.mean,
+        "replay_ratio_ci95": row.replay_ratio.half_width,
+        "held_bytes": row.held_bytes,
+        "library_bytes": row.library_bytes,
+        "paper_bytes_per_lag": paper_bytes_per_lag(plan, row.workload),
+        "predictions_identical": row.identical,
+        "stats": row.stats,
+        "commit": commit,
+        "machine": machine,
+    }
+
+
+def write_json_lines(plan: Plan, rows: Sequence[ResultRow], path: Path) -> None:
+    """One line per row."""
+    commit, machine = current_commit(), describe_machine()
+    lines = [json.dumps(json_row(plan, row, commit=commit, machine=machine)) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def current_commit() -> str:
+    """Commit of the checkout that holds this file, with ``+`` after it if files differ; ``unknown`` outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def describe_machine() -> str:
+    """Processor and number of cores that this process may use."""
+    model = platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"

@@ -1,0 +1,62 @@
+// Every rank sends each rank one number and checks what it receives. Start one process a rank:
+//   for rank in 0 1 2; do ./exchange $rank 3 /tmp/meeting-place & done; wait
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <headway/comm/group.hpp>
+#include <headway/comm/store.hpp>
+#include <span>
+#include <vector>
+
+namespace {
+
+namespace comm = headway::comm;
+
+constexpr comm::DataType kInt = 1;  // any code that all ranks understand alike
+
+int number_for(int source, int destination) { return 100 * source + destination; }
+
+/// Exchanges one number with every rank; returns how many of those received are wrong.
+int exchange(comm::Group& group) {
+  int const size = group.size();
+  std::vector<int> sent(size), received(size);
+  std::vector<std::span<std::byte const>> sends;
+  std::vector<std::span<std::byte>> receives;
+  for (int rank = 0; rank < size; ++rank) {
+    sent[rank] = number_for(group.rank(), rank);
+    sends.push_back(std::as_bytes(std::span(&sent[rank], 1)));
+    receives.push_back(std::as_writable_bytes(std::span(&received[rank], 1)));
+  }
+
+  comm::OperationPtr operation = group.all_to_all_v({.sends = sends, .receives = receives, .data_type = kInt});
+  if (comm::Status const status = group.wait(*operation); !status.ok()) {
+    throw comm::OperationError(status);
+  }
+
+  int wrong = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    wrong += received[rank] != number_for(rank, group.rank());
+  }
+  return wrong;
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) try {
+  if (argument_count != 4) {
+    std::fprintf(stderr, "usage: %s RANK SIZE DIRECTORY\n", arguments[0]);
+    return 2;
+  }
+  int const rank = std::atoi(arguments[1]);
+  int const size = std::atoi(arguments[2]);
+  comm::FileStore store(arguments[3]);
+  auto group = comm::Group::connect(rank, size, store, {.max_lag = 1});
+
+  int const wrong = exchange(*group);
+  std::printf("rank %d of %d: %s\n", rank, size, wrong == 0 ? "all numbers are right" : "WRONG NUMBERS");
+  return wrong == 0 ? 0 : 1;
+} catch (std::exception const& error) {
+  std::fprintf(stderr, "exchange: %s\n", error.what());
+  return 1;
+}

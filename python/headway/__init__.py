@@ -1,0 +1,39 @@
+"""Headway: collectives that let ranks run a bounded distance apart, as a backend of ``torch.distributed``.
+
+Importing this module registers the backend::
+
+    import torch.distributed as dist, headway
+
+    dist.init_process_group("headway")                       # torchrun, mpirun, srun or spawn
+    lagging = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=2))
+"""
+
+from headway._environment import check_environment
+
+check_environment()
+
+from headway._extension import HeadwayBackend, Options  # noqa: E402 - a wrong environment is told first
+from headway.backend import backend_of, register, set_max_lag  # noqa: E402
+from headway.collectives import all_to_all_single  # noqa: E402
+from headway.lag_queue import LagQueue  # noqa: E402
+from headway.launchers import adopt_launcher_environment  # noqa: E402
+from headway.statistics import reset_stats, stats  # noqa: E402
+from headway.torchrec_shim import install as _install_torchrec_shim  # noqa: E402
+from headway.tracing import trace  # noqa: E402
+
+__all__ = [
+    "HeadwayBackend",
+    "LagQueue",
+    "Options",
+    "adopt_launcher_environment",
+    "all_to_all_single",
+    "backend_of",
+    "reset_stats",
+    "set_max_lag",
+    "stats",
+    "trace",
+]
+
+register()
+adopt_launcher_environment()
+_install_torchrec_shim()

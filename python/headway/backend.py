@@ -1,0 +1,92 @@
+"""Registers the backend with ``torch.distributed`` and finds it again in a group."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from headway import torchrec_shim
+from headway._extension import HeadwayBackend, Options
+from headway.options import complete_options
+
+NAME = "headway"
+
+
+def register() -> None:
+    """Makes ``"headway"`` a backend of ``torch.distributed``: one instance for all device types of a group.
+
+    CUDA is named only where it is available: otherwise checkpoints ask for the current CUDA device and fail.
+    """
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=devices)
+
+
+def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
+    """Connects one rank of a group; c10d calls this on every rank.
+
+    Args:
+        group: c10d's ``_DistributedBackendOptions``: store, rank, size, timeout, name.
+        options: ``pg_options`` of the caller, if any.
+    Raises:
+        TypeError, ValueError: wrong options or environment.
+        torch.distributed.DistBackendError: the ranks could not be connected; names who is missing or what differs.
+    """
+    if "torchrec" in sys.modules and not torchrec_shim.is_installed():
+        warnings.warn(torchrec_shim.MISSING, RuntimeWarning, stacklevel=2)
+    complete = complete_options(
+        options, timeout=group.timeout, group_name=group.group_id, global_ranks=list(group.global_ranks_in_group)
+    )
+    return HeadwayBackend(group.store, group.group_rank, group.group_size, complete, make_reducer)
+
+
+def make_reducer(store: Store, rank: int, size: int, timeout: timedelta, device: str) -> Any:
+    """Makes the backend that does the arithmetic of reductions: Gloo for CPU tensors, NCCL for CUDA tensors."""
+    if device == "cpu":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    if device == "cuda" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    raise RuntimeError(f"no backend is known that reduces tensors on {device}")
+
+
+def find_backend(group: dist.ProcessGroup | None = None) -> HeadwayBackend | None:
+    """The headway backend of a group (of the default group where None), or None if it has none."""
+    if group is None:
+        group = dist.distributed_c10d._get_default_group()
+    for device in group._device_types:
+        backend: Any = group._get_backend(device)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker in front.
+        backend = getattr(backend, "wrapped_pg", backend)
+        if isinstance(backend, HeadwayBackend):
+            return backend
+    return None
+
+
+def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
+    """The headway backend of a group.
+
+    Raises:
+        ValueError: the group belongs to another backend.
+    """
+    backend = find_backend(group)
+    if backend is None:
+        raise ValueError(f"this group is not a headway group: its backend is {dist.get_backend(group)}")
+    return backend
+
+
+def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None) -> None:
+    """Changes this rank's bound from now on; other ranks need not do the same.
+
+    Args:
+        max_lag: 0 to the group's ``Options.max_lag_limit``.
+    Raises:
+        ValueError: the group has no room for that bound, or is not a headway group.
+    """
+    backend_of(group).set_max_lag(max_lag)

@@ -1,0 +1,318 @@
+"""``headway doctor``: what this host offers, what Headway will use of it and why, and what to fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import errno
+import importlib.metadata
+import json
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway import _host
+
+TRIED_TORCH = "2.11"
+TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
+#: Descriptors that a rank of a job of 64 needs at most: one lifeline and one connection a peer, and memory files.
+NEEDED_FILES = 256
+
+
+class Level(enum.Enum):
+    """How a finding bears on a run."""
+
+    OK = "ok"
+    NOTE = "note"  #: works, and could be better
+    PROBLEM = "problem"  #: something would fail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fact of the host."""
+
+    name: str
+    level: Level = Level.OK
+    value: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What Headway will use for one purpose."""
+
+    purpose: str
+    uses: str
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """All findings, and the choices that follow from them."""
+
+    findings: list[Finding]
+    choices: list[Choice]
+
+    @property
+    def is_ok(self) -> bool:
+        return all(finding.level is not Level.PROBLEM for finding in self.findings)
+
+    def as_json(self) -> str:
+        return json.dumps({"ok": self.is_ok, **dataclasses.asdict(self)}, indent=2, default=lambda level: level.value)
+
+
+def diagnose() -> Diagnosis:
+    """Looks at this host; takes a few seconds, since it imports torch in a process of its own."""
+    shared_memory = find_shared_memory()
+    direct_reads = find_direct_reads()
+    loopback = [find_loopback(socket.AF_INET, "127.0.0.1"), find_loopback(socket.AF_INET6, "::1")]
+    software = find_software()
+    findings = [
+        find_cores(),
+        find_memory(),
+        shared_memory,
+        direct_reads,
+        find_huge_pages(),
+        *loopback,
+        find_rdma(),
+        find_open_files(),
+        *software,
+    ]
+    return Diagnosis(findings=findings, choices=choose(shared_memory, direct_reads))
+
+
+def choose(shared_memory: Finding, direct_reads: Finding) -> list[Choice]:
+    """What Headway uses, given what works here."""
+    if shared_memory.level is Level.PROBLEM:
+        same_host = Choice(
+            purpose="peers on this host",
+            uses="nothing unless HEADWAY_ENGINE=tcp",
+            because="shm needs memory files, which do not work here",
+        )
+    else:
+        same_host = Choice(
+            purpose="peers on this host", uses="shm", because="memory files work: data lands without a system call"
+        )
+    if shared_memory.level is Level.OK and direct_reads.level is Level.OK:
+        large = Choice(
+            purpose="messages above a slot",
+            uses="pull (process_vm_readv)",
+            because="a rank may read its siblings' memory: one copy instead of two",
+        )
+    else:
+        large = Choice(
+            purpose="messages above a slot", uses="fragments", because="a rank may not read its siblings' memory"
+        )
+    return [
+        same_host,
+        large,
+        Choice(purpose="peers on other hosts", uses="tcp", because="works everywhere; RDMA is not used yet"),
+        Choice(purpose="reductions", uses="Gloo (CPU)", because="Headway moves data and leaves arithmetic to it"),
+    ]
+
+
+def find_cores() -> Finding:
+    limits = _host.cpu_limits()
+    value = f"{limits.allowed} of {limits.online} usable"
+    if limits.quota is not None:
+        value += f", the cgroup grants the time of {limits.quota:g}"
+    if limits.usable < 2:
+        fix = "ranks will take turns on one core; give the container at least as many cores as ranks"
+        return Finding(name="cores", level=Level.NOTE, value=value, fix=fix)
+    return Finding(name="cores", value=value)
+
+
+def find_memory() -> Finding:
+    free, limit = _host.memory_info_bytes("MemAvailable"), _host.memory_limit_bytes()
+    value = "unknown" if free is None else f"{free / 2**30:.1f} GiB free"
+    if limit is not None:
+        value += f", the cgroup's limit is {limit / 2**30:.1f} GiB"
+    least = min(amount for amount in (free, limit, 1 << 62) if amount is not None)
+    if least < 4 << 30:
+        return Finding(name="memory", level=Level.NOTE, value=value, fix="the demo on 4 processes wants about 4 GiB")
+    return Finding(name="memory", value=value)
+
+
+def find_shared_memory() -> Finding:
+    error = _host.memfd_error()
+    if error is None:
+        return Finding(name="shared memory", value="memory files work (the size of /dev/shm does not matter)")
+    return Finding(
+        name="shared memory",
+        level=Level.PROBLEM,
+        value=f"no memory files: {error}",
+        fix="allow memfd_create in the container's seccomp profile, or set HEADWAY_ENGINE=tcp on all ranks",
+    )
+
+
+def find_direct_reads() -> Finding:
+    """Cross-memory attach, tried between two sibling processes."""
+    name = "direct reads (CMA)"
+    scope = _host.read_text(Path("/proc/sys/kernel/yama/ptrace_scope"))
+    yama = "no Yama" if scope is None else f"Yama ptrace_scope {scope}"
+    answer = _host.run_probe("_cma_probe.py")
+    if "error" in answer:
+        return Finding(name=name, level=Level.NOTE, value=f"could not be tried: {answer['error']}")
+    if answer["plain"] == 0:
+        return Finding(name=name, value=f"process_vm_readv between siblings works ({yama})")
+    if answer["with_ptracer"] == 0:
+        return Finding(name=name, value=f"process_vm_readv works after PR_SET_PTRACER ({yama})")
+    code = answer["with_ptracer"]
+    return Finding(
+        name=name,
+        level=Level.NOTE,
+        value=f"process_vm_readv: {errno.errorcode.get(code, str(code))} ({yama}): large messages are copied twice",
+        fix=_direct_reads_fix(code, scope),
+    )
+
+
+def _direct_reads_fix(code: int, scope: str | None) -> str:
+    if code == errno.ENOSYS:
+        return "the kernel or a seccomp filter lacks process_vm_readv: allow it in the container's profile"
+    if scope in ("2", "3"):
+        return "as root: sysctl kernel.yama.ptrace_scope=1 (3 needs a reboot)"
+    return "in a container: start it with --cap-add=SYS_PTRACE, and all ranks as one user"
+
+
+def find_huge_pages() -> Finding:
+    folder = Path("/sys/kernel/mm/transparent_hugepage")
+    anonymous = _host.selected_word(folder / "enabled") or "not available"
+    shared = _host.selected_word(folder / "shmem_enabled") or "not available"
+    reserved = _host.memory_info_bytes("HugePages_Free") or 0
+    value = f"transparent: {anonymous}, in shared memory: {shared}; reserved and free: {reserved}"
+    if shared in ("always", "within_size", "advise"):
+        return Finding(name="huge pages", value=value)
+    return Finding(
+        name="huge pages",
+        level=Level.NOTE,
+        value=value,
+        fix="for messages of many MB, as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
+
+
+def find_loopback(family: socket.AddressFamily, address: str) -> Finding:
+    version = "IPv4" if family == socket.AF_INET else "IPv6"
+    error = _host.listen_error(family, address)
+    if error is None:
+        return Finding(name=f"tcp over {version}", value=f"listens and connects on {address}")
+    if family == socket.AF_INET6:
+        return Finding(name=f"tcp over {version}", level=Level.NOTE, value=f"not here: {error}")
+    return Finding(
+        name=f"tcp over {version}",
+        level=Level.PROBLEM,
+        value=f"cannot connect to {address}: {error}",
+        fix="ranks find each other over tcp: bring the loopback interface up (ip link set lo up)",
+    )
+
+
+def find_rdma() -> Finding:
+    ports = _host.rdma_devices()
+    if not ports:
+        return Finding(name="RDMA", value="no device")
+    return Finding(name="RDMA", value=f"{', '.join(ports)} (not used yet: other hosts are reached by tcp)")
+
+
+def find_open_files() -> Finding:
+    soft, hard = _host.open_file_limits()
+    value = f"{soft} (hard limit {hard})"
+    if soft >= NEEDED_FILES:
+        return Finding(name="open files", value=value)
+    return Finding(
+        name="open files",
+        level=Level.PROBLEM,
+        value=value,
+        fix=f"ulimit -n {NEEDED_FILES * 4}" if hard < 0 or hard >= NEEDED_FILES else "raise the hard limit as root",
+    )
+
+
+def find_software() -> list[Finding]:
+    """Versions, GPUs, and whether ``import headway`` works."""
+    facts = _host.run_probe("_torch_probe.py")
+    findings = [_find_python()]
+    error = facts.get("error") or facts.get("torch_error")
+    if error is not None:
+        fix = f"run `make build` in the checkout, or: pip install torch=={TRIED_TORCH}.0"
+        return [*findings, Finding(name="torch", level=Level.PROBLEM, value=str(error), fix=fix)]
+    findings.append(_find_torch(str(facts["torch"]), bool(facts["distributed"])))
+    findings += [_find_package(name, tried) for name, tried in TRIED_PACKAGES.items()]
+    findings.append(_find_gpus(facts["gpus"]))
+    findings.append(_find_headway(facts.get("headway_error")))
+    return findings
+
+
+def _find_python() -> Finding:
+    return Finding(name="Python", value=f"{'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
+
+
+def _find_torch(version: str, has_distributed: bool) -> Finding:
+    if not has_distributed:
+        fix = "install a build of torch with distributed support, such as the one on PyPI"
+        return Finding(name="torch", level=Level.PROBLEM, value=f"{version} without torch.distributed", fix=fix)
+    if not version.startswith(f"{TRIED_TORCH}."):
+        fix = f"the extension is built for one version of torch: pip install torch=={TRIED_TORCH}.0"
+        return Finding(name="torch", level=Level.PROBLEM, value=f"{version}, tried with {TRIED_TORCH}", fix=fix)
+    return Finding(name="torch", value=version)
+
+
+def _find_package(name: str, tried: str) -> Finding:
+    label = name.replace("_", "-")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        fix = f"for TorchRec models: pip install --no-deps {label}=={tried}"
+        return Finding(name=label, level=Level.NOTE, value="not installed", fix=fix)
+    if version != tried:
+        return Finding(name=label, level=Level.NOTE, value=f"{version}, tried with {tried}")
+    return Finding(name=label, value=version)
+
+
+def _find_gpus(gpus: list[dict[str, object]]) -> Finding:
+    if not gpus:
+        return Finding(name="GPUs", value="none that torch can use; Headway does not need one")
+    names = [f"{number}: {gpu['name']}, peers {gpu['peers']}" for number, gpu in enumerate(gpus)]
+    return Finding(name="GPUs", value=f"{'; '.join(names)} (groups on CUDA tensors are not served yet)")
+
+
+def _find_headway(error: object) -> Finding:
+    if error is None:
+        return Finding(name="import headway", value="works; the backend is registered")
+    fix = "build the extension: `make build` in the checkout, or pip install . again after a change of torch"
+    return Finding(name="import headway", level=Level.PROBLEM, value=str(error), fix=fix)
+
+
+_MARKS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
+
+
+def format_report(diagnosis: Diagnosis) -> str:
+    """The diagnosis as text for people."""
+    lines = ["this host"]
+    width = max(len(finding.name) for finding in diagnosis.findings)
+    for finding in diagnosis.findings:
+        lines.append(f"  {_MARKS[finding.level]} {finding.name:<{width}}  {finding.value}")
+        if finding.fix is not None:
+            lines.append(f"          {'':<{width}} fix: {finding.fix}")
+    lines += ["", "what Headway will use"]
+    for choice in diagnosis.choices:
+        lines.append(f"  {choice.purpose}: {choice.uses}")
+        lines.append(f"      because {choice.because}")
+    problems = sum(finding.level is Level.PROBLEM for finding in diagnosis.findings)
+    lines += ["", f"{problems} problem{'s' * (problems != 1)} to fix" if problems else "nothing here would fail"]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str], *, diagnose_host: Callable[[], Diagnosis] = diagnose) -> int:
+    """Prints the diagnosis; returns 1 when something would fail."""
+    from headway.cli import OneLineParser
+
+    parser = OneLineParser(
+        prog="headway doctor",
+        description="Says what this host offers, what Headway will use of it and why, and what to fix. "
+        "The exit status is 1 when something would fail.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+    as_json = parser.parse_args(arguments).json
+    diagnosis = diagnose_host()
+    print(diagnosis.as_json() if as_json else format_report(diagnosis), flush=True)
+    return 0 if diagnosis.is_ok else 1

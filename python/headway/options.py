@@ -1,0 +1,77 @@
+"""Completes the options of a group from environment variables."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pathlib
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import GroupName
+
+from headway._extension import Options
+
+
+def complete_options(
+    given: Options | None,
+    *,
+    timeout: timedelta,
+    group_name: str,
+    global_ranks: list[int],
+    environ: Mapping[str, str] | None = None,
+) -> Options:
+    """Options of one group: those given, then the environment, then the defaults.
+
+    Args:
+        given: what the caller passed as ``pg_options``; it is not changed.
+        timeout: that of ``init_process_group()`` or ``new_group()``; one in ``given`` wins.
+        group_name: c10d's name of the group.
+        global_ranks: the group's ranks in the default group; empty for the default group itself.
+        environ: variables to read; ``os.environ`` where None. ``_environment.py`` lists them.
+    Raises:
+        TypeError: ``given`` is not ``headway.Options``.
+        ValueError: a variable has a value that means nothing.
+    """
+    if given is not None and not isinstance(given, Options):
+        raise TypeError(f"pg_options of a headway group must be headway.Options, not {type(given).__name__}")
+    environ = os.environ if environ is None else environ
+    options = Options() if given is None else copy.deepcopy(given)
+    if options.engine == "auto" and "HEADWAY_ENGINE" in environ:
+        options.engine = environ["HEADWAY_ENGINE"]
+    if not options.has_slot_bytes and "HEADWAY_SLOT_BYTES" in environ:
+        options.slot_bytes = _read_integer("HEADWAY_SLOT_BYTES", environ)
+    if not options.has_secret:
+        options._set_secret(read_secret(environ))
+    if options.timeout is None:
+        options._timeout = timeout
+    options.group_name = GroupName(group_name)
+    options.global_ranks_in_group = global_ranks
+    return options
+
+
+def read_secret(environ: Mapping[str, str]) -> str:
+    """The job's secret from ``HEADWAY_GROUP_SECRET_FILE`` or ``HEADWAY_GROUP_SECRET``; empty where neither is set.
+
+    Raises:
+        ValueError: both are set, or the file cannot be read or is empty.
+    """
+    path, value = environ.get("HEADWAY_GROUP_SECRET_FILE"), environ.get("HEADWAY_GROUP_SECRET", "")
+    if path is None:
+        return value
+    if value:
+        raise ValueError("set HEADWAY_GROUP_SECRET or HEADWAY_GROUP_SECRET_FILE, not both")
+    try:
+        secret = pathlib.Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"HEADWAY_GROUP_SECRET_FILE: {error}") from error
+    if not secret:
+        raise ValueError(f"HEADWAY_GROUP_SECRET_FILE: {path} is empty")
+    return secret
+
+
+def _read_integer(name: str, environ: Mapping[str, str]) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"{name} must be a number of bytes, not {environ[name]!r}") from None

@@ -1,0 +1,47 @@
+"""What a rank waited for: counted by the group itself, without any extra message."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch.distributed as dist
+
+from headway.backend import backend_of
+
+
+class PeerStatistics(TypedDict):
+    """One peer, seen from this rank."""
+
+    wait_s: float  #: seconds that waits lasted because this peer was the last to arrive
+    waits: int
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+    repeated_fragments: int  #: notifications dropped because the fragment had arrived before
+
+
+class GroupStatistics(TypedDict):
+    """One group on this rank, since its start or the last ``reset_stats()``."""
+
+    peers: dict[int, PeerStatistics]  #: by rank in the group
+    lag_histogram: list[int]  #: entry i: exchanges completed while i later ones were posted
+    wait_s_by_lag: list[float]  #: seconds waited at that lag
+    operations: int  #: exchanges completed
+    lag_lost: int  #: exchanges with a block larger than a slot although the group may lag
+    queued: int  #: operations that could not be posted at their start
+    landing_bytes: int  #: memory reserved for what peers send
+
+
+def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:
+    """Statistics of a headway group on this rank; local and cheap.
+
+    Raises:
+        ValueError: the group is not a headway group.
+    """
+    return backend_of(group).statistics()
+
+
+def reset_stats(group: dist.ProcessGroup | None = None) -> None:
+    """Sets all counters of a headway group on this rank to zero."""
+    backend_of(group).reset_statistics()

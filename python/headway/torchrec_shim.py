@@ -1,0 +1,53 @@
+"""Keeps TorchRec from taking a headway group for a fake one.
+
+TorchRec 1.6.1 asks a group for ``_get_backend_name()``, which says "custom" for every plug-in backend, and takes
+"custom" to mean a test double: it then makes outputs up without any communication
+(``torchrec/distributed/comm_ops.py`` with ``set_use_sync_collectives(True)``; ``dist_data.py`` under ``torch.compile``).
+With the shim a headway group gives its registered name.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.distributed as dist
+
+MISSING = (
+    "TorchRec takes a headway group for a fake one and makes up results without communication: "
+    "call headway.torchrec_shim.install() first"
+)
+
+_MARK = "_headway_original"
+
+
+def install() -> None:
+    """Makes ``ProcessGroup._get_backend_name`` say "headway" for headway groups; a second call changes nothing."""
+    if is_installed():
+        return
+    original = dist.ProcessGroup._get_backend_name
+
+    @functools.wraps(original)
+    def _get_backend_name(group: dist.ProcessGroup) -> str:
+        from headway.backend import NAME, find_backend
+
+        name: str = original(group)
+        return NAME if name == "custom" and find_backend(group) is not None else name
+
+    setattr(_get_backend_name, _MARK, original)
+    _replace(_get_backend_name)
+
+
+def uninstall() -> None:
+    """Undoes ``install()``: for tests that show what happens without it."""
+    if is_installed():
+        _replace(getattr(dist.ProcessGroup._get_backend_name, _MARK))
+
+
+def is_installed() -> bool:
+    """Whether a headway group would be known to TorchRec as one."""
+    return hasattr(dist.ProcessGroup._get_backend_name, _MARK)
+
+
+def _replace(method: Any) -> None:
+    dist.ProcessGroup._get_backend_name = method  # type: ignore[method-assign]

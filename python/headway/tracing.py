@@ -1,0 +1,98 @@
+"""Traces of exchanges, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import torch.distributed as dist
+
+from headway.backend import find_backend
+
+#: Exchanges kept for each group; later ones are not recorded.
+CAPACITY = 1_000_000
+
+
+class TraceEvent(TypedDict):
+    """One completed exchange. Times are seconds of the host's monotonic clock."""
+
+    number: int
+    channel: int
+    started_s: float
+    posted_s: float
+    completed_s: float
+    bytes_sent: int
+    bytes_received: int
+    last_peer: int
+    lag: int
+
+
+@contextlib.contextmanager
+def trace(path: str | pathlib.Path) -> Iterator[None]:
+    """Records the exchanges of all headway groups that exist now, and writes them when the block ends.
+
+    Each rank writes a file of its own: ``{rank}`` in ``path`` stands for the rank in the default group; without it,
+    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their files can be loaded together.
+
+    Args:
+        path: Chrome's JSON format; the folder must exist.
+    Raises:
+        ValueError: no headway group exists.
+    """
+    backends = {name: backend for name, backend in _headway_backends().items() if backend is not None}
+    if not backends:
+        raise ValueError("there is no headway group to trace: call dist.init_process_group() first")
+    rank = dist.get_rank()
+    for backend in backends.values():
+        backend.drain_trace()
+        backend.set_trace_capacity(CAPACITY)
+    try:
+        yield
+    finally:
+        rows: list[dict[str, Any]] = [_label("process_name", rank, 0, f"rank {rank}")]
+        for track, (name, backend) in enumerate(backends.items()):
+            rows.append(_label("thread_name", rank, track, f"group {name}"))
+            for event in backend.drain_trace():
+                rows.extend(trace_rows(event, rank=rank, track=track))
+            backend.set_trace_capacity(0)
+        _path_for(pathlib.Path(path), rank).write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+
+
+def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, Any]]:
+    """One exchange as rows of Chrome's format: from start to completion, and in it the time until it was posted.
+
+    Exchanges overlap where ranks lag, so these are asynchronous rows, matched by id.
+    """
+    name = f"all_to_all {event['number']}"
+    key = f"{track}.{event['channel']}.{event['number']}"
+    common = {"cat": "headway", "pid": rank, "tid": track, "id": f"{rank}.{key}"}
+    arguments = {word: event[word] for word in ("channel", "bytes_sent", "bytes_received", "last_peer", "lag")}
+    rows = [
+        {**common, "ph": "b", "name": name, "ts": event["started_s"] * 1e6, "args": arguments},
+        {**common, "ph": "e", "name": name, "ts": event["completed_s"] * 1e6},
+    ]
+    if event["posted_s"] > event["started_s"]:
+        rows[1:1] = [
+            {**common, "ph": "b", "name": "not yet posted", "ts": event["started_s"] * 1e6},
+            {**common, "ph": "e", "name": "not yet posted", "ts": event["posted_s"] * 1e6},
+        ]
+    return rows
+
+
+def _headway_backends() -> dict[str, Any]:
+    """Backend of each existing group by the group's name; None for groups of other backends."""
+    world = dist.distributed_c10d._world
+    return {name: find_backend(group) for group, name in world.pg_names.items()}
+
+
+def _label(kind: str, rank: int, track: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": text}}
+
+
+def _path_for(path: pathlib.Path, rank: int) -> pathlib.Path:
+    if "{rank}" in path.name:
+        return path.with_name(path.name.replace("{rank}", str(rank)))
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

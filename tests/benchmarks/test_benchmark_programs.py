@@ -1,0 +1,126 @@
+"""Real runs of the benchmarks, small and short: their points, tables, plots and errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.process_tree import run_process_tree
+from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "benchmarks" / "all_to_all"
+
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "bench_all_to_all_headway").is_file(), reason="the C++ benchmarks are not built"
+)
+
+
+def run_benchmark(name: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The points that a benchmark wrote; it must end well and plot."""
+    json_path = tmp_path / "points.jsonl"
+    options = [*arguments, "--json", str(json_path), "--out", str(tmp_path)]
+    assert importlib.import_module(f"benchmarks.{name}").main(options) == 0
+    assert (tmp_path / f"{name}.png").stat().st_size > 0
+    return [json.loads(line) for line in json_path.read_text().splitlines()]
+
+
+def systems() -> list[str]:
+    return [HEADWAY, OPENMPI] if Programs(None).has(OPENMPI) else [HEADWAY]
+
+
+def test_all_to_all_measures_every_size_of_every_system(tmp_path: Path) -> None:
+    points = run_benchmark("all_to_all", tmp_path, "--ranks", "2", "--sizes", "1,4K,256K", "--rounds", "2",
+                           "--repetitions", "5", "--split", "zipf")  # fmt: skip
+    measured = {(point["system"], point["params"]["bytes_per_rank"]) for point in points}
+    assert measured == {(name, size) for name in systems() for size in (1, 4096, 262144)} | {("memcpy", 262144)}
+    for point in points:
+        assert 0 < point["p5_s"] <= point["median_s"] <= point["p95_s"]
+        if point["system"] == HEADWAY:
+            assert (point["ratio"] is not None) == (OPENMPI in systems())
+
+
+def test_all_to_all_runs_without_mpirun_and_with_calls_in_flight(tmp_path: Path) -> None:
+    points = run_benchmark("all_to_all", tmp_path, "--ranks", "3", "--sizes", "8,8K", "--rounds", "1", "--repetitions",
+                           "50", "--split", "even", "incast", "--fork", "--against", "none", "--lag", "2")  # fmt: skip
+    assert {(point["params"]["split"], point["params"]["lag"]) for point in points} == {("even", 2), ("incast", 2)}
+
+
+def test_sequence_measures_each_count(tmp_path: Path) -> None:
+    points = run_benchmark("sequence", tmp_path, "--ranks", "2", "--counts", "1", "20", "--rounds", "1",
+                           "--repetitions", "2")  # fmt: skip
+    counts = {(point["system"], point["params"]["calls"]) for point in points}
+    assert counts == {(name, count) for name in systems() for count in (1, 20)}
+
+
+def test_lag_cost_gives_an_interval_for_each_bound(tmp_path: Path) -> None:
+    points = run_benchmark("lag_cost", tmp_path, "--ranks", "2", "--sizes", "512", "--lags", "1", "3", "--rounds", "1",
+                           "--repetitions", "5")  # fmt: skip
+    assert [point["params"]["lag"] for point in points] == [0, 1, 3]
+    assert all(point["time_ratio_low"] <= point["time_ratio"] <= point["time_ratio_high"] for point in points)
+
+
+def test_group_memory_grows_with_the_bound(tmp_path: Path) -> None:
+    points = run_benchmark("group_memory", tmp_path, "--ranks", "2", "--slot-bytes", "64K", "--lag", "0", "4")
+    small, large = points
+    assert 0 < small["reserved_bytes"] < large["reserved_bytes"]
+
+
+def test_oversubscribed_measures_calls_and_idle_ranks(tmp_path: Path) -> None:
+    points = run_benchmark("oversubscribed", tmp_path, "--ranks", "3", "--num-cores", "1", "--sizes", "8", "--rounds",
+                           "1", "--repetitions", "5", "--idle", "0.2")  # fmt: skip
+    names = [point["name"] for point in points if point["system"] == HEADWAY]
+    assert names == ["oversubscribed", "idle", "idle"]
+    assert all(point["params"]["cores"] == 1 for point in points)
+
+
+def test_torch_all_to_all_compares_with_gloo(tmp_path: Path) -> None:
+    if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
+        pytest.skip("headway cannot be imported")
+    points = run_benchmark("torch_all_to_all", tmp_path, "--ranks", "2", "--sizes", "8,1000", "--rounds", "1",
+                           "--repetitions", "5", "--split", "even", "zipf")  # fmt: skip
+    measured = {(p["system"], p["params"]["split"], p["params"]["bytes_per_rank"]) for p in points}
+    assert measured == {
+        (s, split, size) for s in ("headway", "gloo") for split in ("even", "zipf") for size in (8, 1000)
+    }
+
+
+def test_missing_programs_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.all_to_all import main
+
+    assert main(["--programs", str(tmp_path)]) == 1
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_failing_rank_is_named() -> None:
+    with pytest.raises(BenchmarkError, match=r"--slot-bytes 1: a number from 64"):
+        Programs(None, use_mpirun=False).run(HEADWAY, ["--slot-bytes", "1"], Launch(ranks=2), timeout_s=30)
+
+
+def test_a_run_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
+    with pytest.raises(BenchmarkError, match="took longer than 1 s"):
+        run_process_tree(command, timeout_s=1, environment={"PATH": "/usr/bin:/bin"})
+    assert is_gone(int(pid_file.read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no such process is left to run; one that nobody has waited for yet counts as gone."""
+    status = Path(f"/proc/{pid}/status")
+    for _ in range(100):
+        try:
+            if "State:\tZ" in status.read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,127 @@
+"""Runs one function on several ranks, each a forked process with a group of its own, under a time limit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import headway  # noqa: F401 - registers the backend
+import torch
+import torch.distributed as dist
+
+FORK = multiprocessing.get_context("fork")
+
+#: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed for it.
+DIED = object()
+
+
+class RankError(AssertionError):
+    """What a rank raised, with its traceback."""
+
+
+def join_group(
+    rank: int, size: int, path: str, *, backend: str = "headway", timeout_s: float = 30, options: Any = None
+) -> None:
+    """Makes the default group of one rank, with a file as rendezvous."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{path}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+        pg_options=options,
+    )
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    limit_s: float = 120,
+    may_die: bool = False,
+    **group: Any,
+) -> list[Any]:
+    """Calls ``function(rank, *arguments)`` on ``size`` ranks and returns their results by rank.
+
+    Args:
+        function: runs in a process whose default group is made; the group is destroyed afterwards.
+        limit_s: all ranks are killed after that.
+        may_die: a rank that ends without an answer gives ``DIED`` instead of failing the test.
+        group: keyword arguments of ``join_group()``.
+    Raises:
+        RankError: a rank raised, or died without ``may_die``, or ran out of time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        started = [_start(function, rank, size, f"{folder}/store", arguments, group) for rank in range(size)]
+        deadline = time.monotonic() + limit_s
+        try:
+            results = [_collect(rank, process, pipe, deadline, may_die) for rank, (process, pipe) in enumerate(started)]
+        finally:
+            for process, _ in started:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+    return results
+
+
+def _start(
+    function: Callable[..., Any], rank: int, size: int, path: str, arguments: tuple[Any, ...], group: dict[str, Any]
+) -> tuple[Any, multiprocessing.connection.Connection]:
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_run, args=(theirs, function, rank, size, path, arguments, group))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _run(
+    pipe: multiprocessing.connection.Connection,
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    path: str,
+    arguments: tuple[Any, ...],
+    group: dict[str, Any],
+) -> None:
+    try:
+        join_group(rank, size, path, **group)
+        result = function(rank, *arguments)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        pipe.send(("result", result))
+    except BaseException:  # the parent reports it
+        pipe.send(("error", traceback.format_exc()))
+
+
+def _collect(
+    rank: int, process: Any, pipe: multiprocessing.connection.Connection, deadline: float, may_die: bool
+) -> Any:
+    if not pipe.poll(max(0.0, deadline - time.monotonic())):
+        raise RankError(f"rank {rank} gave no answer in time")
+    try:
+        kind, value = pipe.recv()
+    except EOFError:
+        process.join()
+        if may_die:
+            return DIED
+        raise RankError(f"rank {rank} died with exit code {process.exitcode}") from None
+    if kind == "error":
+        raise RankError(f"rank {rank} raised:\n{value}")
+    process.join(max(1.0, deadline - time.monotonic()))
+    if process.exitcode != 0:
+        raise RankError(f"rank {rank} ended with exit code {process.exitcode} after its result")
+    return value
+
+
+def kill_self() -> None:
+    """Ends this process as an out-of-memory killer would."""
+    os.kill(os.getpid(), signal.SIGKILL)

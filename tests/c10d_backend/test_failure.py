@@ -1,0 +1,99 @@
+"""A rank that dies: the others learn who it was, soon, and nobody hangs or crashes."""
+
+from __future__ import annotations
+
+import time
+
+import headway
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import DIED, kill_self, run_ranks
+
+LOST = "rank 1 is lost"
+
+
+def die_during_an_exchange(rank: int, engine: str) -> tuple[str, float]:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=2, engine=engine))
+    size = dist.get_world_size()
+    output = torch.empty(size)
+    for _ in range(10):
+        dist.all_to_all_single(output, torch.ones(size), group=group)
+    if rank == 1:
+        kill_self()
+    started = time.monotonic()
+    try:
+        works = [
+            dist.all_to_all_single(torch.empty(size), torch.ones(size), group=group, async_op=True) for _ in range(3)
+        ]
+        for work in works:
+            work.wait()
+    except dist.DistBackendError as error:
+        return str(error), time.monotonic() - started
+    return "no error", 0.0
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+@pytest.mark.parametrize("attempt", range(3))
+def test_survivors_of_a_killed_rank_learn_its_name_within_two_seconds(engine: str, attempt: int) -> None:
+    results = run_ranks(die_during_an_exchange, 4, engine, may_die=True, limit_s=30)
+    assert results[1] is DIED
+    for message, seconds in results[:1] + results[2:]:
+        assert LOST in message, message
+        assert seconds < 2
+
+
+def die_while_others_are_idle(rank: int) -> tuple[str, str]:
+    dist.barrier()
+    if rank == 1:
+        kill_self()
+    time.sleep(1.5)
+    error = str(headway.backend_of().get_error())
+    try:
+        dist.barrier()
+    except dist.DistBackendError as failure:
+        return error, str(failure)
+    return error, "no error"
+
+
+def test_a_rank_with_nothing_outstanding_learns_at_its_next_call() -> None:
+    error, message = run_ranks(die_while_others_are_idle, 3, may_die=True, limit_s=30)[0]
+    assert "REMOTE_ERROR" in error
+    assert LOST in message
+
+
+def die_during_a_reduction(rank: int) -> str:
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        kill_self()
+    try:
+        for _ in range(100):
+            dist.all_reduce(torch.ones(1 << 16))
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_killed_during_a_reduction_fails_the_group() -> None:
+    results = run_ranks(die_during_a_reduction, 2, may_die=True, limit_s=30)
+    assert results[0] != "no error"
+
+
+def other_groups_go_on(rank: int) -> list[float]:
+    pair = dist.new_group([0, 2], backend="headway")
+    everyone = dist.new_group(backend="headway")
+    if rank == 1:
+        dist.barrier(everyone)
+        kill_self()
+    dist.barrier(everyone)
+    with pytest.raises(dist.DistBackendError, match=LOST):
+        dist.barrier(everyone)
+    output = torch.empty(2)
+    for _ in range(20):
+        dist.all_to_all_single(output, torch.full((2,), float(rank)), group=pair)
+    return output.tolist()
+
+
+def test_groups_without_the_killed_rank_go_on() -> None:
+    results = run_ranks(other_groups_go_on, 3, may_die=True, limit_s=30)
+    assert results[0] == results[2] == [0.0, 2.0]

@@ -1,0 +1,118 @@
+"""Options of a group: values, copies, the environment, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+
+import headway
+import pytest
+import torch
+import torch.distributed as dist
+from headway.options import complete_options
+from rank_processes import run_ranks
+
+
+def test_options_have_the_documented_defaults() -> None:
+    options = headway.Options()
+    assert (options.max_lag, options.max_lag_limit, options.num_channels, options.engine) == (0, -1, 1, "auto")
+    assert options.timeout is None and not options.has_secret
+    assert isinstance(options, torch._C._distributed_c10d.Backend.Options)
+
+
+def test_a_deep_copy_is_equal_and_independent() -> None:
+    options = headway.Options(max_lag=2, max_lag_limit=3, slot_bytes=512, num_channels=4, timeout=timedelta(seconds=9))
+    twin = copy.deepcopy(options)
+    twin.engine = "tcp"
+    assert options.engine == "auto"
+    assert (twin.max_lag, twin.max_lag_limit, twin.slot_bytes, twin.num_channels) == (2, 3, 512, 4)
+    assert twin.timeout == timedelta(seconds=9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_lag": -1}, "max_lag must be at least 0, not -1"),
+        ({"max_lag": 3, "max_lag_limit": 2}, "max_lag_limit must be -1"),
+        ({"slot_bytes": 0}, "slot_bytes must be above 0"),
+        ({"num_channels": 65}, "num_channels must be 1 to 64"),
+        ({"engine": "rdma"}, "engine must be auto, shm or tcp, not 'rdma'"),
+        ({"timeout": timedelta(0)}, "timeout must be above 0"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_in_one_line(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        headway.Options(**wrong)
+    assert "\n" not in str(caught.value)
+
+
+def complete(given: headway.Options | None, **environ: str) -> headway.Options:
+    return complete_options(given, timeout=timedelta(seconds=7), group_name="g", global_ranks=[], environ=environ)
+
+
+def test_the_environment_fills_what_the_caller_left_open() -> None:
+    options = complete(None, HEADWAY_ENGINE="tcp", HEADWAY_SLOT_BYTES="4096", HEADWAY_GROUP_SECRET="s")
+    assert (options.engine, options.slot_bytes, options.has_secret) == ("tcp", 4096, True)
+    assert options._timeout == timedelta(seconds=7)
+    given = headway.Options(engine="shm", slot_bytes=64, timeout=timedelta(seconds=3), secret="mine")
+    options = complete(given, HEADWAY_ENGINE="tcp", HEADWAY_SLOT_BYTES="4096")
+    assert (options.engine, options.slot_bytes, options._timeout) == ("shm", 64, timedelta(seconds=3))
+
+
+def test_wrong_variables_are_refused() -> None:
+    with pytest.raises(ValueError, match="engine must be"):
+        complete(None, HEADWAY_ENGINE="ib")
+    with pytest.raises(ValueError, match="HEADWAY_SLOT_BYTES must be a number"):
+        complete(None, HEADWAY_SLOT_BYTES="many")
+    with pytest.raises(ValueError, match="not both"):
+        complete(None, HEADWAY_GROUP_SECRET="a", HEADWAY_GROUP_SECRET_FILE="/nowhere")
+    with pytest.raises(ValueError, match="HEADWAY_GROUP_SECRET_FILE"):
+        complete(None, HEADWAY_GROUP_SECRET_FILE="/nowhere")
+    with pytest.raises(TypeError, match=r"must be headway\.Options, not dict"):
+        complete_options({}, timeout=timedelta(1), group_name="", global_ranks=[])  # type: ignore[arg-type]
+
+
+def change_the_bound(rank: int) -> None:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=1, max_lag_limit=3))
+    headway.set_max_lag(3, group=group)
+    assert headway.backend_of(group).options.max_lag == 3
+    with pytest.raises(ValueError):
+        headway.set_max_lag(4, group=group)
+    with pytest.raises(ValueError, match="not a headway group"):
+        headway.set_max_lag(0, group=dist.new_group(backend="gloo"))
+    dist.barrier()
+
+
+def test_the_bound_may_change_up_to_its_limit() -> None:
+    run_ranks(change_the_bound, 2)
+
+
+def connect_with_different_slots(rank: int) -> str:
+    try:
+        options = headway.Options(slot_bytes=1024 * (rank + 1), connect_timeout=timedelta(seconds=10))
+        dist.new_group(backend="headway", pg_options=options)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_with_different_options_are_told_what_differs() -> None:
+    messages = run_ranks(connect_with_different_slots, 2)
+    assert any("slot_bytes" in message for message in messages), messages
+    assert "no error" not in messages
+
+
+def connect_with_different_secrets(rank: int) -> str:
+    try:
+        options = headway.Options(secret=f"zebra{rank}", connect_timeout=timedelta(seconds=5))
+        dist.new_group(backend="headway", pg_options=options)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_with_another_secret_is_refused() -> None:
+    messages = run_ranks(connect_with_different_secrets, 2)
+    assert "no error" not in messages
+    assert any("secret" in message for message in messages), messages
+    assert not any("zebra" in message for message in messages), "secrets are never shown"

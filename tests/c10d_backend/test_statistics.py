@@ -1,0 +1,80 @@
+"""Statistics and traces tell who was waited for."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+
+import headway
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import run_ranks
+
+
+def wait_for_a_straggler(rank: int) -> headway.statistics.GroupStatistics:
+    dist.barrier()
+    headway.reset_stats()
+    for _ in range(5):
+        if rank == 2:
+            time.sleep(0.05)
+        dist.all_to_all_single(torch.empty(3, 4), torch.ones(3, 4))
+    return headway.stats()
+
+
+def test_statistics_name_the_straggler() -> None:
+    first, _, straggler = run_ranks(wait_for_a_straggler, 3)
+    assert set(first["peers"]) == {0, 1, 2}
+    assert first["peers"][2]["wait_s"] > 0.15
+    assert first["peers"][1]["wait_s"] < 0.1 and straggler["peers"][0]["wait_s"] < 0.1
+    assert first["operations"] == 5
+    assert first["peers"][1]["bytes_sent"] == first["peers"][1]["bytes_received"] == 5 * 16
+    assert first["lag_histogram"][0] == 5
+    assert first["landing_bytes"] > 0
+
+
+def count_lost_lag(rank: int) -> int:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=1, slot_bytes=64))
+    for floats in (1, 1000):
+        dist.all_to_all_single(torch.empty(2 * floats), torch.ones(2 * floats), group=group)
+    return headway.stats(group)["lag_lost"]
+
+
+def test_exchanges_too_large_to_lag_are_counted() -> None:
+    assert run_ranks(count_lost_lag, 2) == [1, 1]
+
+
+def write_a_trace(rank: int, path: str) -> None:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=1))
+    dist.barrier()
+    with headway.trace(path):
+        works = [dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group, async_op=True) for _ in range(4)]
+        for work in works:
+            work.wait()
+    dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)  # not recorded any more
+
+
+def test_a_trace_holds_each_exchange_with_start_and_end(tmp_path: pathlib.Path) -> None:
+    run_ranks(write_a_trace, 2, str(tmp_path / "trace.json"))
+    for rank in range(2):
+        rows = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        starts = {row["id"]: row for row in rows if row["ph"] == "b" and row["name"].startswith("all_to_all")}
+        ends = {row["id"]: row for row in rows if row["ph"] == "e" and row["name"].startswith("all_to_all")}
+        assert len(starts) == 4 and starts.keys() == ends.keys()
+        assert all(starts[key]["ts"] <= ends[key]["ts"] for key in starts)
+        assert all(row["args"]["bytes_sent"] == 4 and row["pid"] == rank for row in starts.values())
+
+
+def test_a_trace_without_a_group_says_so(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="no headway group"), headway.trace(tmp_path / "trace.json"):
+        pass
+
+
+def test_statistics_of_another_backends_group_are_refused() -> None:
+    run_ranks(ask_gloo, 2, backend="gloo")
+
+
+def ask_gloo(rank: int) -> None:
+    with pytest.raises(ValueError, match="its backend is gloo"):
+        headway.stats()

@@ -1,0 +1,66 @@
+"""Criteo's format: every field as written, missing fields as missing, and a reason for each line that is not of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlrm_examples.bls_dlrm.criteo import NUM_CATEGORIES, NUM_INTEGERS, parse_line
+from dlrm_examples.bls_dlrm.log_format import MalformedLineError
+
+
+def line(
+    label: str = "1",
+    integers: list[str] | None = None,
+    categories: list[str] | None = None,
+    end: str = "\n",
+) -> bytes:
+    integers = integers if integers is not None else [str(i) for i in range(NUM_INTEGERS)]
+    categories = categories if categories is not None else [f"{i:08x}" for i in range(NUM_CATEGORIES)]
+    return ("\t".join([label, *integers, *categories]) + end).encode()
+
+
+def test_all_fields_of_a_full_line_are_read() -> None:
+    row = parse_line(line(categories=["ffffffff", "68FD1E64"] + ["0"] * 24))
+
+    assert row.label == 1
+    assert row.dense == tuple(range(NUM_INTEGERS))
+    assert row.sparse == (0xFFFFFFFF, 0x68FD1E64, *[0] * 24)
+
+
+def test_negative_integers_are_kept() -> None:
+    assert parse_line(line(integers=["-1", "-3"] + ["7"] * 11)).dense[:3] == (-1, -3, 7)
+
+
+def test_missing_fields_are_missing_also_at_the_end_of_the_line() -> None:
+    row = parse_line(line(integers=[""] * 12 + ["5"], categories=["a"] + [""] * 25))
+
+    assert row.dense == (*[None] * 12, 5)
+    assert row.sparse == (10, *[None] * 25)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_any_line_end_is_read(end: str) -> None:
+    assert parse_line(line(end=end)) == parse_line(line())
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (b"\n", "1 tab-separated fields, expected 40"),
+        (line()[2:], "39 tab-separated fields, expected 40"),
+        (line(end="\t\n"), "41 tab-separated fields, expected 40"),
+        (line(label="2"), "label '2' is neither 0 nor 1"),
+        (line(label=""), "label '' is neither 0 nor 1"),
+        (line(integers=["1.5"] + ["0"] * 12), "integer 1 is '1.5'"),
+        (line(integers=["0"] * 12 + ["1_0"]), "integer 13 is '1_0'"),
+        (line(integers=["-"] + ["0"] * 12), "integer 1 is '-'"),
+        (line(categories=["xyz"] + ["0"] * 25), "category 1 is 'xyz'"),
+        (line(categories=["0"] * 25 + ["123456789"]), "category 26 is '123456789'"),
+        (line(categories=["0x1f"] + ["0"] * 25), "category 1 is '0x1f'"),
+        (line().replace(b"\t", b","), "1 tab-separated fields, expected 40"),
+    ],
+)
+def test_a_malformed_line_says_what_is_wrong(broken: bytes, reason: str) -> None:
+    with pytest.raises(MalformedLineError) as raised:
+        parse_line(broken)
+    assert str(raised.value).startswith(reason)

@@ -1,0 +1,52 @@
+"""The model: tables dealt to ranks, weights that do not depend on them, and an interaction computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, pool_rows, tables_of_rank
+
+
+@pytest.mark.parametrize(("num_tables", "num_ranks"), [(26, 4), (26, 1), (5, 3), (2, 4), (23, 8)])
+def test_tables_are_dealt_in_order_and_evenly(num_tables: int, num_ranks: int) -> None:
+    shares = [tables_of_rank(num_tables, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+    assert [table for share in shares for table in share] == list(range(num_tables))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_the_sizes_are_those_of_criteo_kaggle() -> None:
+    config = DlrmConfig(table_rows=(10,) * 26)
+    assert config.bottom_widths == (13, 512, 256, 64, 16)
+    assert config.top_widths == (16 + 27 * 26 // 2, 512, 256, 1)
+
+
+def test_a_tables_weights_do_not_depend_on_who_holds_it() -> None:
+    config = DlrmConfig(table_rows=(3, 5, 8, 2), seed=9)
+    whole = EmbeddingShard(config, range(4))
+    split = [EmbeddingShard(config, tables_of_rank(4, rank=rank, num_ranks=3)) for rank in range(3)]
+    assert torch.equal(whole.weight, torch.cat([shard.weight for shard in split]))
+    assert not torch.equal(whole.weight, EmbeddingShard(DlrmConfig(table_rows=(3, 5, 8, 2), seed=8), range(4)).weight)
+
+
+def test_bags_are_summed() -> None:
+    shard = EmbeddingShard(DlrmConfig(table_rows=(6,), dim=2), range(1))
+    indices, offsets = torch.tensor([0, 1, 2, 5]), torch.tensor([0, 3])
+    expected = torch.stack([shard.weight[0] + shard.weight[1] + shard.weight[2], shard.weight[5]])
+    assert torch.equal(shard.look_up(indices, offsets), expected)
+    assert torch.equal(pool_rows(shard.look_up(indices, None), offsets), expected)
+
+
+def test_the_top_mlp_sees_the_dense_output_and_each_pair_once() -> None:
+    config = DlrmConfig(table_rows=(4, 4), num_dense=2, dim=2, bottom_hidden=(), top_hidden=())
+    model = Dlrm(config)
+    dense = torch.tensor([[1.0, 2.0]])
+    pooled = torch.tensor([[3.0, 4.0], [5.0, 6.0]])  # table 0, table 1
+    ((weight, bias),) = model._top
+    seen = torch.tensor([[1.0, 2.0, 1 * 3 + 2 * 4, 1 * 5 + 2 * 6, 3 * 5 + 4 * 6]])
+    assert torch.allclose(model.predict(dense, pooled), torch.sigmoid(seen @ weight.T + bias).squeeze(1))
+
+
+def test_a_model_without_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one table"):
+        DlrmConfig(table_rows=())

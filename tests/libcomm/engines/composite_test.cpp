@@ -1,0 +1,52 @@
+#include "engines/composite/endpoint.hpp"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "connect_in_threads.hpp"
+#include "endpoint_conformance.hpp"
+#include "engines/shm/endpoint.hpp"
+#include "engines/tcp/endpoint.hpp"
+
+namespace headway::comm {
+namespace {
+
+/// Ranks of two pretended hosts, the even ones and the odd ones: shm inside a host, tcp between the two.
+struct Composite {
+  static constexpr char const* kName = "composite";
+
+  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
+    auto local_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kShm, "local");
+    auto remote_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kTcp, "remote");
+    std::vector<bool> is_same_host;
+    for (int peer = 0; peer < size; ++peer) {
+      bool const same = peer % 2 == rank % 2;
+      is_same_host.push_back(same && peer != rank);
+      int& unused = (same ? remote_lifelines : local_lifelines)[static_cast<std::size_t>(peer)].fd;
+      if (unused >= 0) ::close(std::exchange(unused, -1));
+    }
+    auto local = make_shm_endpoint(rank, size, std::move(local_lifelines), landing_bytes);
+    auto remote = std::make_unique<TcpEndpoint>(rank, size, std::move(remote_lifelines), local->landing());
+    return std::make_unique<CompositeEndpoint>(std::move(local), std::move(remote), std::move(is_same_host));
+  }
+
+  static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
+    return connect_in_threads<Composite>(size, landing_bytes);
+  }
+};
+
+using CompositeEngines = testing::Types<Composite>;
+HEADWAY_TEST_ENDPOINTS(Engine, CompositeEngines);
+HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, CompositeEngines);
+
+TEST(CompositeTest, EachPeerHasTheEngineOfItsHost) {
+  auto const endpoints = Composite::connect(4, 4096);
+  EXPECT_EQ(endpoints[0]->traits(2).engine, "shm");
+  EXPECT_EQ(endpoints[0]->traits(1).engine, "tcp");
+  EXPECT_EQ(endpoints[1]->traits(3).engine, "shm");
+  EXPECT_EQ(endpoints[1]->traits(2).engine, "tcp");
+}
+
+}  // namespace
+}  // namespace headway::comm

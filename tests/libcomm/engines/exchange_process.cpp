@@ -1,0 +1,74 @@
+// A rank in a process of its own that exchanges with the others and checks every byte.
+//   exchange_process RANK SIZE STORE_DIRECTORY ENGINE(auto|tcp) ADDRESS(- for any) BYTES LAG EXCHANGES(0: for ever)
+// Prints "engines: ..." with the engine towards each rank, "ready" after the first exchange, "done SECONDS" or
+// "failed: TEXT". Exits with 0 only when all exchanges are done.
+#include "group/exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/comm/store.hpp"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <iostream>
+#include <string>
+
+namespace {
+
+using namespace headway::comm;
+
+void print_engines(Group const& group) {
+  std::cout << "engines:";
+  for (int peer = 0; peer < group.size(); ++peer) {
+    if (peer != group.rank()) std::cout << ' ' << group.traits(peer).engine;
+  }
+  std::cout << std::endl;
+}
+
+void exchange(Group& group, std::size_t bytes, std::size_t lag, std::uint64_t num_exchanges) {
+  std::deque<Exchange> pending;
+  auto const uneven = [&](int source, int destination) {
+    return bytes * static_cast<std::size_t>(1 + (source + 2 * destination) % 3) / 3;
+  };
+  for (std::uint64_t number = 0; num_exchanges == 0 || number < num_exchanges; ++number) {
+    pending.emplace_back(group.rank(), group.size(), number, uneven).start(group);
+    if (pending.size() <= lag) continue;
+    pending.front().finish(group);
+    pending.pop_front();
+    if (number == lag) std::cout << "ready" << std::endl;
+  }
+  for (; !pending.empty(); pending.pop_front()) pending.front().finish(group);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 9) return 2;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::alarm(120);
+  try {
+    int const rank = std::atoi(argv[1]), size = std::atoi(argv[2]);
+    FileStore store(argv[3]);
+    GroupOptions options;
+    options.engine = std::string(argv[4]) == "tcp" ? Engine::kTcp : Engine::kAuto;
+    if (std::string const address = argv[5]; address != "-") options.interface_address = address;
+    options.slot_bytes = 16 * 1024;
+    options.max_lag = std::atoi(argv[7]);
+    options.connect_timeout = std::chrono::seconds(60);
+    auto const group = Group::connect(rank, size, store, options);
+    print_engines(*group);
+    auto const start = Clock::now();
+    exchange(*group, std::strtoul(argv[6], nullptr, 10), static_cast<std::size_t>(options.max_lag),
+             std::strtoull(argv[8], nullptr, 10));
+    Status const together = group->wait(*group->barrier());
+    if (!together.ok()) throw OperationError(together);
+    std::cout << "done " << std::chrono::duration<double>(Clock::now() - start).count() << std::endl;
+    return 0;
+  } catch (std::exception const& error) {
+    std::cout << "failed: " << error.what() << std::endl;
+    return 1;
+  }
+}

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "host_traces.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+
+/// A peer that goes away, and what an endpoint leaves behind.
+template <typename Engine>
+class LossConformance : public testing::Test {
+ protected:
+  static bool exchange_works(EndpointGroup<Engine>& ranks, int left, int right, std::uint16_t operation) {
+    auto const payload = test_bytes(10000, operation);
+    Tag const tag{.operation = operation};
+    ranks.put(left, {.peer = right}, {}, payload, tag);
+    ranks.put(right, {.peer = left}, {}, payload, tag);
+    return ranks.poll_until([&] { return ranks.heard(left).has(right, tag) && ranks.heard(right).has(left, tag); }) &&
+           same_bytes(ranks[left].landing().subspan(kHeaderBytes, payload.size()), payload) &&
+           same_bytes(ranks[right].landing().subspan(kHeaderBytes, payload.size()), payload);
+  }
+};
+TYPED_TEST_SUITE_P(LossConformance);
+
+TYPED_TEST_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn) {
+  EndpointGroup<TypeParam> ranks(4);
+  ASSERT_TRUE(ranks.settle());
+  ranks.drop(2);
+  ASSERT_TRUE(ranks.poll_until([&] {
+    return ranks.heard(0).losses_of(2) > 0 && ranks.heard(1).losses_of(2) > 0 && ranks.heard(3).losses_of(2) > 0;
+  }));
+  EXPECT_TRUE(ranks.settle());
+  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1));
+  EXPECT_TRUE(this->exchange_works(ranks, 1, 3, 2));
+  EXPECT_TRUE(this->exchange_works(ranks, 3, 0, 3));
+  for (int const rank : {0, 1, 3}) {
+    ASSERT_EQ(ranks.heard(rank).losses().size(), 1u) << "rank " << rank;
+    EXPECT_EQ(ranks.heard(rank).losses()[0].first, 2);
+    EXPECT_FALSE(ranks.heard(rank).losses()[0].second.empty());
+  }
+}
+
+TYPED_TEST_P(LossConformance, PeersMayGoOneAfterTheOther) {
+  EndpointGroup<TypeParam> ranks(4);
+  for (int const gone : {3, 1, 0}) {
+    ranks.drop(gone);
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(2).losses_of(gone) == 1; })) << "rank " << gone;
+  }
+  EXPECT_TRUE(ranks.settle());
+  EXPECT_EQ(ranks.heard(2).losses().size(), 3u);
+}
+
+TYPED_TEST_P(LossConformance, WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss) {
+  EndpointGroup<TypeParam> ranks(2, std::size_t{2} << 20);
+  auto const payload = test_bytes(30000, 1);
+  for (std::uint16_t operation = 0; operation < 10; ++operation) {
+    ASSERT_TRUE(ranks[0].put({.peer = 1, .offset = operation * 40000u}, {}, payload, Tag{.operation = operation}).ok());
+    // Something unread at the one that leaves must not harm what it sent.
+    ASSERT_TRUE(ranks[1].put({.peer = 0, .offset = operation * 40000u}, {}, payload, Tag{.operation = operation}).ok());
+  }
+  ranks[0].submit();
+  ranks[1].submit();
+  RecordingSink& heard_by_0 = ranks.heard(0);
+  for (Deadline const deadline = Clock::now() + kTestPatience; ranks[0].flushed(1) < 10 && Clock::now() < deadline;) {
+    ranks[0].poll(heard_by_0);
+  }
+  ASSERT_EQ(ranks[0].flushed(1), 10u);
+  ranks.drop(0);
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).losses_of(0) == 1; }));
+  EXPECT_EQ(ranks.heard(1).tags_from(0), 10u);
+  for (std::size_t put = 0; put < 10; ++put) {
+    EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(put * 40000 + kHeaderBytes, payload.size()), payload)) << put;
+  }
+}
+
+TYPED_TEST_P(LossConformance, PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed) {
+  EndpointGroup<TypeParam> ranks(3, std::size_t{4} << 20);
+  {
+    auto const payload = test_bytes(std::size_t{3} << 20, 2);
+    ASSERT_TRUE(ranks[0].put({.peer = 2}, {}, payload, Tag{}).ok());
+    ranks[0].submit();
+    ranks.drop(2);
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).losses_of(2) == 1; }));
+  }
+  auto const payload = test_bytes(1000, 3);
+  for (std::uint16_t operation = 1; operation < 500; ++operation) {
+    (void)ranks[0].put({.peer = 2}, {}, payload, Tag{.operation = operation});  // Any outcome but harm is right.
+    ranks[0].submit();
+    ranks[0].send_notice(2, "anyone there?");
+    ranks.poll_all();
+  }
+  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1000));
+  EXPECT_EQ(ranks.heard(0).losses_of(2), 1u);
+}
+
+TYPED_TEST_P(LossConformance, NothingThatAnEndpointUsesHasANameInTheFileSystem) {
+  EndpointGroup<TypeParam> ranks(3);
+  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1));
+  EXPECT_EQ(named_temporary_files_in_use(), std::vector<std::string>());
+}
+
+TYPED_TEST_P(LossConformance, ManyGroupsComeAndGoWithoutATrace) {
+  { EndpointGroup<TypeParam> first_use(3); }
+  std::size_t const descriptors_before = open_descriptors();
+  auto const files_before = named_headway_files();
+  for (std::uint16_t group = 0; group < 30; ++group) {
+    EndpointGroup<TypeParam> ranks(3);
+    ASSERT_TRUE(this->exchange_works(ranks, 0, 2, group));
+  }
+  EXPECT_EQ(open_descriptors(), descriptors_before);
+  EXPECT_EQ(named_headway_files(), files_before);
+}
+
+REGISTER_TYPED_TEST_SUITE_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn, PeersMayGoOneAfterTheOther,
+                            WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss,
+                            PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed,
+                            NothingThatAnEndpointUsesHasANameInTheFileSystem, ManyGroupsComeAndGoWithoutATrace);
+
+}  // namespace headway::comm

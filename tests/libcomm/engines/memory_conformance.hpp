@@ -1,0 +1,175 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+
+/// Exposed segments and get(): what some engines can do besides put() into the landing segment.
+template <typename Engine>
+class MemoryConformance : public testing::Test {
+ protected:
+  static bool can_put_exposed(EndpointGroup<Engine>& ranks) {
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      for (int peer = 0; peer < ranks.size(); ++peer) {
+        if (peer != rank && !ranks[rank].traits(peer).can_put_exposed) return false;
+      }
+    }
+    return true;
+  }
+};
+TYPED_TEST_SUITE_P(MemoryConformance);
+
+TYPED_TEST_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+  std::vector<std::byte> memory(2000000);
+  ranks[1].expose(0, 5, memory);
+  ASSERT_TRUE(ranks.settle());
+  std::uint16_t operation = 0;
+  for (std::size_t const size : {1u, 64u, 4097u, 1500001u}) {
+    for (std::size_t const offset : {0u, 3u, 4099u}) {
+      auto const payload = test_bytes(size, operation);
+      Tag const tag{.operation = operation++};
+      ranks.put(0, {.peer = 1, .segment = 5, .offset = offset}, {}, payload, tag);
+      ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, tag); })) << size << " bytes at " << offset;
+      auto const all = std::span(memory);
+      EXPECT_TRUE(same_bytes(all.subspan(offset, size), payload)) << size << " bytes at " << offset;
+      EXPECT_TRUE(all_zero(all.first(offset)) && all_zero(all.subspan(offset + size))) << size << " at " << offset;
+      std::fill(memory.begin(), memory.end(), std::byte{0});
+    }
+  }
+  ranks[1].withdraw(0, 5);
+  EXPECT_TRUE(all_zero(ranks[1].landing()));
+}
+
+TYPED_TEST_P(MemoryConformance, SegmentsAreExposedToOnePeerEach) {
+  EndpointGroup<TypeParam> ranks(3);
+  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+  std::vector<std::byte> memory_for_1(5000), memory_for_2(5000);
+  ranks[0].expose(1, 9, memory_for_1);
+  ranks[0].expose(2, 9, memory_for_2);
+  ASSERT_TRUE(ranks.settle());
+  auto const payload_1 = test_bytes(5000, 1), payload_2 = test_bytes(5000, 2);
+  ranks.put(1, {.peer = 0, .segment = 9}, {}, payload_1, Tag{});
+  ranks.put(2, {.peer = 0, .segment = 9}, {}, payload_2, Tag{});
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{}) && ranks.heard(0).has(2, Tag{}); }));
+  EXPECT_TRUE(same_bytes(memory_for_1, payload_1));
+  EXPECT_TRUE(same_bytes(memory_for_2, payload_2));
+  ranks[0].withdraw(1, 9);
+  ranks[0].withdraw(2, 9);
+}
+
+TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+  std::vector<std::byte> memory(4000000);
+  auto const payload = test_bytes(memory.size(), 3);
+  ranks[1].expose(0, 1, memory);
+  ASSERT_TRUE(ranks.settle());
+  ASSERT_TRUE(ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{}).ok());
+  ranks[0].submit();
+  ranks.poll_all();  // Some of it may have landed, some not.
+
+  ranks[1].withdraw(0, 1);
+  std::fill(memory.begin(), memory.end(), std::byte{0});
+  EXPECT_TRUE(ranks.settle());
+  EXPECT_TRUE(all_zero(memory));
+}
+
+TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+  std::vector<std::byte> memory(100000);
+  auto const payload = test_bytes(memory.size(), 4);
+  ranks[1].expose(0, 1, memory);
+  ASSERT_TRUE(ranks.settle());
+
+  std::atomic<bool> stop{false};
+  std::jthread sender([&] {
+    for (std::uint16_t operation = 0; !stop; ++operation) {
+      try {
+        (void)ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{.operation = operation});
+      } catch (UsageError const&) {  // The engine may know that the segment is gone.
+      }
+      ranks[0].submit();
+      ranks.poll(0);
+    }
+  });
+  EXPECT_TRUE([&] {
+    for (Deadline const deadline = Clock::now() + kTestPatience; ranks.heard(1).tags_from(0) < 20;) {
+      if (Clock::now() > deadline) return false;
+      ranks.poll(1);
+    }
+    return true;
+  }());
+  ranks[1].withdraw(0, 1);
+  std::fill(memory.begin(), memory.end(), std::byte{0});
+  for (Deadline const deadline = Clock::now() + std::chrono::milliseconds(50); Clock::now() < deadline;) ranks.poll(1);
+  EXPECT_TRUE(all_zero(memory));
+  stop = true;
+}
+
+TYPED_TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+  for (std::uint16_t round = 0; round < 5; ++round) {
+    std::vector<std::byte> memory(1000);
+    auto const payload = test_bytes(memory.size(), round);
+    ranks[1].expose(0, 2, memory);
+    ASSERT_TRUE(ranks.settle());
+    ranks.put(0, {.peer = 1, .segment = 2}, {}, payload, Tag{.operation = round});
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = round}); }));
+    ranks[1].withdraw(0, 2);
+    EXPECT_TRUE(same_bytes(memory, payload));
+  }
+}
+
+TYPED_TEST_P(MemoryConformance, GetReadsThePeersMemory) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
+  auto const source = test_bytes(3000001, 5);
+  for (std::size_t const size : {0u, 1u, 63u, 4097u, 3000000u}) {
+    for (std::size_t const offset : {0u, 1u}) {
+      std::vector<std::byte> local(size + 1, std::byte{0x5a});
+      auto const address = reinterpret_cast<std::uint64_t>(source.data() + offset);
+      Status const status = ranks[0].get(1, address, std::span(local).first(size));
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_TRUE(same_bytes(std::span(local).first(size), std::span(source).subspan(offset, size))) << size;
+      EXPECT_EQ(local.back(), std::byte{0x5a});
+    }
+  }
+}
+
+TYPED_TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
+  EndpointGroup<TypeParam> ranks(3);
+  if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
+  auto const source = test_bytes(1000, 6);
+  std::vector<std::byte> local(source.size());
+  auto const address = reinterpret_cast<std::uint64_t>(source.data());
+  EXPECT_TRUE(ranks[0].get(1, address, local).ok());
+  ranks[1].retract();
+  Status const status = ranks[0].get(1, address, local);
+  EXPECT_EQ(status.code(), StatusCode::kPeerLost);
+  EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.message();
+  if (ranks[1].traits(0).can_get) {
+    EXPECT_TRUE(ranks[1].get(0, address, local).ok()) << "rank 0 did not retract";
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload,
+                            SegmentsAreExposedToOnePeerEach, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay,
+                            NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting,
+                            ASegmentNumberMayBeUsedAgainAfterWithdraw, GetReadsThePeersMemory,
+                            NoGetSucceedsAfterThePeerRetracted);
+
+}  // namespace headway::comm

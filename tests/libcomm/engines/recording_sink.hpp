@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "headway/comm/endpoint.hpp"
+
+namespace headway::comm {
+
+/// Keeps everything that poll() reports.
+class RecordingSink final : public ArrivalSink {
+ public:
+  void arrived(int source, Tag tag) override { ++arrivals_[{source, tag.packed()}]; }
+  void notice(int peer, std::string_view text) override { notices_.emplace_back(peer, text); }
+  void lost(int peer, std::string_view reason) override { losses_.emplace_back(peer, reason); }
+
+  [[nodiscard]] bool has(int source, Tag tag) const { return arrivals_.count({source, tag.packed()}) > 0; }
+  /// Different tags of `source` that arrived.
+  [[nodiscard]] std::size_t tags_from(int source) const {
+    std::size_t tags = 0;
+    for (auto const& [key, repeats] : arrivals_) tags += key.first == source ? 1 : 0;
+    return tags;
+  }
+  [[nodiscard]] std::size_t losses_of(int peer) const {
+    std::size_t losses = 0;
+    for (auto const& [lost_peer, reason] : losses_) losses += lost_peer == peer ? 1 : 0;
+    return losses;
+  }
+  [[nodiscard]] std::vector<std::pair<int, std::string>> const& notices() const { return notices_; }
+  [[nodiscard]] std::vector<std::pair<int, std::string>> const& losses() const { return losses_; }
+
+ private:
+  std::map<std::pair<int, std::uint32_t>, int> arrivals_;  ///< Count by (source, packed tag).
+  std::vector<std::pair<int, std::string>> notices_;
+  std::vector<std::pair<int, std::string>> losses_;
+};
+
+}  // namespace headway::comm

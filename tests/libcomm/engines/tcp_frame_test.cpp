@@ -1,0 +1,223 @@
+#include "engines/tcp/frame_reader.hpp"
+#include "engines/tcp/send_queue.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+
+namespace headway::comm::tcp {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+struct Heard final : FrameHandler {
+  void landed(Tag tag) override { tags.push_back(tag); }
+  void notice(std::string_view text) override { notices.emplace_back(text); }
+  std::vector<Tag> tags;
+  std::vector<std::string> notices;
+};
+
+/// What a queue would send, taken in calls of at most `bytes_per_call`.
+Bytes drain(SendQueue& queue, std::size_t bytes_per_call, std::size_t pieces_per_call = 64) {
+  Bytes stream;
+  std::vector<iovec> pieces(pieces_per_call);
+  while (!queue.empty()) {
+    std::size_t left = bytes_per_call;
+    std::size_t const count = queue.gather(pieces);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto const* begin = static_cast<std::byte const*>(pieces[i].iov_base);
+      std::size_t const taken = std::min(left, pieces[i].iov_len);
+      stream.insert(stream.end(), begin, begin + taken);
+      left -= taken;
+    }
+    queue.advance(bytes_per_call - left);
+  }
+  return stream;
+}
+
+/// Reads `stream` in calls of at most `bytes_per_call`. @returns false at a bad frame.
+bool feed(FrameReader& reader, FrameHandler& handler, std::span<std::byte const> stream, std::size_t bytes_per_call) {
+  while (!stream.empty()) {
+    FrameReader::Pieces pieces;
+    std::size_t const count = reader.gather(pieces);
+    std::size_t const limit = std::min(bytes_per_call, stream.size());
+    std::size_t read = 0;
+    for (std::size_t i = 0; i < count && read < limit; ++i) {
+      std::size_t const taken = std::min(limit - read, pieces[i].iov_len);
+      std::memcpy(pieces[i].iov_base, stream.data() + read, taken);
+      read += taken;
+    }
+    stream = stream.subspan(read);
+    if (!reader.advance(read, handler)) return false;
+  }
+  return true;
+}
+
+Bytes as_stream(FrameHeader const& frame) {
+  auto const bytes = std::as_bytes(std::span(&frame, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(FrameStream, RandomTrafficArrivesWhateverTheCallsTake) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    std::mt19937 random(seed);
+    auto const pick = [&](std::size_t max) { return std::uniform_int_distribution<std::size_t>(0, max)(random); };
+    Bytes landing(300'000), expected(landing.size());
+    Bytes exposed(100'000), expected_exposed(exposed.size());
+    std::vector<Bytes> payloads;
+    std::vector<std::uint32_t> tags;
+    std::vector<std::string> notices;
+    SendQueue queue;
+    for (std::size_t put = 0; put < 40; ++put) {
+      if (pick(5) == 0) {
+        notices.push_back(std::string(pick(300), static_cast<char>('a' + put % 26)));
+        queue.push_notice(notices.back());
+        continue;
+      }
+      auto const header = test_bytes(pick(kMaxHeaderBytes), put + 1000);
+      payloads.push_back(test_bytes(pick(3) == 0 ? pick(60'000) : pick(100), put));
+      auto const& payload = payloads.back();
+      Tag const tag{.operation = static_cast<std::uint16_t>(put)};
+      tags.push_back(tag.packed());
+      if (pick(2) == 0) {
+        std::uint64_t const offset = pick(exposed.size() - payload.size());
+        queue.push_put({.peer = 1, .segment = 4, .offset = offset}, header, payload, tag);
+        std::ranges::copy(payload, expected_exposed.begin() + static_cast<std::ptrdiff_t>(offset));
+      } else {
+        std::uint64_t const offset = pick((landing.size() - payload.size() - kHeaderBytes) / 64) * 64;
+        queue.push_put({.peer = 1, .offset = offset}, header, payload, tag);
+        std::ranges::copy(header, expected.begin() + static_cast<std::ptrdiff_t>(offset));
+        std::ranges::copy(payload, expected.begin() + static_cast<std::ptrdiff_t>(offset + kHeaderBytes));
+      }
+    }
+    auto const stream = drain(queue, 1 + pick(seed % 2 ? 50'000 : 100), 2 + pick(60));
+    FrameReader reader(landing);
+    reader.expose(4, exposed);
+    Heard heard;
+    ASSERT_TRUE(feed(reader, heard, stream, 1 + pick(seed % 3 ? 70'000 : 40))) << reader.error() << ", seed " << seed;
+    EXPECT_FALSE(reader.is_inside_frame());
+    EXPECT_TRUE(same_bytes(landing, expected)) << "seed " << seed;
+    EXPECT_TRUE(same_bytes(exposed, expected_exposed)) << "seed " << seed;
+    EXPECT_EQ(heard.notices, notices);
+    ASSERT_EQ(heard.tags.size(), tags.size());
+    for (std::size_t i = 0; i < tags.size(); ++i) EXPECT_EQ(heard.tags[i].packed(), tags[i]);
+  }
+}
+
+TEST(FrameStream, ATagIsVisibleOnlyOnceItsLastByteIsThere) {
+  Bytes landing(10'000);
+  auto const payload = test_bytes(5000, 1);
+  SendQueue queue;
+  queue.push_put({.peer = 1}, {}, payload, Tag{});
+  auto const stream = drain(queue, 100'000);
+  FrameReader reader(landing);
+  Heard heard;
+  ASSERT_TRUE(feed(reader, heard, std::span(stream).first(stream.size() - 1), 1000));
+  EXPECT_TRUE(heard.tags.empty());
+  EXPECT_TRUE(reader.is_inside_frame());
+  ASSERT_TRUE(feed(reader, heard, std::span(stream).last(1), 1));
+  EXPECT_EQ(heard.tags.size(), 1U);
+}
+
+TEST(FrameStream, LargePayloadsAreReadStraightIntoTheirPlace) {
+  Bytes landing(1'000'000);
+  FrameReader reader(landing);
+  Heard heard;
+  auto const header = as_stream({.header_bytes = 10, .offset = 128, .payload_bytes = 500'000});
+  ASSERT_TRUE(feed(reader, heard, header, 1000));
+  FrameReader::Pieces pieces;
+  ASSERT_EQ(reader.gather(pieces), 3U);
+  EXPECT_EQ(pieces[0].iov_base, landing.data() + 128);
+  EXPECT_EQ(pieces[0].iov_len, 10U);
+  EXPECT_EQ(pieces[1].iov_base, landing.data() + 128 + kHeaderBytes);
+  EXPECT_EQ(pieces[1].iov_len, 500'000U);
+}
+
+TEST(FrameStream, WithdrawStopsAFrameThatIsHalfThere) {
+  for (std::size_t there : {32U, 33U, 5000U, 20'000U}) {
+    Bytes landing(100), memory(20'000), after(memory.size());
+    auto const payload = test_bytes(memory.size(), 2);
+    SendQueue queue;
+    queue.push_put({.peer = 1, .segment = 7}, {}, payload, Tag{.operation = 1});
+    queue.push_put({.peer = 1, .segment = 7}, {}, payload, Tag{.operation = 2});
+    queue.push_put({.peer = 1}, {}, {}, Tag{.operation = 3});
+    auto const stream = drain(queue, 1'000'000);
+    FrameReader reader(landing);
+    reader.expose(7, memory);
+    Heard heard;
+    ASSERT_TRUE(feed(reader, heard, std::span(stream).first(there), 100'000));
+    reader.withdraw(7);
+    std::fill(memory.begin(), memory.end(), std::byte{0});
+    ASSERT_TRUE(feed(reader, heard, std::span(stream).subspan(there), 100'000));
+    EXPECT_TRUE(same_bytes(memory, after)) << there;
+    ASSERT_EQ(heard.tags.size(), 1U) << there;
+    EXPECT_EQ(heard.tags[0].operation, 3);
+    EXPECT_EQ(reader.num_dropped(), 2U);
+  }
+}
+
+struct BadFrame {
+  std::string name;
+  FrameHeader frame;
+};
+
+class BadFrames : public testing::TestWithParam<BadFrame> {};
+
+TEST_P(BadFrames, AreFoundBeforeAnythingIsWritten) {
+  constexpr std::size_t kLandingBytes = 4096;
+  Bytes landing(kLandingBytes), exposed(1000);
+  FrameReader reader(landing);
+  reader.expose(3, exposed);
+  Heard heard;
+  auto stream = as_stream(GetParam().frame);
+  stream.resize(stream.size() + 10'000, std::byte{0x77});
+  EXPECT_FALSE(feed(reader, heard, stream, 100'000));
+  EXPECT_FALSE(reader.error().empty());
+  EXPECT_TRUE(heard.tags.empty() && heard.notices.empty());
+  EXPECT_TRUE(all_zero(landing) && all_zero(exposed));
+  EXPECT_FALSE(reader.advance(0, heard)) << "an error is final";
+}
+
+constexpr auto kMax = std::numeric_limits<std::uint64_t>::max();
+
+INSTANTIATE_TEST_SUITE_P(
+    Frames, BadFrames,
+    testing::Values(BadFrame{"magic", {.magic = 1}}, BadFrame{"kind_0", {.kind = FrameKind{0}}},
+                    BadFrame{"kind_3", {.kind = FrameKind{3}}}, BadFrame{"reserved", {.reserved = 1}},
+                    BadFrame{"long_header", {.header_bytes = kMaxHeaderBytes + 1}},
+                    BadFrame{"payload_beyond", {.offset = 0, .payload_bytes = 4096 - 63}},
+                    BadFrame{"header_beyond", {.header_bytes = 1, .offset = 4096}},
+                    BadFrame{"offset_between", {.offset = 65}}, BadFrame{"offset_beyond", {.offset = 4160}},
+                    BadFrame{"offset_wraps", {.offset = kMax - 63, .payload_bytes = 80}},
+                    BadFrame{"length_wraps", {.offset = 64, .payload_bytes = kMax - 64}},
+                    BadFrame{"exposed_beyond", {.segment = 3, .offset = 1, .payload_bytes = 1000}},
+                    BadFrame{"exposed_offset", {.segment = 3, .offset = 1001}},
+                    BadFrame{"exposed_header", {.header_bytes = 1, .segment = 3}},
+                    BadFrame{"long_notice", {.kind = FrameKind::kNotice, .payload_bytes = kMaxNoticeBytes + 1}},
+                    BadFrame{"notice_with_tag", {.kind = FrameKind::kNotice, .tag = 1}},
+                    BadFrame{"notice_with_offset", {.kind = FrameKind::kNotice, .offset = 1}}),
+    [](auto const& tested) { return tested.param.name; });
+
+TEST(SendQueue, CountsPutsAndKeepsNoticesApart) {
+  SendQueue queue;
+  auto const payload = test_bytes(100, 3);
+  for (std::size_t put = 0; put < SendQueue::kMaxPuts; ++put) {
+    ASSERT_FALSE(queue.is_full());
+    queue.push_put({.peer = 1}, {}, payload, Tag{});
+  }
+  EXPECT_TRUE(queue.is_full());
+  queue.push_notice("still possible");
+  EXPECT_EQ(queue.advance(sizeof(FrameHeader) + 99), 0U);
+  EXPECT_EQ(queue.advance(1), 1U);
+  EXPECT_FALSE(queue.is_full());
+  EXPECT_EQ(queue.clear(), SendQueue::kMaxPuts - 1);
+  EXPECT_TRUE(queue.empty());
+}
+
+}  // namespace
+}  // namespace headway::comm::tcp

@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+namespace {
+
+class AllToAllTest : public GroupTest {
+ protected:
+  /// Runs `count` exchanges with at most `max_lag` + `extra` of them under way beyond the one waited for.
+  static void stream(Group& group, std::uint64_t count, int in_flight, std::size_t max_bytes) {
+    std::deque<Exchange> pending;
+    for (std::uint64_t number = 0; number < count; ++number) {
+      pending.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, max_bytes)).start(group);
+      if (static_cast<int>(pending.size()) > in_flight) {
+        pending.front().finish(group);
+        pending.front().scribble();
+        pending.pop_front();
+      }
+    }
+    for (auto& exchange : pending) exchange.finish(group);
+  }
+};
+
+TEST_P(AllToAllTest, UnevenBlocksArriveInGroupsOfAnySize) {
+  for (int size = 1; size <= 8; ++size) {
+    run_ranks(size, options(), [](Group& group) { stream(group, 8, 0, 10000); });
+  }
+}
+
+TEST_P(AllToAllTest, EmptyBlocksAreLegal) {
+  run_ranks(3, options(), [](Group& group) {
+    for (std::uint64_t number = 0; number < 10; ++number) {
+      Exchange exchange(group.rank(), group.size(), number, even_sizes(0));
+      exchange.start(group);
+      exchange.finish(group);
+    }
+  });
+}
+
+TEST_P(AllToAllTest, BlocksNearTheSizeOfASlotArrive) {
+  run_ranks(2, options(), [](Group& group) {
+    std::size_t const slot = group.options().slot_bytes;
+    std::uint64_t number = 0;
+    for (std::size_t const bytes : {slot - 65, slot - 64, slot - 1, slot, slot + 1, slot + 63, slot + 64, 2 * slot}) {
+      Exchange exchange(group.rank(), group.size(), number++, even_sizes(bytes));
+      exchange.start(group);
+      exchange.finish(group);
+    }
+  });
+}
+
+TEST_P(AllToAllTest, BlocksFarAboveASlotArrive) {
+  for (int const max_lag : {0, 2}) {
+    auto with_lag = options();
+    with_lag.max_lag = max_lag;
+    run_ranks(3, with_lag, [&](Group& group) { stream(group, 8, max_lag, 1500000); });
+  }
+}
+
+TEST_P(AllToAllTest, OneRankMayGetEverything) {
+  run_ranks(4, options(), [](Group& group) {
+    for (std::uint64_t number = 0; number < 8; ++number) {
+      int const target = static_cast<int>(number % 4);
+      Exchange exchange(group.rank(), group.size(), number,
+                        [=](int, int destination) { return destination == target ? std::size_t{50000} : 0; });
+      exchange.start(group);
+      exchange.finish(group);
+    }
+  });
+}
+
+TEST_P(AllToAllTest, ResultsAreTheSameForEveryBoundAndNumberInFlight) {
+  for (int max_lag = 0; max_lag <= 4; ++max_lag) {
+    for (int const extra : {0, 3}) {
+      auto with_lag = options();
+      with_lag.max_lag = max_lag;
+      run_ranks(3, with_lag, [&](Group& group) { stream(group, 60, max_lag + extra, 6000); });
+    }
+  }
+}
+
+TEST_P(AllToAllTest, ResultsAreTheSameThoughRanksAreDelayedAtRandom) {
+  auto with_lag = options();
+  with_lag.max_lag = 2;
+  run_ranks(4, with_lag, [](Group& group) {
+    std::mt19937 random(static_cast<unsigned>(group.rank()));
+    std::deque<Exchange> pending;
+    for (std::uint64_t number = 0; number < 100; ++number) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+      pending.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 4096)).start(group);
+      if (pending.size() > 2) {
+        pending.front().finish(group);
+        pending.pop_front();
+      }
+    }
+    for (auto& exchange : pending) exchange.finish(group);
+  });
+}
+
+TEST_P(AllToAllTest, RanksMayHaveDifferentBounds) {
+  MemoryStore store;
+  run_threads(3, [&](int rank) {
+    auto own = options();
+    own.max_lag = rank;
+    own.max_lag_limit = 2;
+    auto const group = Group::connect(rank, 3, store, own);
+    stream(*group, 60, rank, 5000);
+  });
+}
+
+TEST_P(AllToAllTest, TheBoundMayChangeWhileExchangesRun) {
+  auto with_limit = options();
+  with_limit.max_lag = 1;
+  with_limit.max_lag_limit = 4;
+  run_ranks(3, with_limit, [](Group& group) {
+    std::deque<Exchange> pending;
+    for (std::uint64_t number = 0; number < 120; ++number) {
+      if (number % 7 == 0) group.set_max_lag(static_cast<int>((number / 7 + static_cast<std::uint64_t>(group.rank())) % 5));
+      pending.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 5000)).start(group);
+      if (pending.size() > 5) {
+        pending.front().finish(group);
+        pending.pop_front();
+      }
+    }
+    for (auto& exchange : pending) exchange.finish(group);
+    EXPECT_THROW(group.set_max_lag(5), UsageError);
+    EXPECT_THROW(group.set_max_lag(-1), UsageError);
+  });
+}
+
+TEST_P(AllToAllTest, WaitingForAnExchangeCompletesAllOlderOnes) {
+  auto with_lag = options();
+  with_lag.max_lag = 1;
+  run_ranks(3, with_lag, [](Group& group) {
+    std::deque<Exchange> exchanges;
+    for (std::uint64_t number = 0; number < 10; ++number) {
+      exchanges.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 9000)).start(group);
+    }
+    exchanges[6].finish(group);
+    for (std::size_t older = 0; older < 6; ++older) {
+      EXPECT_TRUE(exchanges[older].operation()->done()) << older;
+      exchanges[older].check();
+    }
+    exchanges[9].finish(group);
+    for (auto& exchange : exchanges) exchange.check();
+  });
+}
+
+TEST_P(AllToAllTest, TestMovesAnExchangeOnWithoutWait) {
+  run_ranks(2, options(), [](Group& group) {
+    Exchange exchange(group.rank(), group.size(), 1, even_sizes(20000));
+    exchange.start(group);
+    Deadline const deadline = Clock::now() + std::chrono::seconds(20);
+    while (!group.test(*exchange.operation()) && Clock::now() < deadline) std::this_thread::yield();
+    ASSERT_TRUE(exchange.operation()->done());
+    EXPECT_TRUE(exchange.operation()->status().ok());
+    exchange.check();
+    // The others may still need this rank.
+    exchange.finish(group);
+  });
+}
+
+TEST_P(AllToAllTest, OperationsAreNumberedWithinTheirChannel) {
+  auto with_channels = options();
+  with_channels.num_channels = 2;
+  run_ranks(2, with_channels, [](Group& group) {
+    for (std::uint64_t number = 0; number < 3; ++number) {
+      for (int channel = 0; channel < 2; ++channel) {
+        Exchange exchange(group.rank(), group.size(), number, even_sizes(10));
+        EXPECT_EQ(exchange.start(group, channel)->number(), number);
+        exchange.finish(group);
+      }
+    }
+  });
+}
+
+TEST_P(AllToAllTest, ChannelsMayBeUsedInDifferentOrderByDifferentRanks) {
+  auto with_channels = options();
+  with_channels.num_channels = 3;
+  run_ranks(3, with_channels, [](Group& group) {
+    for (std::uint64_t round = 0; round < 20; ++round) {
+      std::deque<Exchange> exchanges;
+      for (int i = 0; i < 3; ++i) {
+        int const channel = (i + group.rank()) % 3;
+        std::uint64_t const number = round * 3 + static_cast<std::uint64_t>(channel);
+        exchanges.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 9000)).start(group, channel);
+      }
+      for (auto& exchange : exchanges) exchange.finish(group);
+    }
+  });
+}
+
+TEST_P(AllToAllTest, GroupsMayBeUsedInDifferentOrderByDifferentRanks) {
+  constexpr int kGroups = 3;
+  MemoryStore store;
+  run_threads(3, [&](int rank) {
+    std::vector<std::unique_ptr<Group>> groups;
+    for (int i = 0; i < kGroups; ++i) {
+      auto own = options();
+      own.name = "group" + std::to_string(i);
+      own.max_lag = i;
+      groups.push_back(Group::connect(rank, 3, store, own));
+    }
+    for (std::uint64_t round = 0; round < 30; ++round) {
+      std::deque<Exchange> exchanges;
+      for (int i = 0; i < kGroups; ++i) {
+        auto const which = static_cast<std::size_t>(i + rank) % kGroups;
+        exchanges.emplace_back(rank, 3, round * kGroups + which, uneven_sizes(round * kGroups + which, 20000));
+        exchanges.back().start(*groups[which]);
+      }
+      for (int i = 0; i < kGroups; ++i) {
+        exchanges[static_cast<std::size_t>(i)].finish(*groups[static_cast<std::size_t>(i + rank) % kGroups]);
+      }
+    }
+  });
+}
+
+TEST_P(AllToAllTest, ABlockMayBeWrittenAgainOnceItsExchangeIsDone) {
+  auto with_lag = options();
+  with_lag.max_lag = 1;
+  run_ranks(2, with_lag, [](Group& group) {
+    for (std::uint64_t number = 0; number < 20; ++number) {
+      Exchange exchange(group.rank(), group.size(), number, even_sizes(300000));
+      exchange.start(group);
+      exchange.finish(group);
+      exchange.scribble();
+    }
+  });
+}
+
+TEST_P(AllToAllTest, AMisusedExchangeIsAUsageErrorAndTheGroupGoesOn) {
+  run_ranks(2, options(), [](Group& group) {
+    std::vector<std::byte> memory(8);
+    std::vector<std::span<std::byte const>> const sends(2, memory);
+    std::vector<std::span<std::byte>> const receives(2, memory);
+    std::vector<std::span<std::byte const>> const one_send(1, memory);
+    EXPECT_THROW(group.all_to_all_v({.sends = one_send, .receives = receives}), UsageError);
+    EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = {}}), UsageError);
+    EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = receives, .channel = 1}), UsageError);
+    EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = receives, .channel = -1}), UsageError);
+    stream(group, 5, 0, 1000);
+  });
+}
+
+TEST_P(AllToAllTest, AnEightRankGroupStreamsWithLag) {
+  auto with_lag = options();
+  with_lag.max_lag = 3;
+  run_ranks(8, with_lag, [](Group& group) { stream(group, 60, 4, 3000); });
+}
+
+HEADWAY_TEST_GROUPS(AllToAllTest);
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "headway/comm/group.hpp"
+#include "test_bytes.hpp"
+
+namespace headway::comm {
+
+/// Bytes with a guard behind them, so that a write beyond their end shows.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(std::size_t size = 0) : size_(size), bytes_(size + kGuardBytes, std::byte{0}) {
+    std::memset(bytes_.data() + size, kGuard, kGuardBytes);
+  }
+  [[nodiscard]] std::span<std::byte> span() { return std::span(bytes_).first(size_); }
+  [[nodiscard]] std::span<std::byte const> span() const { return std::span(bytes_).first(size_); }
+  [[nodiscard]] bool is_guard_intact() const {
+    for (std::size_t at = size_; at < bytes_.size(); ++at) {
+      if (bytes_[at] != std::byte{kGuard}) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kGuardBytes = 4096 + 64;
+  static constexpr unsigned char kGuard = 0xa5;
+  std::size_t size_;
+  std::vector<std::byte> bytes_;
+};
+
+/// Bytes from `source` to `destination` in an exchange.
+using SizeOf = std::function<std::size_t(int source, int destination)>;
+
+/// One rank's memory of one all-to-all, with contents that tell source, destination and exchange.
+class Exchange {
+ public:
+  Exchange(int rank, int size, std::uint64_t number, SizeOf const& size_of) : rank_(rank), number_(number) {
+    for (int peer = 0; peer < size; ++peer) {
+      sources_.push_back(test_bytes(size_of(rank, peer), seed(rank, peer)));
+      outputs_.emplace_back(size_of(peer, rank));
+    }
+    for (int peer = 0; peer < size; ++peer) {
+      sends_.emplace_back(sources_[static_cast<std::size_t>(peer)]);
+      receives_.push_back(outputs_[static_cast<std::size_t>(peer)].span());
+    }
+  }
+  Exchange(Exchange const&) = delete;
+  Exchange(Exchange&&) = default;
+  Exchange& operator=(Exchange const&) = delete;
+
+  OperationPtr start(Group& group, int channel = 0, DataType type = 1) {
+    operation_ = group.all_to_all_v({.sends = sends_, .receives = receives_, .data_type = type, .channel = channel});
+    return operation_;
+  }
+
+  [[nodiscard]] OperationPtr const& operation() const { return operation_; }
+
+  /// @throws OperationError if the operation failed, std::runtime_error if it brought wrong bytes.
+  void finish(Group& group) {
+    Status status = group.wait(*operation_);
+    if (!status.ok()) throw OperationError(std::move(status));
+    check();
+  }
+
+  /// @throws std::runtime_error if an output is not what its sender gave.
+  void check() const {
+    for (std::size_t peer = 0; peer < outputs_.size(); ++peer) {
+      auto const expected = test_bytes(outputs_[peer].span().size(), seed(static_cast<int>(peer), rank_));
+      if (!same_bytes(outputs_[peer].span(), expected) || !outputs_[peer].is_guard_intact()) {
+        throw std::runtime_error("exchange " + std::to_string(number_) + ": rank " + std::to_string(rank_) + " got " +
+                                 (outputs_[peer].is_guard_intact() ? "wrong bytes" : "too many bytes") + " from rank " +
+                                 std::to_string(peer) + " (" + std::to_string(expected.size()) + " bytes)");
+      }
+    }
+  }
+
+  /// Overwrites the sources, as a caller may once wait() returned.
+  void scribble() {
+    for (auto& source : sources_) std::fill(source.begin(), source.end(), std::byte{0xee});
+  }
+
+  [[nodiscard]] bool are_guards_intact() const {
+    return std::all_of(outputs_.begin(), outputs_.end(), [](auto const& output) { return output.is_guard_intact(); });
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t seed(int source, int destination) const {
+    return number_ << 16 | static_cast<std::uint64_t>(source) << 8 | static_cast<std::uint64_t>(destination);
+  }
+
+  int rank_;
+  std::uint64_t number_;
+  std::vector<std::vector<std::byte>> sources_;
+  std::vector<GuardedBytes> outputs_;
+  std::vector<std::span<std::byte const>> sends_;
+  std::vector<std::span<std::byte>> receives_;
+  OperationPtr operation_;
+};
+
+/// Pseudo-random sizes up to `max_bytes`, many of them zero or small, that all ranks compute alike.
+inline SizeOf uneven_sizes(std::uint64_t number, std::size_t max_bytes) {
+  return [=](int source, int destination) -> std::size_t {
+    std::uint64_t const draw = (number * 8191 + static_cast<std::uint64_t>(source) * 127 +
+                                static_cast<std::uint64_t>(destination) * 31 + 7) * 0x9e3779b97f4a7c15u >> 20;
+    switch (draw % 4) {
+      case 0:
+        return 0;
+      case 1:
+        return draw / 4 % 100;
+      default:
+        return draw / 4 % (max_bytes + 1);
+    }
+  };
+}
+
+inline SizeOf even_sizes(std::size_t bytes) {
+  return [=](int, int) { return bytes; };
+}
+
+}  // namespace headway::comm

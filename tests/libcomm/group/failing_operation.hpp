@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "headway/comm/group.hpp"
+
+namespace headway::comm {
+
+/// The first failure that a caller of `group` meets: of `operation`, or, where this rank's part of it had all it
+/// needed, of the group later. @throws std::runtime_error if 20 s bring none.
+inline Status first_failure(Group& group, Operation& operation) {
+  if (Status status = group.wait(operation); !status.ok()) return status;
+  for (Deadline const deadline = Clock::now() + std::chrono::seconds(20); Clock::now() < deadline;) {
+    if (Status status = group.health(); !status.ok()) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw std::runtime_error("the operation was done and the group shows no failure");
+}
+
+/// Whether `text` has `part` with no letter or digit beside it.
+inline bool names(std::string_view text, std::string_view part) {
+  auto const is_word = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  for (auto at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
+    bool const starts = at == 0 || !is_word(text[at - 1]);
+    bool const ends = at + part.size() == text.size() || !is_word(text[at + part.size()]);
+    if (starts && ends) return true;
+  }
+  return false;
+}
+
+}  // namespace headway::comm

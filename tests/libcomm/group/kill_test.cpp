@@ -1,0 +1,142 @@
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "failing_operation.hpp"
+#include "headway/comm/group.hpp"
+#include "host_traces.hpp"
+#include "temporary_directory.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+namespace {
+
+/// A started rank_process and the lines that it prints.
+class RankProcess {
+ public:
+  explicit RankProcess(std::vector<std::string> arguments) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+    output_ = ends[0];
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    arguments.insert(arguments.begin(), HEADWAY_RANK_PROCESS);
+    std::vector<char*> argv;
+    for (auto& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    int const error = ::posix_spawn(&pid_, HEADWAY_RANK_PROCESS, &actions, nullptr, argv.data(), environ);
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::close(ends[1]);
+    if (error != 0) throw std::runtime_error("posix_spawn failed for " HEADWAY_RANK_PROCESS);
+  }
+  ~RankProcess() {
+    kill();
+    ::close(output_);
+  }
+  RankProcess(RankProcess const&) = delete;
+  RankProcess& operator=(RankProcess const&) = delete;
+
+  void kill() {
+    if (pid_ > 0) ::kill(pid_, SIGKILL);
+    collect();
+  }
+
+  /// Waits for its end. @returns the exit code; -1: it ended by a signal.
+  int collect() {
+    if (pid_ > 0) {
+      ::waitpid(pid_, &wait_status_, 0);
+      pid_ = -1;
+    }
+    return WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;
+  }
+
+  /// The next line that it prints, or nothing when `patience` passes or it ends.
+  std::optional<std::string> read_line(std::chrono::milliseconds patience) {
+    auto const deadline = Clock::now() + patience;
+    for (;;) {
+      if (auto const end = unread_.find('\n'); end != std::string::npos) {
+        std::string line = unread_.substr(0, end);
+        unread_.erase(0, end + 1);
+        return line;
+      }
+      auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      pollfd entry{.fd = output_, .events = POLLIN, .revents = 0};
+      if (left <= 0 || ::poll(&entry, 1, static_cast<int>(left)) <= 0) return std::nullopt;
+      char buffer[4096];
+      ssize_t const count = ::read(output_, buffer, sizeof buffer);
+      if (count <= 0) return std::nullopt;
+      unread_.append(buffer, static_cast<std::size_t>(count));
+    }
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int wait_status_ = 0;
+  int output_ = -1;
+  std::string unread_;
+};
+
+/// kill -9 of a rank in a stream of exchanges: engine, bytes per block, bound.
+class KillTest : public testing::TestWithParam<std::tuple<char const*, int, int>> {
+ protected:
+  static constexpr int kSize = 4;
+  static constexpr int kVictim = 2;
+
+  static void kill_one_of(std::vector<std::unique_ptr<RankProcess>>& ranks) {
+    ranks[kVictim]->kill();
+    auto const killed_at = Clock::now();
+    for (int rank = 0; rank < kSize; ++rank) {
+      if (rank == kVictim) continue;
+      auto& process = *ranks[static_cast<std::size_t>(rank)];
+      auto const line = process.read_line(std::chrono::seconds(10));
+      ASSERT_TRUE(line.has_value()) << "rank " << rank << " hangs or ended without a word";
+      EXPECT_LT(Clock::now() - killed_at, std::chrono::seconds(2)) << "rank " << rank;
+      EXPECT_TRUE(line->starts_with("failed: ") && names(*line, "rank 2")) << "rank " << rank << ": " << *line;
+      EXPECT_EQ(process.collect(), 0) << "rank " << rank;
+    }
+  }
+};
+
+TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
+  auto const [engine, bytes, lag] = GetParam();
+  auto const files_before = named_headway_files();
+  for (int round = 0; round < 5; ++round) {
+    TemporaryDirectory const directory;
+    std::vector<std::unique_ptr<RankProcess>> ranks;
+    for (int rank = 0; rank < kSize; ++rank) {
+      ranks.push_back(std::make_unique<RankProcess>(std::vector<std::string>{
+          std::to_string(rank), std::to_string(kSize), (directory.path() / "store").string(), engine,
+          std::to_string(bytes), std::to_string(lag)}));
+    }
+    for (int rank = 0; rank < kSize; ++rank) {
+      ASSERT_EQ(ranks[static_cast<std::size_t>(rank)]->read_line(std::chrono::seconds(30)), "ready") << "rank " << rank;
+    }
+    kill_one_of(ranks);
+  }
+  EXPECT_EQ(named_headway_files(), files_before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Group, KillTest,
+                         testing::Combine(testing::Values("shm", "tcp"), testing::Values(100, 200000),
+                                          testing::Values(0, 2)),
+                         [](auto const& tested) {
+                           return std::string(std::get<0>(tested.param)) + "_" + std::to_string(std::get<1>(tested.param)) +
+                                  "_bytes_lag_" + std::to_string(std::get<2>(tested.param));
+                         });
+
+}  // namespace
+}  // namespace headway::comm

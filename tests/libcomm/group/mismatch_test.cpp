@@ -1,0 +1,149 @@
+#include <atomic>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "exchange.hpp"
+#include "failing_operation.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+namespace {
+
+/// Ranks that disagree on an operation: each of them gets an error that says on what, and nothing is overrun.
+class MismatchTest : public GroupTest {
+ protected:
+  using Start = std::function<OperationPtr(Group&)>;
+
+  /// Runs `start` on each of `size` ranks; every rank must fail with a text that names each of `parts`.
+  static void expect_failures(int size, std::vector<std::string> const& parts, Start const& start) {
+    std::atomic<int> failed{0};
+    run_ranks(size, options(), [&](Group& group) {
+      auto const operation = start(group);
+      Status const status = first_failure(group, *operation);
+      EXPECT_EQ(status.code(), StatusCode::kAborted) << "rank " << group.rank();
+      for (auto const& part : parts) {
+        EXPECT_TRUE(names(status.message(), part)) << "rank " << group.rank() << " lacks '" << part << "' in: " << status.message();
+      }
+      // Nobody leaves before all have seen the error: a loss would be another one.
+      for (++failed; failed < size;) std::this_thread::yield();
+    });
+    EXPECT_EQ(failed, size);
+  }
+
+  static void expect_guards(GuardedBytes const& block) { EXPECT_TRUE(block.is_guard_intact()); }
+};
+
+TEST_P(MismatchTest, AnExchangeWithMoreBytesThanExpectedFailsOnBothRanks) {
+  for (auto const& [sent, expected] : {std::pair<std::size_t, std::size_t>{700, 50}, {50, 700}, {1, 0}, {0, 1}, {90000, 50}, {50, 90000}, {90001, 90000}}) {
+    GuardedBytes output(expected);
+    std::vector<std::byte> const source(sent), empty;
+    expect_failures(2, {"rank 0", "rank 1", std::to_string(sent), std::to_string(expected)}, [&](Group& group) {
+      std::vector<std::span<std::byte const>> const sends =
+          group.rank() == 0 ? std::vector<std::span<std::byte const>>{empty, source}
+                            : std::vector<std::span<std::byte const>>{empty, empty};
+      std::vector<std::span<std::byte>> const receives =
+          group.rank() == 1 ? std::vector<std::span<std::byte>>{output.span(), {}} : std::vector<std::span<std::byte>>(2);
+      return group.all_to_all_v({.sends = sends, .receives = receives});
+    });
+    expect_guards(output);
+    EXPECT_TRUE(all_zero(output.span())) << "a mismatched block was written";
+  }
+}
+
+TEST_P(MismatchTest, AnExchangeOfTwoDataTypesFailsOnBothRanks) {
+  std::vector<Exchange> exchanges;
+  for (int rank = 0; rank < 2; ++rank) exchanges.emplace_back(rank, 2, 1, even_sizes(100));
+  expect_failures(2, {"rank 0", "rank 1", "77", "78"}, [&](Group& group) {
+    return exchanges[static_cast<std::size_t>(group.rank())].start(group, 0, static_cast<DataType>(77 + group.rank()));
+  });
+}
+
+TEST_P(MismatchTest, AMessageOfAnotherSizeFailsOnBothRanks) {
+  for (auto const& [sent, expected] : {std::pair<std::size_t, std::size_t>{700, 50}, {50, 700}, {200000, 50}, {50, 200000}}) {
+    GuardedBytes output(expected);
+    std::vector<std::byte> const source(sent, std::byte{1});
+    expect_failures(2, {"rank 0", "rank 1", std::to_string(sent), std::to_string(expected)}, [&](Group& group) {
+      return group.rank() == 0 ? group.send(source, 1, 4, 1) : group.receive(output.span(), 0, 4, 1);
+    });
+    expect_guards(output);
+    EXPECT_TRUE(all_zero(output.span())) << "a mismatched block was written";
+  }
+}
+
+TEST_P(MismatchTest, AMessageOfAnotherDataTypeFailsOnBothRanks) {
+  std::vector<std::byte> source(100), output(100);
+  expect_failures(2, {"rank 0", "rank 1", "31", "32"}, [&](Group& group) {
+    return group.rank() == 0 ? group.send(source, 1, 4, 31) : group.receive(output, 0, 4, 32);
+  });
+}
+
+TEST_P(MismatchTest, AReceiveFromAnyRankComparesSizesToo) {
+  GuardedBytes output(50);
+  std::vector<std::byte> const source(700, std::byte{1});
+  expect_failures(2, {"rank 0", "rank 1", "700", "50"}, [&](Group& group) {
+    return group.rank() == 0 ? group.send(source, 1, 4, 1) : group.receive_any(output.span(), 4, 1);
+  });
+  expect_guards(output);
+}
+
+TEST_P(MismatchTest, ABroadcastOfDifferentSizesFailsOnEveryRank) {
+  std::vector<GuardedBytes> blocks;
+  for (int rank = 0; rank < 3; ++rank) blocks.emplace_back(rank == 2 ? 60 : 6000);
+  expect_failures(3, {"rank 0", "rank 2", "6000", "60"}, [&](Group& group) {
+    return group.broadcast(blocks[static_cast<std::size_t>(group.rank())].span(), 0, 1);
+  });
+  for (auto const& block : blocks) expect_guards(block);
+}
+
+TEST_P(MismatchTest, AnAllGatherOfDifferentSizesFailsOnEveryRank) {
+  std::vector<GuardedBytes> outputs;
+  for (int rank = 0; rank < 2; ++rank) outputs.emplace_back(200);
+  std::vector<std::byte> const source(200);
+  expect_failures(2, {"rank 0", "rank 1"}, [&](Group& group) {
+    std::size_t const own = group.rank() == 0 ? 150 : 50;
+    auto const output = outputs[static_cast<std::size_t>(group.rank())].span();
+    std::vector<std::span<std::byte>> const receives = {output.first(own), output.subspan(own).first(own)};
+    return group.all_gather(std::span(source).first(own), receives, 1);
+  });
+  for (auto const& output : outputs) expect_guards(output);
+}
+
+TEST_P(MismatchTest, DifferentCollectivesFailOnBothRanks) {
+  std::vector<std::vector<std::byte>> blocks(2, std::vector<std::byte>(8));
+  expect_failures(2, {"rank 0", "rank 1", "broadcast", "barrier"}, [&](Group& group) {
+    return group.rank() == 0 ? group.broadcast(blocks[0], 0, 1) : group.barrier();
+  });
+}
+
+TEST_P(MismatchTest, DifferentRootsFailOnBothRanks) {
+  std::vector<std::vector<std::byte>> blocks(2, std::vector<std::byte>(8));
+  expect_failures(2, {"rank 0", "rank 1", "broadcast"}, [&](Group& group) {
+    return group.broadcast(blocks[static_cast<std::size_t>(group.rank())], group.rank(), 1);
+  });
+}
+
+TEST_P(MismatchTest, WhatIsStartedAfterAFailureFailsWithItsText) {
+  std::atomic<int> failed{0};
+  run_ranks(2, options(), [&](Group& group) {
+    std::vector<std::byte> block(group.rank() == 0 ? 10 : 20);
+    auto const operation = group.rank() == 0 ? group.send(block, 1, 4, 1) : group.receive(block, 0, 4, 1);
+    std::string const text(first_failure(group, *operation).message());
+    try {
+      Status const status = group.wait(*group.barrier());
+      EXPECT_EQ(status.message(), text);
+    } catch (OperationError const& error) {
+      EXPECT_EQ(error.what(), text);
+    }
+    EXPECT_EQ(group.health().message(), text);
+    for (++failed; failed < 2;) std::this_thread::yield();
+  });
+}
+
+HEADWAY_TEST_GROUPS(MismatchTest);
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,203 @@
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+namespace {
+
+constexpr DataType kType = 3;
+
+class PointToPointTest : public GroupTest {
+ protected:
+  static std::size_t size_of(std::uint64_t message) { return message * 7919 % 5 == 0 ? message * 1237 % 60000 : message % 300; }
+
+  /// Receives `size` bytes that the sender made with `seed`. @throws std::runtime_error if they differ.
+  static void expect_message(Group& group, int peer, std::uint64_t match, std::size_t size, std::uint64_t seed) {
+    GuardedBytes block(size);
+    finish(group, group.receive(block.span(), peer, match, kType));
+    expect_bytes(block, seed);
+  }
+
+  static void expect_bytes(GuardedBytes const& block, std::uint64_t seed) {
+    if (!same_bytes(block.span(), test_bytes(block.span().size(), seed)) || !block.is_guard_intact()) {
+      throw std::runtime_error("message " + std::to_string(seed) + " has wrong bytes");
+    }
+  }
+};
+
+TEST_P(PointToPointTest, MessagesWithOneMatchArriveInTheOrderOfTheirSends) {
+  run_ranks(2, options(), [](Group& group) {
+    for (std::uint64_t message = 0; message < 200; ++message) {
+      if (group.rank() == 0) {
+        auto const block = test_bytes(size_of(message), message);
+        finish(group, group.send(block, 1, 5, kType));
+      } else {
+        expect_message(group, 0, 5, size_of(message), message);
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AReceiveTakesTheMessageOfItsMatchThoughOthersCameFirst) {
+  constexpr std::uint64_t kMessages = 100;
+  run_ranks(2, options(), [](Group& group) {
+    if (group.rank() == 0) {
+      std::vector<std::vector<std::byte>> blocks;
+      std::vector<OperationPtr> sends;
+      for (std::uint64_t match = 0; match < kMessages; ++match) blocks.push_back(test_bytes(size_of(match), match));
+      for (std::uint64_t match = 0; match < kMessages; ++match) {
+        sends.push_back(group.send(blocks[match], 1, match, kType));
+      }
+      for (auto const& send : sends) finish(group, send);
+    } else {
+      for (std::uint64_t left = kMessages; left > 0; --left) {
+        expect_message(group, 0, left - 1, size_of(left - 1), left - 1);
+      }
+    }
+  });
+}
+
+TEST_P(PointToPointTest, ReceivesMayBeStartedBeforeTheirSends) {
+  constexpr std::uint64_t kMessages = 50;
+  run_ranks(3, options(), [](Group& group) {
+    int const from = (group.rank() + 2) % 3, to = (group.rank() + 1) % 3;
+    std::vector<GuardedBytes> outputs;
+    for (std::uint64_t match = 0; match < kMessages; ++match) outputs.emplace_back(size_of(match));
+    std::vector<OperationPtr> receives;
+    for (std::uint64_t match = kMessages; match-- > 0;) {
+      receives.push_back(group.receive(outputs[match].span(), from, match, kType));
+    }
+    finish(group, group.barrier());
+    for (std::uint64_t match = 0; match < kMessages; ++match) {
+      auto const block = test_bytes(size_of(match), match);
+      finish(group, group.send(block, to, match, kType));
+    }
+    for (auto const& receive : receives) finish(group, receive);
+    for (std::uint64_t match = 0; match < kMessages; ++match) expect_bytes(outputs[match], match);
+  });
+}
+
+TEST_P(PointToPointTest, RanksMaySendLargeMessagesToEachOtherBeforeEitherReceives) {
+  constexpr std::size_t kBytes = 3000000;
+  run_ranks(2, options(), [](Group& group) {
+    int const peer = 1 - group.rank();
+    auto const block = test_bytes(kBytes, static_cast<std::uint64_t>(group.rank()));
+    auto const send = group.send(block, peer, 1, kType);
+    expect_message(group, peer, 1, kBytes, static_cast<std::uint64_t>(peer));
+    finish(group, send);
+  });
+}
+
+TEST_P(PointToPointTest, ManyMessagesMayWaitForTheirReceives) {
+  constexpr std::uint64_t kMessages = 1000;
+  run_ranks(2, options(), [](Group& group) {
+    if (group.rank() == 0) {
+      for (std::uint64_t message = 0; message < kMessages; ++message) {
+        auto const block = test_bytes(message % 50, message);
+        finish(group, group.send(block, 1, message % 2, kType));  // A small send needs no receive to be done.
+      }
+      finish(group, group.barrier());
+    } else {
+      for (std::uint64_t match = 0; match < 2; ++match) {
+        for (std::uint64_t message = match; message < kMessages; message += 2) {
+          expect_message(group, 0, match, message % 50, message);
+        }
+      }
+      finish(group, group.barrier());
+    }
+  });
+}
+
+TEST_P(PointToPointTest, ReceiveAnyTakesFromEveryRankAndNamesIt) {
+  constexpr int kSize = 4;
+  static constexpr std::uint64_t kEach = 20;
+  run_ranks(kSize, options(), [](Group& group) {
+    if (group.rank() != 0) {
+      for (std::uint64_t message = 0; message < kEach; ++message) {
+        auto const block = test_bytes(100, static_cast<std::uint64_t>(group.rank()) << 8 | message);
+        finish(group, group.send(block, 0, 9, kType));
+      }
+      return;
+    }
+    std::map<int, std::uint64_t> next;
+    for (std::uint64_t message = 0; message < kEach * (kSize - 1); ++message) {
+      GuardedBytes block(100);
+      auto const receive = group.receive_any(block.span(), 9, kType);
+      finish(group, receive);
+      int const source = receive->source();
+      ASSERT_TRUE(source >= 1 && source < kSize) << source;
+      expect_bytes(block, static_cast<std::uint64_t>(source) << 8 | next[source]++);
+    }
+    for (int peer = 1; peer < kSize; ++peer) EXPECT_EQ(next[peer], kEach);
+  });
+}
+
+TEST_P(PointToPointTest, ReceiveAnyTakesOnlyItsMatch) {
+  run_ranks(2, options(), [](Group& group) {
+    auto const block_a = test_bytes(10, 1), block_b = test_bytes(40000, 2);
+    if (group.rank() == 1) {
+      auto const send_a = group.send(block_a, 0, 1, kType);
+      auto const send_b = group.send(block_b, 0, 2, kType);
+      finish(group, send_a);
+      finish(group, send_b);
+      return;
+    }
+    GuardedBytes output_b(40000), output_a(10);
+    auto const receive_b = group.receive_any(output_b.span(), 2, kType);
+    finish(group, receive_b);
+    EXPECT_EQ(receive_b->source(), 1);
+    expect_bytes(output_b, 2);
+    finish(group, group.receive_any(output_a.span(), 1, kType));
+    expect_bytes(output_a, 1);
+  });
+}
+
+TEST_P(PointToPointTest, AReceiveFromANamedRankHasNoSource) {
+  run_ranks(2, options(), [](Group& group) {
+    std::vector<std::byte> block(4);
+    auto const operation = group.rank() == 0 ? group.send(block, 1, 0, kType) : group.receive(block, 0, 0, kType);
+    finish(group, operation);
+    EXPECT_EQ(operation->source(), -1);
+  });
+}
+
+TEST_P(PointToPointTest, MessagesAndExchangesDoNotMix) {
+  run_ranks(3, options(), [](Group& group) {
+    int const left = (group.rank() + 2) % 3, right = (group.rank() + 1) % 3;
+    for (std::uint64_t round = 0; round < 30; ++round) {
+      auto const block = test_bytes(size_of(round), round);
+      auto const send = group.send(block, right, 1, kType);
+      Exchange exchange(group.rank(), 3, round, uneven_sizes(round, 9000));
+      exchange.start(group);
+      expect_message(group, left, 1, size_of(round), round);
+      exchange.finish(group);
+      finish(group, send);
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AMessageToNoRankIsAUsageError) {
+  run_ranks(2, options(), [](Group& group) {
+    std::vector<std::byte> block(4);
+    EXPECT_THROW(group.send(block, 2, 0, kType), UsageError);
+    EXPECT_THROW(group.send(block, -1, 0, kType), UsageError);
+    EXPECT_THROW(group.receive(block, 2, 0, kType), UsageError);
+    EXPECT_THROW(group.send(block, 1 - group.rank(), std::uint64_t{1} << 63, kType), UsageError);
+    finish(group, group.barrier());
+  });
+}
+
+HEADWAY_TEST_GROUPS(PointToPointTest);
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "headway/comm/group.hpp"
+#include "headway/comm/store.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+
+/// One way to run the tests of Group: an engine, bare or under the checker, with or without faults.
+struct GroupCase {
+  char const* name;
+  Engine engine;
+  bool wrap_checked = false;
+  std::uint64_t fault_seed = 0;
+
+  [[nodiscard]] GroupOptions options() const {
+    GroupOptions options;
+    options.engine = engine;
+    options.wrap_checked = wrap_checked;
+    options.fault_seed = fault_seed;
+    options.slot_bytes = 4096;
+    options.timeout = std::chrono::seconds(30);
+    options.connect_timeout = std::chrono::seconds(30);
+    options.name = "test";
+    return options;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, GroupCase const& group_case) { return out << group_case.name; }
+
+inline constexpr GroupCase kGroupCases[] = {
+    {"inproc", Engine::kInproc},
+    {"shm", Engine::kShm},
+    {"tcp", Engine::kTcp},
+    {"checked_inproc", Engine::kInproc, true},
+    {"faulty_inproc", Engine::kInproc, true, 11},
+    {"faulty_shm", Engine::kShm, true, 12},
+    {"faulty_tcp", Engine::kTcp, true, 13},
+};
+
+/// Base of the tests of Group that run in every case.
+class GroupTest : public testing::TestWithParam<GroupCase> {
+ protected:
+  static GroupOptions options() { return GetParam().options(); }
+
+  /// Runs `body(rank)` in one thread per rank; what a rank throws becomes a failure that names the rank.
+  static void run_threads(int size, std::function<void(int)> const& body) {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&body, rank] {
+        try {
+          body(rank);
+        } catch (std::exception const& error) {
+          ADD_FAILURE() << "rank " << rank << ": " << error.what();
+        }
+      });
+    }
+  }
+
+  /// Connects a group of `size` ranks and runs `body` in a thread of each.
+  static void run_ranks(int size, GroupOptions const& options, std::function<void(Group&)> const& body) {
+    MemoryStore store;
+    run_threads(size, [&](int rank) {
+      auto const group = Group::connect(rank, size, store, options);
+      body(*group);
+    });
+  }
+
+  /// Waits for `operation`. @throws OperationError if it fails.
+  static void finish(Group& group, OperationPtr const& operation) {
+    Status status = group.wait(*operation);
+    if (!status.ok()) throw OperationError(std::move(status));
+  }
+};
+
+/// Runs the tests of `Suite`, derived from GroupTest, in every case.
+#define HEADWAY_TEST_GROUPS(Suite)                                      \
+  INSTANTIATE_TEST_SUITE_P(Group, Suite, testing::ValuesIn(kGroupCases), \
+                           [](auto const& tested) { return std::string(tested.param.name); })
+
+}  // namespace headway::comm

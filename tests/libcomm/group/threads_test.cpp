@@ -1,0 +1,132 @@
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+#include "cpu_time.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// One group used by several threads, and what waiting costs.
+class ThreadsTest : public GroupTest {
+ protected:
+  /// Runs `body(thread)` in `count` threads; what one throws is an error of this rank.
+  template <typename Body>
+  static void run_threads_of_rank(int count, Body body) {
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+    {
+      std::vector<std::jthread> threads;
+      for (int thread = 0; thread < count; ++thread) {
+        threads.emplace_back([&, thread] {
+          try {
+            body(thread);
+          } catch (...) {
+            errors[static_cast<std::size_t>(thread)] = std::current_exception();
+          }
+        });
+      }
+    }
+    for (auto const& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+};
+
+TEST_P(ThreadsTest, EachThreadMayUseAChannelOfItsOwn) {
+  constexpr int kThreads = 3;
+  auto with_channels = options();
+  with_channels.num_channels = kThreads;
+  with_channels.max_lag = 1;
+  run_ranks(2, with_channels, [](Group& group) {
+    run_threads_of_rank(kThreads, [&](int thread) {
+      for (std::uint64_t round = 0; round < 100; ++round) {
+        std::uint64_t const number = round * kThreads + static_cast<std::uint64_t>(thread);
+        Exchange exchange(group.rank(), 2, number, uneven_sizes(number, 6000));
+        exchange.start(group, thread);
+        exchange.finish(group);
+      }
+    });
+  });
+}
+
+TEST_P(ThreadsTest, ThreadsMayExchangeMessagesAndExchangesAtOnce) {
+  run_ranks(3, options(), [](Group& group) {
+    int const left = (group.rank() + 2) % 3, right = (group.rank() + 1) % 3;
+    run_threads_of_rank(3, [&](int thread) {
+      for (std::uint64_t round = 0; round < 60; ++round) {
+        if (thread == 0) {
+          Exchange exchange(group.rank(), 3, round, uneven_sizes(round, 6000));
+          exchange.start(group);
+          exchange.finish(group);
+          continue;
+        }
+        auto const match = static_cast<std::uint64_t>(thread);
+        auto const source = test_bytes(round * 100, round), expected = source;
+        std::vector<std::byte> output(round * 100);
+        auto const receive = group.receive(output, left, match, 1);
+        auto const send = group.send(source, right, match, 1);
+        finish(group, receive);
+        finish(group, send);
+        if (output != expected) throw std::runtime_error("wrong bytes in message " + std::to_string(round));
+      }
+    });
+  });
+}
+
+TEST_P(ThreadsTest, AThreadMayWaitForWhatAnotherStarted) {
+  run_ranks(2, options(), [](Group& group) {
+    for (std::uint64_t number = 0; number < 50; ++number) {
+      Exchange exchange(group.rank(), 2, number, uneven_sizes(number, 9000));
+      auto const operation = exchange.start(group);
+      run_threads_of_rank(2, [&](int) { finish(group, operation); });
+      exchange.check();
+    }
+  });
+}
+
+TEST_P(ThreadsTest, WaitingBurnsLittleProcessorTime) {
+  std::barrier measured(3);
+  run_ranks(3, options(), [&](Group& group) {
+    Exchange exchange(group.rank(), 3, 1, even_sizes(100));
+    if (group.rank() == 2) {
+      std::this_thread::sleep_for(milliseconds(1000));
+      exchange.start(group);
+      exchange.finish(group);
+    } else {
+      exchange.start(group);
+      auto const cpu_start = thread_cpu_time();
+      exchange.finish(group);
+      EXPECT_LT(thread_cpu_time() - cpu_start, milliseconds(50)) << "rank " << group.rank();
+    }
+    measured.arrive_and_wait();
+  });
+}
+
+TEST_P(ThreadsTest, AnIdleGroupBurnsLittleProcessorTime) {
+  std::barrier measured(3);
+  run_ranks(3, options(), [&](Group& group) {
+    finish(group, group.barrier());
+    measured.arrive_and_wait();
+    if (group.rank() == 0) {
+      auto const cpu_start = process_cpu_time();
+      std::this_thread::sleep_for(milliseconds(1000));
+      EXPECT_LT(process_cpu_time() - cpu_start, milliseconds(60)) << "3 idle ranks in one process";
+    }
+    measured.arrive_and_wait();
+  });
+}
+
+HEADWAY_TEST_GROUPS(ThreadsTest);
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,386 @@
+#include "rendezvous/lifeline.hpp"
+
+#include "file_descriptor.hpp"
+#include "rendezvous/agreement.hpp"
+#include "rendezvous/contact.hpp"
+#include "rendezvous/handshake.hpp"
+#include "rendezvous/random.hpp"
+#include "rendezvous/sockets.hpp"
+
+#include <gtest/gtest.h>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace headway::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct RankResult {
+  std::vector<Lifeline> lifelines;
+  std::string error;
+
+  RankResult() = default;
+  RankResult(RankResult&&) = default;
+  RankResult& operator=(RankResult&&) = default;
+  ~RankResult() {
+    for (auto const& lifeline : lifelines) {
+      if (lifeline.fd >= 0) ::close(lifeline.fd);
+    }
+  }
+};
+
+struct RankArgs {
+  int size = 0;
+  GroupOptions options;
+  std::size_t landing_bytes = 1 << 20;
+  seconds time = seconds(20);
+};
+
+RankResult connect_rank(int rank, RankArgs const& args, Store& store) {
+  RankResult result;
+  Agreement const agreement{.size = args.size, .landing_bytes = args.landing_bytes, .options = &args.options};
+  try {
+    result.lifelines = connect_lifelines(rank, agreement, store, Clock::now() + args.time);
+  } catch (std::exception const& error) {
+    result.error = error.what();
+  }
+  return result;
+}
+
+std::vector<RankResult> connect_all(std::vector<RankArgs> const& args, Store& store) {
+  std::vector<std::future<RankResult>> pending;
+  for (std::size_t rank = 0; rank < args.size(); ++rank) {
+    pending.push_back(
+        std::async(std::launch::async, [&, rank] { return connect_rank(static_cast<int>(rank), args[rank], store); }));
+  }
+  std::vector<RankResult> results;
+  for (auto& result : pending) results.push_back(result.get());
+  return results;
+}
+
+std::vector<RankArgs> ranks(int size, Engine engine) {
+  RankArgs args;
+  args.size = size;
+  args.options.engine = engine;
+  args.options.name = "test";
+  return std::vector<RankArgs>(static_cast<std::size_t>(size), args);
+}
+
+bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
+
+// Each rank says who it is on each lifeline, and each hears the right one.
+void expect_connected(std::vector<RankResult> const& results) {
+  int const size = static_cast<int>(results.size());
+  for (int rank = 0; rank < size; ++rank) {
+    auto const& result = results[static_cast<std::size_t>(rank)];
+    ASSERT_EQ(result.error, "");
+    ASSERT_EQ(result.lifelines.size(), results.size());
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      int const word = rank * 1000 + peer;
+      ASSERT_EQ(::send(result.lifelines[static_cast<std::size_t>(peer)].fd, &word, sizeof(word), 0), ssize_t{4});
+    }
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_EQ(results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(rank)].fd, -1);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      int word = 0;
+      int const fd = results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(peer)].fd;
+      ASSERT_EQ(::recv(fd, &word, sizeof(word), MSG_WAITALL), ssize_t{4});
+      EXPECT_EQ(word, peer * 1000 + rank);
+    }
+  }
+}
+
+class EveryEngine : public testing::TestWithParam<Engine> {};
+INSTANTIATE_TEST_SUITE_P(Engines, EveryEngine, testing::Values(Engine::kAuto, Engine::kShm, Engine::kTcp));
+
+TEST_P(EveryEngine, ConnectsAllPairs) {
+  for (int size : {1, 2, 5, 8}) {
+    MemoryStore store;
+    auto const results = connect_all(ranks(size, GetParam()), store);
+    expect_connected(results);
+    for (auto const& result : results) {
+      for (auto const& lifeline : result.lifelines) {
+        if (lifeline.fd < 0) continue;
+        EXPECT_EQ(lifeline.same_host, GetParam() != Engine::kTcp);
+        EXPECT_EQ(lifeline.peer_pid, GetParam() != Engine::kTcp ? ::getpid() : -1);
+      }
+    }
+  }
+}
+
+TEST_P(EveryEngine, GroupsOfOneStoreDoNotMix) {
+  MemoryStore store;
+  auto first = ranks(3, GetParam());
+  auto second = ranks(3, GetParam());
+  for (auto& args : second) args.options.name = "other";
+  auto other = std::async(std::launch::async, [&] { return connect_all(second, store); });
+  expect_connected(connect_all(first, store));
+  expect_connected(other.get());
+}
+
+TEST(Lifelines, ConnectOverIpv4AndIpv6Addresses) {
+  for (std::string const address : {"127.0.0.1", "::1"}) {
+    MemoryStore store;
+    auto args = ranks(3, Engine::kTcp);
+    for (auto& rank : args) rank.options.interface_address = address;
+    auto const results = connect_all(args, store);
+    if (address == "::1" && contains(results[0].error, "Cannot assign requested address")) {
+      GTEST_SKIP() << "this host has no IPv6 loopback";
+    }
+    expect_connected(results);
+  }
+}
+
+TEST(Lifelines, AGivenSecretConnects) {
+  MemoryStore store;
+  auto args = ranks(3, Engine::kAuto);
+  for (auto& rank : args) rank.options.secret = "sesame";
+  expect_connected(connect_all(args, store));
+}
+
+struct Difference {
+  std::string name;
+  void (*apply)(RankArgs&);
+  std::string expected;
+};
+
+class Disagreements : public testing::TestWithParam<Difference> {};
+
+TEST_P(Disagreements, AreNamedWithBothValuesAndFailAllRanksAtOnce) {
+  MemoryStore store;
+  auto args = ranks(3, Engine::kAuto);
+  GetParam().apply(args[2]);
+  auto const start = Clock::now();
+  auto const results = connect_all(args, store);
+  EXPECT_LT(Clock::now() - start, seconds(10));
+  for (auto const& result : results) EXPECT_TRUE(contains(result.error, GetParam().expected)) << result.error;
+  EXPECT_TRUE(contains(results[2].error, "at rank 2")) << results[2].error;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, Disagreements,
+    testing::Values(Difference{"size", [](RankArgs& a) { a.size = 4; }, "size is "},
+                    Difference{"slot", [](RankArgs& a) { a.options.slot_bytes = 12345; }, "slot_bytes is "},
+                    Difference{"lag", [](RankArgs& a) { a.options.max_lag = 3; }, "max_lag_limit is "},
+                    Difference{"channels", [](RankArgs& a) { a.options.num_channels = 9; }, "num_channels is "},
+                    Difference{"landing", [](RankArgs& a) { a.landing_bytes = 4096; }, "landing_bytes is "},
+                    Difference{"engine", [](RankArgs& a) { a.options.engine = Engine::kTcp; }, "engine is "},
+                    Difference{"checked", [](RankArgs& a) { a.options.wrap_checked = true; }, "wrap_checked is "},
+                    Difference{"seed", [](RankArgs& a) { a.options.fault_seed = 7; }, "fault_seed is "},
+                    Difference{"mutant", [](RankArgs& a) { a.options.mutant = "m"; }, "mutant is "}),
+    [](auto const& tested) { return tested.param.name; });
+
+TEST(Lifelines, EqualBoundsWrittenDifferentlyAgree) {
+  MemoryStore store;
+  auto args = ranks(2, Engine::kAuto);
+  args[0].options.max_lag = 2;
+  args[1].options.max_lag = 1;
+  args[1].options.max_lag_limit = 2;
+  expect_connected(connect_all(args, store));
+}
+
+TEST(Lifelines, MissingRanksAreNamedAtTheDeadline) {
+  MemoryStore store;
+  auto args = ranks(2, Engine::kAuto);
+  for (auto& rank : args) {
+    rank.size = 4;
+    rank.time = seconds(1);
+  }
+  for (auto const& result : connect_all(args, store)) {
+    EXPECT_TRUE(contains(result.error, "rank 2")) << result.error;
+    EXPECT_TRUE(contains(result.error, "rank 3")) << result.error;
+  }
+}
+
+TEST(Lifelines, ARankThatComesAloneNamesTheLowerOne) {
+  MemoryStore store;
+  auto args = ranks(2, Engine::kAuto)[0];
+  args.time = seconds(1);
+  args.options.secret = "given";
+  auto const result = connect_rank(1, args, store);
+  EXPECT_TRUE(contains(result.error, "rank 0 (it did not publish where it can be reached)")) << result.error;
+}
+
+TEST(Lifelines, AMissingSecretFailsAtOnceWhereOthersHaveOne) {
+  MemoryStore store;
+  auto args = ranks(2, Engine::kAuto);
+  args[0].options.secret = "sesame";
+  for (auto const& result : connect_all(args, store)) {
+    EXPECT_TRUE(contains(result.error, "rank 0 was given a secret and rank 1 was not")) << result.error;
+  }
+}
+
+// Holds back the ranks above 0 until a stranger has met rank 0.
+class GatedStore final : public Store {
+ public:
+  void set(std::string const& key, std::string_view value) override { inner_.set(key, value); }
+  std::string get(std::string const& key, milliseconds timeout) override { return inner_.get(key, timeout); }
+  Contact contact_of(int rank) {
+    return decode_contact(inner_.get("headway/test/contact/" + std::to_string(rank), seconds(20)), rank);
+  }
+
+ private:
+  MemoryStore inner_;
+};
+
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[512];
+  for (ssize_t count = 0; (count = ::recv(fd, buffer, sizeof(buffer), 0)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(count));
+  return text;
+}
+
+FileDescriptor reach(SocketAddress const& address) {
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0);
+  return socket;
+}
+
+TEST_P(EveryEngine, StrangersAreToldWhyAndDoNotDisturb) {
+  GatedStore store;
+  auto args = ranks(3, GetParam());
+  for (auto& rank : args) rank.options.secret = "sesame";
+  auto rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, args[0], store); });
+  Contact const contact = store.contact_of(0);
+  SocketAddress const address =
+      GetParam() == Engine::kTcp ? contact.addresses.back() : SocketAddress::local(contact.local_name);
+
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 80; ++i) silent.push_back(reach(address));
+  {
+    auto const scanner = reach(address);
+    std::string const request = "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n";
+    ASSERT_EQ(::send(scanner.get(), request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
+    std::string const answer = read_all(scanner.get());
+    EXPECT_TRUE(contains(answer, "not its protocol")) << answer;
+  }
+  auto intruder = args[0];
+  intruder.options.secret = "open";
+  intruder.time = seconds(10);
+  std::string const refused = connect_rank(1, intruder, store).error;
+  EXPECT_TRUE(contains(refused, "secret")) << refused;
+
+  auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
+  auto rank_2 = std::async(std::launch::async, [&] { return connect_rank(2, args[2], store); });
+  std::vector<RankResult> results;
+  results.push_back(rank_0.get());
+  results.push_back(rank_1.get());
+  results.push_back(rank_2.get());
+  expect_connected(results);
+}
+
+TEST(Lifelines, TwoProcessesWithOneRankFailTheGroup) {
+  MemoryStore store;
+  auto args = ranks(3, Engine::kAuto);
+  auto rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, args[0], store); });
+  auto first = std::async(std::launch::async, [&] { return connect_rank(2, args[2], store); });
+  auto second = std::async(std::launch::async, [&] { return connect_rank(2, args[2], store); });
+  EXPECT_TRUE(contains(rank_0.get().error, "two processes say that they are rank 2"));
+  EXPECT_NE(first.get().error, "");
+  EXPECT_NE(second.get().error, "");
+}
+
+// Shakes hands as `rank` and returns the connection without a further word.
+FileDescriptor shake_hands(int rank, RankArgs const& args, Contact const& contact) {
+  Agreement const agreement{.size = args.size, .landing_bytes = args.landing_bytes, .options = &args.options};
+  auto handshake = Handshake::connect({.rank = rank,
+                                       .size = args.size,
+                                       .instance = random_bytes<InstanceId().size()>(),
+                                       .secret = args.options.secret,
+                                       .fields = fields_of(agreement)},
+                                      0, contact.instance);
+  FileDescriptor socket = reach(SocketAddress::local(contact.local_name));
+  std::vector<std::byte> buffer;
+  for (;;) {
+    auto const output = handshake.take_output();
+    EXPECT_EQ(::send(socket.get(), output.data(), output.size(), 0), static_cast<ssize_t>(output.size()));
+    buffer.resize(handshake.wanted());
+    if (buffer.empty()) break;
+    ssize_t const count = ::recv(socket.get(), buffer.data(), buffer.size(), 0);
+    EXPECT_GT(count, 0);
+    handshake.receive(std::span(buffer).first(static_cast<std::size_t>(count)));
+  }
+  EXPECT_EQ(handshake.outcome(), Handshake::Outcome::kDone) << handshake.error();
+  return socket;
+}
+
+class DuringTheRendezvous : public testing::Test {
+ protected:
+  DuringTheRendezvous() {
+    for (auto& rank : args_) {
+      rank.options.secret = "sesame";
+      rank.time = seconds(60);
+    }
+    rank_0_ = std::async(std::launch::async, [this] { return connect_rank(0, args_[0], store_); });
+    contact_ = store_.contact_of(0);
+  }
+
+  void expect_rank_0_to_say(std::string const& text) {
+    auto const start = Clock::now();
+    auto const result = rank_0_.get();
+    EXPECT_TRUE(contains(result.error, text)) << result.error;
+    EXPECT_LT(Clock::now() - start, seconds(20));
+  }
+
+  GatedStore store_;
+  std::vector<RankArgs> args_ = ranks(3, Engine::kAuto);
+  std::future<RankResult> rank_0_;
+  Contact contact_;
+};
+
+TEST_F(DuringTheRendezvous, TheEndOfARankIsNoticedLongBeforeTheDeadline) {
+  shake_hands(2, args_[2], contact_).reset();
+  expect_rank_0_to_say("rank 2 ended during the rendezvous");
+}
+
+TEST_F(DuringTheRendezvous, ARankThatGivesUpTellsTheOthersWhy) {
+  args_[2].time = seconds(1);
+  auto const result = connect_rank(2, args_[2], store_);
+  EXPECT_TRUE(contains(result.error, "in time: rank 1")) << result.error;
+  expect_rank_0_to_say("rank 2 gave up: not connected with rank 2 in time: rank 1");
+}
+
+TEST_F(DuringTheRendezvous, ARankThatSpeaksOutOfTurnIsNamed) {
+  auto const socket = shake_hands(2, args_[2], contact_);
+  ASSERT_EQ(::send(socket.get(), "0123456789ab", 12, 0), 12);
+  expect_rank_0_to_say("rank 2 broke the protocol");
+}
+
+TEST_F(DuringTheRendezvous, ARankThatSaysNothingIsNamedAtTheDeadline) {
+  auto const socket = shake_hands(2, args_[2], contact_);
+  args_[1].time = seconds(1);
+  auto const result = connect_rank(1, args_[1], store_);
+  EXPECT_TRUE(contains(result.error, "in time: rank 2")) << result.error;
+  expect_rank_0_to_say("rank 1 gave up");
+}
+
+TEST(Contact, SurvivesTheStore) {
+  Contact contact;
+  contact.instance = random_bytes<InstanceId().size()>();
+  contact.host = "boot/1";
+  contact.local_name = "headway-x";
+  contact.addresses = {*SocketAddress::parse("10.1.2.3:4"), *SocketAddress::parse("[fd00::1]:65535")};
+  Contact const read = decode_contact(encode_contact(contact), 0);
+  EXPECT_EQ(read.instance, contact.instance);
+  EXPECT_EQ(read.host, contact.host);
+  EXPECT_EQ(read.local_name, contact.local_name);
+  ASSERT_EQ(read.addresses.size(), 2U);
+  EXPECT_EQ(read.addresses[1].to_string(), "[fd00::1]:65535");
+  EXPECT_THROW(static_cast<void>(decode_contact("something else", 3)), SystemError);
+  EXPECT_THROW(static_cast<void>(decode_contact("", 3)), SystemError);
+}
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "headway/comm/group.hpp"
+#include "history_plan.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace headway::comm::stress {
+
+/// One rank's part of one all_to_all_v, with its memory. The blocks to receive lie between guard bytes.
+class Exchange {
+ public:
+  /// Starts exchange `index` of `channel`.
+  Exchange(Group& group, HistoryPlan const& plan, int channel, std::uint64_t index);
+
+  [[nodiscard]] Operation& operation() { return *operation_; }
+  [[nodiscard]] bool done() const { return operation_->done(); }
+  [[nodiscard]] int channel() const { return channel_; }
+  [[nodiscard]] std::string name() const;
+
+  /// For an exchange that is done: compares all that was received, byte for byte, then spoils the memory, which is the
+  /// caller's again. @throws HistoryFailure
+  void verify();
+
+ private:
+  [[nodiscard]] BlockId block_from(int sender, int receiver) const {
+    return {.history_seed = plan_.seed, .kind = channel_, .index = index_, .sender = sender, .receiver = receiver};
+  }
+  void lay_out();
+  [[noreturn]] void fail(std::string const& what) const;
+
+  HistoryPlan const& plan_;
+  int rank_, size_;
+  int channel_;
+  std::uint64_t index_;
+  std::vector<std::byte> memory_;
+  std::vector<std::span<std::byte>> sends_, receives_;  ///< (size) into memory_.
+  OperationPtr operation_;
+};
+
+}  // namespace headway::comm::stress

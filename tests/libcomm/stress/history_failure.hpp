@@ -1,0 +1,13 @@
+#pragma once
+
+#include <stdexcept>
+
+namespace headway::comm::stress {
+
+/// What a history found to be wrong, with the ranks and operations concerned.
+class HistoryFailure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace headway::comm::stress

@@ -1,0 +1,80 @@
+#pragma once
+
+#include "headway/comm/endpoint.hpp"
+#include "random.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace headway::comm::stress {
+
+/// Delays the puts of another endpoint: each lands, data and tag together, when land_one() picks it, in any order among
+/// all that were submitted, as over several queue pairs. A source is read when its put lands.
+class LateEndpoint final : public Endpoint {
+ public:
+  /// At most `credit` puts to a peer are under way; further ones get kWouldBlock.
+  LateEndpoint(std::unique_ptr<Endpoint> inner, std::size_t credit);
+
+  /// Lands one submitted put. @returns false if there is none.
+  bool land_one(Random& random);
+  [[nodiscard]] std::size_t num_under_way() const { return under_way_.size(); }
+
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  [[nodiscard]] PeerTraits traits(int peer) const override { return inner_->traits(peer); }
+  [[nodiscard]] std::span<std::byte> landing() override { return inner_->landing(); }
+  Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
+             Tag tag) override;
+  void submit() override { num_submitted_ = under_way_.size(); }
+  [[nodiscard]] std::uint64_t put_count(int peer) const override { return peer_at(peer).num_put; }
+  [[nodiscard]] std::uint64_t flushed(int peer) const override { return peer_at(peer).num_flushed; }
+  bool poll(ArrivalSink& sink) override { return inner_->poll(sink); }
+  Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
+    return inner_->get(peer, address, local);
+  }
+  void retract() noexcept override { inner_->retract(); }
+  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
+    inner_->expose(peer, segment, memory);
+  }
+  void withdraw(int peer, SegmentId segment) override { inner_->withdraw(peer, segment); }
+  void send_notice(int peer, std::string_view text) noexcept override { inner_->send_notice(peer, text); }
+  void arm() override { inner_->arm(); }
+  void disarm() override { inner_->disarm(); }
+  void sleep(Deadline deadline) override { inner_->sleep(deadline); }
+  void wake() noexcept override { inner_->wake(); }
+  [[nodiscard]] int lifeline_fd() const override { return inner_->lifeline_fd(); }
+  [[nodiscard]] int activity_fd() const override { return inner_->activity_fd(); }
+  [[nodiscard]] HostShare host_share() const override { return inner_->host_share(); }
+  [[nodiscard]] bool lands_by_polling() const override { return inner_->lands_by_polling(); }
+
+ private:
+  struct Put {
+    Destination destination;
+    std::array<std::byte, kMaxHeaderBytes> header;
+    std::size_t header_bytes;
+    std::span<std::byte const> payload;
+    Tag tag;
+    std::uint64_t number;  ///< put_count() after it.
+  };
+  struct Peer {
+    std::uint64_t num_put = 0, num_flushed = 0;
+    std::size_t num_under_way = 0;
+    std::deque<bool> landed;  ///< Of the puts from num_flushed on.
+  };
+  [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] Peer const& peer_at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
+
+  std::unique_ptr<Endpoint> inner_;
+  std::size_t credit_;
+  std::vector<Peer> peers_;     ///< (size)
+  std::vector<Put> under_way_;  ///< The first num_submitted_ may land.
+  std::size_t num_submitted_ = 0;
+};
+
+}  // namespace headway::comm::stress

@@ -1,0 +1,58 @@
+#pragma once
+
+#include "headway/comm/group.hpp"
+#include "history_plan.hpp"
+#include "random.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace headway::comm::stress {
+
+/// One rank's point-to-point messages of one history.
+class MessageTraffic {
+ public:
+  MessageTraffic(Group& group, HistoryPlan const& plan);
+
+  /// Starts a send or a receive that the plan still holds. @returns false if all are started.
+  bool start_one(Random& random);
+  [[nodiscard]] bool finished() const { return num_to_start_ == 0 && pending_.empty(); }
+  /// An operation that is not done, or null.
+  [[nodiscard]] Operation* some_pending(Random& random);
+  /// Checks and releases what is done. @throws HistoryFailure
+  void collect();
+
+ private:
+  struct Message {
+    OperationPtr operation;
+    bool is_send;
+    int peer;  ///< -1: from any rank.
+    std::uint64_t index;
+    std::vector<std::byte> memory;
+  };
+
+  [[nodiscard]] BlockId message_from(int sender, int receiver, std::uint64_t index) const {
+    return {.history_seed = plan_.seed, .kind = kMessageKind, .index = index, .sender = sender, .receiver = receiver};
+  }
+  void start_send(int peer);
+  void start_receive(int peer);
+  void start_receive_any();
+  void skip_match_any(int peer);
+  void verify(Message& message);
+  void verify_any(Message& message);
+  void verify_received(Message& message, int sender, std::uint64_t index) const;
+
+  Group& group_;
+  HistoryPlan const& plan_;
+  int rank_, size_;
+  std::vector<std::uint64_t> num_sent_, num_received_;  ///< (size) messages of the pair that were started or skipped.
+  std::vector<std::uint64_t> next_any_;                 ///< (size) index from which the next match-any message is.
+  std::uint64_t num_any_left_ = 0;
+  std::uint64_t num_to_start_ = 0;
+  std::deque<Message> pending_;  ///< In the order of their start.
+};
+
+}  // namespace headway::comm::stress

@@ -1,0 +1,114 @@
+#include "stress_group.hpp"
+
+#include "engines/checked/endpoint.hpp"
+#include "engines/inproc/endpoint.hpp"
+#include "group_impl.hpp"
+#include "history_failure.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace headway::comm::stress {
+
+namespace {
+
+/// Steps of all ranks and the wire after which a history counts as hanging; they take a few thousand.
+constexpr std::uint64_t kMaxSteps = 1'000'000;
+
+/// Each rank as often as its speed, and the wire, which is number `num_ranks`.
+std::vector<std::size_t> draw_turns(std::size_t num_ranks, Random& random) {
+  std::vector<std::size_t> turns;
+  while (turns.empty()) {
+    for (std::size_t rank = 0; rank < num_ranks; ++rank) turns.insert(turns.end(), random.below(4), rank);
+    turns.insert(turns.end(), random.below(2 * num_ranks + 1), num_ranks);
+  }
+  return turns;
+}
+
+}  // namespace
+
+void Tally::add(GroupStats const& stats) {
+  exchanges += stats.operations;
+  queued += stats.queued;
+  lag_lost += stats.lag_lost;
+  for (auto const& peer : stats.peers) {
+    repeated += peer.repeated_fragments;
+    messages += peer.messages_received;
+  }
+  for (std::size_t lag = 1; lag < stats.lag_histogram.size(); ++lag) {
+    if (stats.lag_histogram[lag] == 0) continue;
+    lagged += stats.lag_histogram[lag];
+    most_lag = std::max<std::uint64_t>(most_lag, lag);
+  }
+}
+
+Tally& Tally::operator+=(Tally const& other) {
+  histories += other.histories;
+  steps += other.steps;
+  exchanges += other.exchanges;
+  queued += other.queued;
+  lag_lost += other.lag_lost;
+  repeated += other.repeated;
+  messages += other.messages;
+  lagged += other.lagged;
+  most_lag = std::max(most_lag, other.most_lag);
+  return *this;
+}
+
+StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : plan_(plan) {
+  GroupOptions options;
+  options.engine = Engine::kInproc;
+  options.max_lag = options.max_lag_limit = plan.lag;
+  options.slot_bytes = plan.slot_bytes;
+  options.pull_bytes = plan.pull_bytes;
+  options.num_channels = plan.num_channels;
+  options.mutant = mutant;
+  LandingLayout const layout = LandingLayout::of(plan.num_ranks, options);
+  auto inproc = make_inproc_endpoints(plan.num_ranks, layout.total_bytes(),
+                                      {.can_get = plan.can_get, .can_put_exposed = plan.can_put_exposed});
+  for (auto& endpoint : inproc) {
+    auto late = std::make_unique<LateEndpoint>(std::move(endpoint), plan.credit);
+    wires_.push_back(late.get());
+    auto checked = std::make_unique<CheckedEndpoint>(std::move(late), plan.fault_seed);
+    // Without the progress thread: nothing but the scheduler moves a rank on, so that a seed replays exactly.
+    groups_.push_back(std::make_unique<GroupImpl>(std::move(checked), options, layout, nullptr));
+  }
+}
+
+void StressGroup::run_history(std::uint64_t number) {
+  HistoryPlan const history{.seed = hash_of(plan_.seed, 8, number), .group = &plan_};
+  std::vector<std::unique_ptr<RankScript>> scripts;
+  for (auto& group : groups_) scripts.push_back(std::make_unique<RankScript>(*group, history));
+  Random random(hash_of(history.seed, 9));
+  run_scripts(scripts, random);
+  ++num_histories_;
+}
+
+/// The scheduler: ranks and the wire take turns at random. Speeds change from time to time; a rank, or the wire, may
+/// stand still while others go on.
+void StressGroup::run_scripts(std::vector<std::unique_ptr<RankScript>>& scripts, Random& random) {
+  auto const is_finished = [](auto const& script) { return script->finished(); };
+  std::vector<std::size_t> turns;
+  for (std::uint64_t step = 0; step < kMaxSteps; ++step) {
+    if (turns.empty() || random.one_in(128)) turns = draw_turns(scripts.size(), random);
+    ++num_steps_;
+    std::size_t const turn = turns[random.below(turns.size())];
+    if (turn == scripts.size()) {
+      wires_[random.below(wires_.size())]->land_one(random);
+    } else {
+      scripts[turn]->step();
+      if (scripts[turn]->finished() && std::all_of(scripts.begin(), scripts.end(), is_finished)) return;
+    }
+  }
+  std::string text = "the history does not end:";
+  for (auto const& script : scripts) text += " " + script->describe() + ";";
+  throw HistoryFailure(text);
+}
+
+Tally StressGroup::tally() {
+  Tally tally{.histories = num_histories_, .steps = num_steps_};
+  for (auto& group : groups_) tally.add(group->stats());
+  return tally;
+}
+
+}  // namespace headway::comm::stress

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "headway/comm/group.hpp"
+#include "history_plan.hpp"
+#include "late_endpoint.hpp"
+#include "random.hpp"
+#include "rank_script.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::comm::stress {
+
+/// What happened in some histories: evidence that they tried something.
+struct Tally {
+  std::uint64_t histories = 0, steps = 0, exchanges = 0, queued = 0, lag_lost = 0, repeated = 0, messages = 0;
+  std::uint64_t most_lag = 0;
+  std::uint64_t lagged = 0;  ///< Exchanges that completed while later ones were posted.
+
+  void add(GroupStats const& stats);
+  Tally& operator+=(Tally const& other);
+};
+
+/// All ranks of one group in one thread, above `checked` and delayed `inproc` endpoints; a seed decides everything.
+class StressGroup {
+ public:
+  StressGroup(GroupPlan const& plan, std::string const& mutant);
+
+  /// Runs history `number` of this group to its end. @throws HistoryFailure, or what the library throws.
+  void run_history(std::uint64_t number);
+  [[nodiscard]] Tally tally();
+
+ private:
+  void run_scripts(std::vector<std::unique_ptr<RankScript>>& scripts, Random& random);
+
+  GroupPlan plan_;
+  std::uint64_t num_histories_ = 0, num_steps_ = 0;
+  std::vector<LateEndpoint*> wires_;            ///< (num_ranks) owned by the groups.
+  std::vector<std::unique_ptr<Group>> groups_;  ///< (num_ranks)
+};
+
+}  // namespace headway::comm::stress

@@ -1,0 +1,80 @@
+/* Arrival by monotonic words when a block is cut over several lanes (copy streams, queue pairs) that finish in any order.
+ *
+ * One source, one receiver. The part of operation t in lane l lands in its place of slot t mod DEPTH, and the lane then
+ * raises its word to t + 1; a lane keeps the order of its own parts, lanes among each other have none. The receiver waits
+ * until the words have reached t + 1 (GEQ) and copies all parts out. The return path, which keeps the sender within the
+ * ring, is exact here: pair_channel.pml looks at it.
+ *
+ * Checked: a copy finds the parts of its own operation in every lane. run_spin.py sets the macros:
+ *
+ *   LANES, DEPTH, OPS   lanes of a block, slots of the ring, operations
+ *   ONE_WORD            all lanes of the source raise one shared word
+ */
+
+#define PART(lane, op)  ((lane) * DEPTH + (op) % DEPTH)
+#define EMPTY           255
+
+byte posted, copied;
+byte finished[LANES];              /* parts that this lane has written: those of operations 0 .. finished-1 */
+byte occupant[LANES * DEPTH] = EMPTY; /* PART: the operation whose data lies there */
+byte word[LANES];
+
+#ifdef ONE_WORD
+#define WORD_OF(lane)  0
+#else
+#define WORD_OF(lane)  (lane)
+#endif
+
+#define REACHED(lane, op)  (word[WORD_OF(lane)] > (op))
+#if LANES == 2
+#define ARRIVED(op)  (REACHED(0, op) && REACHED(1, op))
+#else
+#define ARRIVED(op)  (REACHED(0, op) && REACHED(1, op) && REACHED(2, op))
+#endif
+
+inline copy_out() {
+    do
+    :: lane < LANES -> assert(occupant[PART(lane, copied)] == copied); lane++
+    :: else -> break
+    od;
+    lane = 0;
+    copied++
+}
+
+active proctype sender() {
+    do
+    :: d_step { posted < OPS && posted < copied + DEPTH -> posted++ }
+    :: posted == OPS -> break
+    od
+}
+
+active proctype receiver() {
+    byte lane = 0;
+    do
+    :: d_step { copied < OPS && ARRIVED(copied) -> copy_out() }
+    :: copied == OPS -> break
+    od
+}
+
+proctype copy_stream(byte lane) {
+    do
+    :: d_step {
+           finished[lane] < posted ->
+           occupant[PART(lane, finished[lane])] = finished[lane];
+           finished[lane]++;
+           if
+           :: word[WORD_OF(lane)] < finished[lane] -> word[WORD_OF(lane)] = finished[lane] /* words only rise */
+           :: else
+           fi
+       }
+    :: finished[lane] == OPS -> break
+    od
+}
+
+init {
+    byte i;
+    atomic {
+        for (i : 0 .. LANES - 1) { run copy_stream(i) }
+        i = 0
+    }
+}

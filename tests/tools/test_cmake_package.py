@@ -1,0 +1,54 @@
+"""A project outside of the build tree finds the installed library and exchanges data with it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+CMAKE = Path(sys.executable).parent / "cmake"
+LIMIT_S = 240
+
+
+def run(*command: str | Path) -> None:
+    finished = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT_S)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.fixture(scope="module")
+def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The consumer's program, built against an installation."""
+    if not (BUILD / "CMakeCache.txt").exists():
+        pytest.skip("build/ is not configured: run `make build`")
+    folder = tmp_path_factory.mktemp("package")
+    run(CMAKE, "--install", BUILD, "--component", "headway_comm", "--prefix", folder / "installed")
+    run(CMAKE, "-S", ROOT / "examples/cmake_consumer", "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release",
+        f"-DCMAKE_PREFIX_PATH={folder / 'installed'}")  # fmt: skip
+    run(CMAKE, "--build", folder / "build")
+    return folder / "build" / "exchange"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_consumer_of_the_package_exchanges_data(consumer: Path, tmp_path: Path, size: int) -> None:
+    ranks = [
+        subprocess.Popen(
+            [str(consumer), str(rank), str(size), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert outputs == [f"rank {rank} of {size}: all numbers are right\n" for rank in range(size)]
+    assert [rank.returncode for rank in ranks] == [0] * size
+
+
+def test_the_installed_package_does_not_name_the_build_tree(consumer: Path) -> None:
+    installed = consumer.parents[1] / "installed"
+    configs = list(installed.rglob("*.cmake"))
+    assert configs
+    assert [path for path in configs if str(ROOT) in path.read_text(encoding="utf-8")] == []

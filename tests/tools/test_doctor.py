@@ -1,0 +1,133 @@
+"""The doctor's findings, its choices, and its exit status, on hosts that lack one thing or another."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from headway import _host, doctor
+from headway.doctor import Diagnosis, Finding, Level, choose
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def finding(level: Level = Level.OK) -> Finding:
+    return Finding(name="sample", level=level, value="as told", fix=None if level is Level.OK else "do this")
+
+
+@pytest.mark.parametrize(("level", "status"), [(Level.OK, 0), (Level.NOTE, 0), (Level.PROBLEM, 1)])
+def test_the_exit_status_is_one_where_something_would_fail(
+    level: Level, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sick = Diagnosis(findings=[finding(), finding(level)], choices=choose(finding(), finding()))
+    assert doctor.main([], diagnose_host=lambda: sick) == status
+    printed = capsys.readouterr().out
+    assert ("fix: do this" in printed) == (level is not Level.OK)
+    assert ("1 problem to fix" in printed) == (level is Level.PROBLEM)
+
+
+def uses(purpose: str, shared_memory: Level, direct_reads: Level) -> str:
+    choices = choose(finding(shared_memory), finding(direct_reads))
+    return next(choice.uses for choice in choices if choice.purpose == purpose)
+
+
+def test_large_messages_are_pulled_only_where_siblings_may_be_read() -> None:
+    assert uses("messages above a slot", Level.OK, Level.OK).startswith("pull")
+    assert uses("messages above a slot", Level.OK, Level.NOTE) == "fragments"
+
+
+@pytest.mark.parametrize(
+    ("plain", "with_ptracer", "level", "text"),
+    [
+        (0, 0, Level.OK, "between siblings works"),
+        (errno.EPERM, 0, Level.OK, "after PR_SET_PTRACER"),
+        (errno.EPERM, errno.EPERM, Level.NOTE, "EPERM"),
+        (errno.ENOSYS, errno.ENOSYS, Level.NOTE, "ENOSYS"),
+    ],
+)
+def test_direct_reads_are_judged_by_what_the_attempts_gave(
+    monkeypatch: pytest.MonkeyPatch, plain: int, with_ptracer: int, level: Level, text: str
+) -> None:
+    monkeypatch.setattr(_host, "run_probe", lambda name: {"plain": plain, "with_ptracer": with_ptracer})
+    found = doctor.find_direct_reads()
+    assert found.level is level
+    assert text in found.value
+    assert (found.fix is None) == (level is Level.OK)
+
+
+def test_a_host_without_memory_files_has_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    found = doctor.find_shared_memory()
+    assert found.level is Level.PROBLEM
+    assert "Operation not permitted" in found.value
+
+
+def test_too_few_open_files_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host, "open_file_limits", lambda: (64, 4096))
+    assert doctor.find_open_files().level is Level.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "text"),
+    [
+        ({"torch_error": "ModuleNotFoundError: No module named 'torch'"}, "torch", "No module named"),
+        ({"torch": "2.8.0", "distributed": True, "gpus": []}, "torch", "2.8.0, tried with 2.11"),
+        ({"torch": "2.11.0", "distributed": False, "gpus": []}, "torch", "without torch.distributed"),
+        (
+            {"torch": "2.11.0", "distributed": True, "gpus": [], "headway_error": "ImportError: no _C"},
+            "import headway",
+            "no _C",
+        ),
+        ({"error": "exit status -11: crashed"}, "torch", "crashed"),
+    ],
+)
+def test_software_that_cannot_work_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], name: str, text: str
+) -> None:
+    monkeypatch.setattr(_host, "run_probe", lambda script: facts)
+    problems = [found for found in doctor.find_software() if found.level is Level.PROBLEM]
+    (problem,) = problems
+    assert problem.name == name
+    assert text in problem.value
+    assert problem.fix
+
+
+def test_the_cgroups_limits_are_read_from_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, files in {
+        "two": {"cpu.max": "150000 100000", "memory.max": "max"},
+        "one": {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000", "memory.limit_in_bytes": "1073741824"},
+        "none": {"cpu.max": "max 100000", "memory.limit_in_bytes": "9223372036854771712"},
+    }.items():
+        (tmp_path / folder).mkdir()
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(f"{text}\n", encoding="utf-8")
+    monkeypatch.setattr(_host, "cgroup_folders", lambda controller: [tmp_path / "two", tmp_path / "none"])
+    assert _host.cpu_limits().quota == 1.5
+    assert _host.memory_limit_bytes() is None
+    monkeypatch.setattr(_host, "cgroup_folders", lambda controller: [tmp_path / "one"])
+    assert _host.cpu_limits().quota == 0.5
+    assert _host.memory_limit_bytes() == 1 << 30
+
+
+def test_doctor_explains_a_checkout_whose_extension_is_not_built(tmp_path: Path) -> None:
+    package = tmp_path / "headway"
+    package.mkdir()
+    for path in (ROOT / "python/headway").glob("*.py"):
+        (package / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "headway_launcher.py").write_bytes((ROOT / "python/headway_launcher.py").read_bytes())
+    finished = subprocess.run(
+        [sys.executable, str(tmp_path / "headway_launcher.py"), "doctor"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert finished.returncode == 1
+    assert "PROBLEM import headway" in finished.stdout
+    assert "make build" in finished.stdout
+    assert "Traceback" not in finished.stderr

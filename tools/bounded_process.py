@@ -1,0 +1,97 @@
+"""Runs a command with a time limit and leaves no process of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GRACE_S = 5.0  #: between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What became of a command."""
+
+    exit_status: int  #: as of the shell: 128 + N for signal N
+    output: str  #: standard output and error, together
+    duration_s: float
+    timed_out: bool
+
+
+def run_bounded(
+    command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Finished:
+    """Runs ``command`` in a process group of its own, shows its output as it comes, and keeps it.
+
+    Args:
+        limit_s: seconds after which the whole process group is killed.
+        environment: variables to add to this process's.
+        log: file that receives the output too.
+    """
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+    lines: list[str] = []
+    reader = threading.Thread(target=_copy_output, args=(process, lines), daemon=True)
+    reader.start()
+    timed_out = False
+    try:
+        process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        _end_group(process)
+    status = process.wait()
+    reader.join(timeout=10)
+    output = "".join(lines)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(output, encoding="utf-8")
+    return Finished(
+        exit_status=status if status >= 0 else 128 - status,
+        output=output,
+        duration_s=time.monotonic() - started,
+        timed_out=timed_out,
+    )
+
+
+def _copy_output(process: subprocess.Popen[str], lines: list[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ends the command, where it still runs, and whatever it has left in its process group.
+
+    SIGTERM comes first, so that a command that is itself made of bounded processes ends those too.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_on_sigterm() -> None:
+    """Makes SIGTERM leave this process through its ``finally`` clauses, which end its bounded processes."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Configures build/ once and brings it up to date. Usage: tools/build.sh [jobs]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+readonly jobs=${1:-$(nproc)}
+# Outside a shell that has activated it, .venv's ninja must be found by its cmake.
+export PATH="$PWD/.venv/bin:$PATH"
+
+# A cache of another folder, left by a move of the checkout, cannot be used again.
+if [ -e build/CMakeCache.txt ] && ! grep -qx "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" build/CMakeCache.txt; then
+  rm -rf build
+fi
+if [ ! -e build/build.ninja ]; then
+  echo "build: configuring build/"
+  cmake -S . -B build -G Ninja -DPython_EXECUTABLE="$PWD/.venv/bin/python" --log-level=WARNING
+fi
+if ! ninja -C build -n | grep -q 'no work to do'; then
+  echo "build: compiling with $jobs jobs (the torch extension takes a minute or two when it changed)"
+fi
+ninja -C build -j "$jobs" --quiet
+echo "build: up to date"

@@ -1,0 +1,102 @@
+"""Builds a wheel, installs it beside the checkout's packages in a new environment, and uses it from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 1800
+
+EXCHANGE = """
+import os, torch, torch.distributed as dist, headway
+rank = int(os.environ["RANK"])
+dist.init_process_group("headway")
+rows = torch.tensor([10 * rank, 10 * rank + 1])
+out = torch.empty_like(rows)
+dist.all_to_all_single(out, rows)
+assert out.tolist() == [rank, 10 + rank], out
+assert "site-packages" in headway.__file__, headway.__file__
+dist.destroy_process_group()
+"""
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Runs ``command`` in ``folder`` without the checkout on any path; returns what it printed, or leaves."""
+    print("+", " ".join(command), flush=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    # scikit-build-core looks for ninja on the path.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    finished = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if finished.returncode != 0:
+        sys.exit(f"{finished.stdout}\nexit status {finished.returncode}: {' '.join(command)}")
+    return finished.stdout
+
+
+def build_wheel(folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    run([*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder), str(ROOT)], folder)
+    (wheel,) = folder.glob("headway-*.whl")
+    return wheel
+
+
+def check_contents(wheel: Path) -> None:
+    """The wheel holds the extension, types, programs and licence, and nothing outside of its packages."""
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.", "/LICENSE",
+                   "headway/_programs/dlrm_examples/bls_dlrm/demo.py", "headway/_programs/benchmarks/all_to_all.py",
+                   "headway/_programs/build/benchmarks/all_to_all/bench_all_to_all_headway"):  # fmt: skip
+        if not any(needed in name for name in names):
+            sys.exit(f"the wheel lacks {needed}")
+    tops = {name.split("/")[0] for name in names}
+    strangers = {top for top in tops if not top.startswith("headway")}
+    unwanted = [name for name in names if "__pycache__" in name or "/results/" in name]
+    if strangers or unwanted:
+        sys.exit(f"the wheel also holds {sorted(strangers) + unwanted}")
+
+
+def make_environment(folder: Path, wheel: Path) -> Path:
+    """Environment that has the wheel, and torch and the rest from this one; returns its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    site = next((folder / "lib").glob("python*/site-packages"))
+    # A folder named in a .pth file is searched, and .pth files in it are not read: the checkout stays out.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "-q", "--disable-pip-version-check"]
+    run([*pip, "install", "--no-deps", "--no-index", str(wheel)], folder)
+    return python
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="headway-wheel-") as name:
+        folder = Path(name)
+        wheel = build_wheel(folder)
+        print(f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB")
+        check_contents(wheel)
+        python = make_environment(folder / "venv", wheel)
+        headway = str(python.with_name("headway"))
+        for arguments in (["version"], ["doctor"], ["bench", "--list"], ["demo", "--help"]):
+            print(run([headway, *arguments], folder))
+        (folder / "exchange.py").write_text(EXCHANGE, encoding="utf-8")
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "exchange.py"]
+        run([str(python), *torchrun], folder)
+    print("the wheel works")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""All that CI checks: the tests, lint, and the C++ tests under sanitizers and for aarch64.
+
+Each stage prints its time. The last line sums up the tests of all stages, a lint stage counting as one:
+N passed, N failed, N skipped. The exit status is 1 when anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bounded_process import Finished, end_on_sigterm, run_bounded
+from test_counts import Counts, counts_in_text
+
+ROOT = Path(__file__).resolve().parents[1]
+SKIPPED_STATUS = 77  #: a stage's way to say that this machine lacks its tool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One check. ``has_counts``: it ends in a summary line of its own; otherwise it counts as one test."""
+
+    name: str
+    group: str
+    commands: list[list[str]]
+    limit_s: float
+    has_counts: bool = False
+    skip_reason: str | None = None
+
+
+def _program(name: str) -> str:
+    """The program in .venv, where it is there."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def lint_stages() -> list[Stage]:
+    python = sys.executable
+    no_tidy = None if shutil.which("clang-tidy") else "clang-tidy is not installed"
+    return [
+        Stage(name="clang-format", group="lint", commands=[[python, "tools/lint_cpp.py", "format"]], limit_s=120),
+        Stage(
+            name="clang-tidy",
+            group="lint",
+            commands=[[python, "tools/lint_cpp.py", "tidy"]],
+            limit_s=900,
+            skip_reason=no_tidy,
+        ),
+        Stage(name="ruff", group="lint", commands=[[_program("ruff"), "check", "."]], limit_s=60),
+        Stage(name="mypy", group="lint", commands=[[_program("mypy")]], limit_s=300),
+        Stage(name="layers", group="lint", commands=[[python, "tools/check_layers.py"]], limit_s=60),
+    ]
+
+
+def cpp_test_stage(name: str, configure: list[str], skip_reason: str | None = None) -> Stage:
+    """Builds libcomm and its tests apart from the ordinary build, and runs them."""
+    build_dir = f"build-{name}"
+    return Stage(
+        name=name,
+        group=name,
+        commands=[
+            [_program("cmake"), "-S", ".", "-B", build_dir, "-G", "Ninja", "-DHEADWAY_BUILD_TORCH=OFF",
+             "-DHEADWAY_BUILD_BENCHMARKS=OFF", "--log-level=WARNING", *configure],
+            [_program("ninja"), "-C", build_dir, "--quiet"],
+            [sys.executable, "tools/run_tests.py", "--only", "ctest", "--build-dir", build_dir],
+        ],
+        limit_s=1200,
+        has_counts=True,
+        skip_reason=skip_reason,
+    )  # fmt: skip
+
+
+def all_stages() -> list[Stage]:
+    missing = [tool for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64") if shutil.which(tool) is None]
+    no_cross = f"{' and '.join(missing)} not installed" if missing else None
+    return [
+        Stage(name="test", group="test", commands=[["make", "test"]], limit_s=2400, has_counts=True),
+        *lint_stages(),
+        Stage(name="wheel", group="wheel", commands=[[sys.executable, "tools/check_wheel.py"]], limit_s=1200),
+        cpp_test_stage("asan", ["-DHEADWAY_SANITIZE=address"]),
+        cpp_test_stage("tsan", ["-DHEADWAY_SANITIZE=thread"]),
+        cpp_test_stage("aarch64", ["-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake"], no_cross),
+    ]
+
+
+def run_stage(stage: Stage) -> tuple[Counts, str]:
+    """Runs one stage; returns its counts and its line for the table."""
+    print(f"\n==== {stage.name}", flush=True)
+    if stage.skip_reason is not None:
+        return Counts(skipped=1), f"skipped: {stage.skip_reason}"
+    left_s, total_s = stage.limit_s, 0.0
+    for command in stage.commands:
+        finished = run_bounded(command, limit_s=left_s, environment=_ENVIRONMENT, log=ROOT / f"out/ci/{stage.name}.log")
+        left_s -= finished.duration_s
+        total_s += finished.duration_s
+        if finished.exit_status != 0:
+            break
+    counts = judge(stage, finished)
+    problem = f"  FAILED: {_reason(stage, finished)}" if counts.failed else ""
+    return counts, f"{counts} in {total_s:.0f} s{problem}"
+
+
+def judge(stage: Stage, finished: Finished) -> Counts:
+    """Counts of a stage whose last command is ``finished``; a failure that no count explains counts as one."""
+    if finished.exit_status == SKIPPED_STATUS and not stage.has_counts:
+        return Counts(skipped=1)
+    counts = counts_in_text(finished.output) if stage.has_counts else None
+    if finished.exit_status == 0:
+        return counts or (Counts(failed=1) if stage.has_counts else Counts(passed=1))
+    if counts is None or counts.failed == 0:
+        return (counts or Counts()) + Counts(failed=1)
+    return counts
+
+
+def _reason(stage: Stage, finished: Finished) -> str:
+    if finished.timed_out:
+        return f"ran out of its {stage.limit_s:.0f} s"
+    return f"exit status {finished.exit_status}, output above and in out/ci/{stage.name}.log"
+
+
+_ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    "CLICOLOR_FORCE": "0",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    stages = all_stages()
+    groups = list(dict.fromkeys(stage.group for stage in stages))
+    parser = argparse.ArgumentParser(prog="run_ci", description=__doc__)
+    names = groups + [stage.name for stage in stages if stage.group == "lint"]
+    parser.add_argument("--only", nargs="+", choices=names, default=groups, metavar="STAGE", help=", ".join(names))
+    chosen = parser.parse_args(arguments).only
+    end_on_sigterm()
+    os.chdir(ROOT)
+    total = Counts()
+    table = []
+    for stage in stages:
+        if stage.group in chosen or stage.name in chosen:
+            counts, line = run_stage(stage)
+            print(f"==== {stage.name}: {line}", flush=True)
+            total += counts
+            table.append(f"  {stage.name:<14} {line}")
+    print("\n==== stages", *table, sep="\n")
+    print(total, flush=True)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Runs every test runner of the project and ends in one line: N passed, N failed, N skipped.
+
+A runner that crashes, runs out of time, or reports nothing counts as one failure more, and the exit status is 1
+when anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bounded_process import Finished, end_on_sigterm, run_bounded
+from test_counts import Counts, counts_in_junit, counts_in_text
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One program that runs tests."""
+
+    name: str
+    command: list[str]
+    limit_s: float
+    count: Callable[[str], Counts | None]  #: reads the runner's counts, given its output
+    needs: Path | None = None  #: the file without which there is nothing to run
+    skip_reason: str | None = None  #: set where this machine cannot run it
+    left_out: Counts = field(default_factory=Counts)  #: tests not selected on this machine
+    environment: dict[str, str] | None = None
+
+
+def has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def gtest_runner(build_dir: Path, results: Path) -> Runner:
+    """C++ tests, through ctest. Without a GPU those labelled ``gpu`` are counted as skipped."""
+    junit = results / "ctest.xml"
+    junit.unlink(missing_ok=True)
+    ctest = _tool("ctest")
+    # Ranks are threads or processes of one test, so more tests at once than half the cores would starve each other.
+    parallel = max(1, (os.cpu_count() or 1) // 2)
+    command = [ctest, "--test-dir", str(build_dir), "--output-on-failure", "--output-junit", str(junit.resolve())]
+    command += ["--timeout", "300", "-j", str(parallel), "--no-tests=error", "--progress"]
+    left_out = Counts()
+    if not has_gpu():
+        command += ["-LE", "gpu"]
+        left_out = Counts(skipped=_count_labelled(ctest, build_dir, "gpu"))
+    return Runner(
+        name="ctest",
+        command=command,
+        limit_s=1800,
+        count=lambda output: counts_in_junit(junit),
+        needs=build_dir / "CTestTestfile.cmake",
+        left_out=left_out,
+    )
+
+
+def _count_labelled(ctest: str, build_dir: Path, label: str) -> int:
+    listing = subprocess.run(
+        [ctest, "--test-dir", str(build_dir), "-N", "-L", label], capture_output=True, text=True, timeout=60
+    )
+    match = re.search(r"Total Tests: (\d+)", listing.stdout)
+    return int(match.group(1)) if match else 0
+
+
+def pytest_runner(results: Path) -> Runner:
+    junit = results / "pytest.xml"
+    junit.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "tests", "-q", "-rs", f"--junitxml={junit}"]
+    return Runner(
+        name="pytest",
+        command=command,
+        limit_s=1500,
+        count=lambda output: counts_in_junit(junit),
+        needs=ROOT / "tests",
+    )
+
+
+def spin_runner() -> Runner:
+    missing = shutil.which("spin") is None or shutil.which("cc") is None
+    skip = "spin or a C compiler is not installed" if missing else None
+    return _script("spin", ROOT / "tests/model/run_spin.py", limit_s=600, skip=skip)
+
+
+def torch_suite_runner() -> Runner:
+    """PyTorch's own tests of process groups, with this backend."""
+    return _script("torch_suite", ROOT / "tests/c10d_backend/torch_suite/run.py", limit_s=1200)
+
+
+def _script(name: str, script: Path, *, limit_s: float, skip: str | None = None) -> Runner:
+    return Runner(
+        name=name,
+        command=[sys.executable, str(script)],
+        limit_s=limit_s,
+        count=counts_in_text,
+        needs=script,
+        skip_reason=skip,
+    )
+
+
+def _tool(name: str) -> str:
+    """The program beside the running Python, else the one on the path."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name
+
+
+def judge(runner: Runner, finished: Finished) -> tuple[Counts, str | None]:
+    """Counts of a finished runner, and what was wrong with the runner itself (None where nothing was).
+
+    A failing exit status must be explained by a failed test; otherwise the runner failed, which counts as one.
+    """
+    counts = runner.count(finished.output)
+    if finished.timed_out:
+        problem = f"ran out of its {runner.limit_s:.0f} s"
+    elif counts is None:
+        problem = f"exit status {finished.exit_status} and no counts"
+    elif counts.total == 0:
+        problem = "ran no test"
+    elif finished.exit_status != 0 and counts.failed == 0:
+        problem = f"exit status {finished.exit_status} although no test failed"
+    else:
+        return counts, None
+    return (counts or Counts()) + Counts(failed=1), problem
+
+
+def run_runner(runner: Runner, results: Path) -> tuple[Counts, str]:
+    """Runs one runner; returns its counts and its line for the table."""
+    print(f"\n== {runner.name}: {' '.join(_short(part) for part in runner.command)}", flush=True)
+    if runner.needs is not None and not runner.needs.exists():
+        return Counts(failed=1), f"FAILED: {_short(str(runner.needs))} is missing"
+    if runner.skip_reason is not None:
+        return Counts(skipped=1), f"skipped: {runner.skip_reason}"
+    finished = run_bounded(
+        runner.command, limit_s=runner.limit_s, environment=runner.environment, log=results / f"{runner.name}.log"
+    )
+    counts, problem = judge(runner, finished)
+    counts += runner.left_out
+    left_out = f" ({runner.left_out.skipped} need a GPU)" if runner.left_out.skipped else ""
+    line = f"{counts}{left_out} in {finished.duration_s:.0f} s"
+    return counts, line if problem is None else f"{line}  FAILED: {problem}"
+
+
+def _short(part: str) -> str:
+    """A path as seen from the project's root."""
+    return part.removeprefix(f"{ROOT}/")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=RUNNER_NAMES, default=RUNNER_NAMES, help="runners to run")
+    parser.add_argument("--build-dir", type=Path, default=ROOT / "build", help="CMake build folder (default: build)")
+    return parser.parse_args(arguments)
+
+
+RUNNER_NAMES = ["ctest", "spin", "pytest", "torch_suite"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    chosen = _parse(arguments)
+    end_on_sigterm()
+    os.chdir(ROOT)
+    results = chosen.build_dir.resolve() / "test-results"
+    results.mkdir(parents=True, exist_ok=True)
+    make = {
+        "ctest": lambda: gtest_runner(chosen.build_dir, results),
+        "spin": spin_runner,
+        "pytest": lambda: pytest_runner(results),
+        "torch_suite": torch_suite_runner,
+    }
+    total = Counts()
+    table = []
+    for name in chosen.only:
+        counts, line = run_runner(make[name](), results)
+        total += counts
+        table.append(f"  {name:<12} {line}")
+    print("\n== summary", *table, f"  logs in {_short(str(results))}", sep="\n")
+    print(total, flush=True)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

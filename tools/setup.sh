@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# Installs what building and testing need: .venv/ in the checkout, and Debian packages where that is allowed.
+# Does nothing when a stamp in .venv/ says that this very set-up has been done.
+# Usage: tools/setup.sh [--ci]    --ci adds the packages that only .ci/run needs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly venv=.venv
+readonly stamp="$venv/headway-setup-$(cat tools/setup.sh tools/requirements*.txt | sha256sum | cut -c1-16)"
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+# Runs apt-get as root or through a sudo that asks for no password; fails where neither is to be had.
+apt_get() {
+  command -v apt-get >/dev/null || return 1
+  if [ "$(id -u)" = 0 ]; then
+    DEBIAN_FRONTEND=noninteractive apt-get -q "$@" </dev/null
+  else
+    sudo -n env DEBIAN_FRONTEND=noninteractive apt-get -q "$@" </dev/null
+  fi
+}
+
+apt_is_updated=no
+install_packages() {
+  if [ $apt_is_updated = no ]; then
+    apt_get update >/dev/null 2>&1 || true
+    apt_is_updated=yes
+  fi
+  apt_get install -y --no-install-recommends "$@" >/dev/null 2>&1
+}
+
+# need REASON PACKAGE...: installs the packages or stops with the command that the user has to run.
+need() {
+  local reason=$1; shift
+  say "$reason: installing $*"
+  install_packages "$@" || die "$reason, and it could not be installed. As root: apt-get install $*"
+}
+
+# want LOSS PACKAGE...: installs the packages, or says what is lost without them and goes on.
+want() {
+  local loss=$1; shift
+  say "installing $*"
+  install_packages "$@" || say "note: $* could not be installed: $loss"
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3 python3.12 python3.11; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  die "Python 3.11 to 3.13 was not found (set PYTHON=/path/to/python3)"
+}
+
+make_venv() {
+  local python
+  python=$(find_python)
+  say "making $venv with $python"
+  "$python" -m venv "$venv" >/dev/null 2>&1 && return
+  rm -rf "$venv"
+  if "$python" -m virtualenv --version >/dev/null 2>&1; then
+    "$python" -m virtualenv -q "$venv"
+    return
+  fi
+  need "python3 has no venv module" python3-venv
+  "$python" -m venv "$venv" || die "$python -m venv $venv failed"
+}
+
+check_compiler() {
+  local compiler=${CXX:-c++}
+  command -v "$compiler" >/dev/null || need "no C++ compiler" g++
+  echo 'int main() { return []<typename T>(T t) { return t; }(0); }' |
+    "$compiler" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null ||
+    die "$compiler does not accept C++20: g++ 12 or clang++ 14 or newer is needed"
+}
+
+check_python_headers() {
+  local header
+  header=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
+  [ -e "$header" ] || need "$header is missing" "python$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev"
+}
+
+install_optional_packages() {
+  [ -e /usr/src/googletest/CMakeLists.txt ] || want "the C++ tests are not built" libgtest-dev
+  command -v ccache >/dev/null || want "a clean build takes longer" ccache
+  command -v spin >/dev/null || want "the model check of bounded lag is skipped" spin
+  command -v mpicxx >/dev/null || want "no comparison with MPI" libopenmpi-dev openmpi-bin
+}
+
+install_ci_packages() {
+  command -v clang-tidy >/dev/null || want "no clang-tidy" clang-tidy
+  command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null ||
+    want "no aarch64 tests" g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+}
+
+# torch is about 4.7 GB: look before pip fails half-way.
+check_disk() {
+  local free_kb
+  free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
+  [ "$free_kb" -ge 9000000 ] || die "9 GB of free disk are needed for torch, $((free_kb / 1000000)) GB are free here"
+}
+
+install_python_packages() {
+  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    check_disk
+    say "installing torch and the rest in $venv (4.7 GB, a few minutes)"
+  else
+    say "checking the Python packages in $venv"
+  fi
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --use-pep517 -r tools/requirements.txt
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r tools/requirements_no_deps.txt
+}
+
+# The checkout is importable in .venv as it stands: no reinstall after an edit.
+link_checkout() {
+  local site
+  site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  printf '%s\n%s\n' "$PWD/python" "$PWD" >"$site/headway_checkout.pth"
+  cat >"$venv/bin/headway" <<SCRIPT
+#!$PWD/$venv/bin/python
+import sys
+
+from headway_launcher import main
+
+sys.exit(main())
+SCRIPT
+  chmod +x "$venv/bin/headway"
+}
+
+case "${1:-}" in
+  "") ;;
+  --ci) install_ci_packages ;;
+  *) die "unknown argument '$1'" ;;
+esac
+if [ -e "$stamp" ]; then
+  link_checkout # the checkout may have been moved
+  exit 0
+fi
+started=$SECONDS
+[ -x "$venv/bin/python" ] || make_venv
+check_compiler
+check_python_headers
+install_optional_packages
+install_python_packages
+link_checkout
+rm -f "$venv"/headway-setup-*
+touch "$stamp"
+say "done in $((SECONDS - started)) s"
