@@ -292,7 +292,7 @@ def format_report(diagnosis: Diagnosis) -> str:
     for finding in diagnosis.findings:
         lines.append(f"  {_MARKS[finding.level]} {finding.name:<{width}}  {finding.value}")
         if finding.fix is not None:
-            lines.append(f"          {'':<{width}} fix: {finding.fix}")
+            lines.append(f"          {'':<{width}}  fix: {finding.fix}")
     lines += ["", "what Headway will use"]
     for choice in diagnosis.choices:
         lines.append(f"  {choice.purpose}: {choice.uses}")

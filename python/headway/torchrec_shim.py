@@ -2,7 +2,8 @@
 
 TorchRec 1.6.1 asks a group for ``_get_backend_name()``, which says "custom" for every plug-in backend, and takes
 "custom" to mean a test double: it then makes outputs up without any communication
-(``torchrec/distributed/comm_ops.py`` with ``set_use_sync_collectives(True)``; ``dist_data.py`` under ``torch.compile``).
+(``torchrec/distributed/comm_ops.py`` with ``set_use_sync_collectives(True)``, and
+``dist_data.py`` under ``torch.compile``).
 With the shim a headway group gives its registered name.
 """
 

@@ -35,7 +35,8 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
     """Records the exchanges of all headway groups that exist now, and writes them when the block ends.
 
     Each rank writes a file of its own: ``{rank}`` in ``path`` stands for the rank in the default group; without it,
-    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their files can be loaded together.
+    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their
+    files can be loaded together.
 
     Args:
         path: Chrome's JSON format; the folder must exist.

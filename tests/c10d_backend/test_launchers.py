@@ -25,6 +25,20 @@ dist.destroy_process_group()
 """
 
 
+FORKING_PROGRAM = """
+import os, sys, torch, torch.distributed as dist, headway
+dist.init_process_group("headway")
+for _ in range(2):
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # with the interpreter's whole tear-down
+    assert os.waitpid(child, 0)[1] == 0
+print(f"rank {dist.get_rank()} is fine", flush=True)
+"""
+
+
 def clean_environment() -> dict[str, str]:
     """This process's variables without those of any launcher, with the checkout on the path."""
     launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMIX_", "PMI_", "SLURM_")
@@ -34,9 +48,9 @@ def clean_environment() -> dict[str, str]:
     return environ
 
 
-def run(command: list[str], tmp_path: pathlib.Path, environ: dict[str, str]) -> str:
+def run(command: list[str], tmp_path: pathlib.Path, environ: dict[str, str], text: str = PROGRAM) -> str:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     done = subprocess.run(
         [*command, str(program)], env=environ, capture_output=True, text=True, timeout=120, check=False
     )
@@ -48,6 +62,12 @@ def test_torchrun_starts_a_group(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     output = run(command, tmp_path, clean_environment())
     assert "rank 0 of 2: 3.0" in output and "rank 1 of 2: 3.0" in output
+
+
+def test_children_that_exit_and_ranks_that_do_not_say_goodbye_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    output = run(command, tmp_path, clean_environment(), FORKING_PROGRAM)
+    assert "rank 0 is fine" in output and "rank 1 is fine" in output
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")

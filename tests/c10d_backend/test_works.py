@@ -22,12 +22,12 @@ def describe_a_work(rank: int) -> None:
     assert work.is_success()
     assert work.wait(timedelta(seconds=5))
     assert [t.data_ptr() for t in work.result()] == [t.data_ptr() for t in outputs]
-    assert work._get_op_type() == dist.distributed_c10d.OpType.ALLGATHER
+    assert work._get_op_type() == torch._C._distributed_c10d.OpType.ALLGATHER
     backend = headway.backend_of()
     before = backend._get_sequence_number_for_group()
     dist.barrier()
     assert backend._get_sequence_number_for_group() == before + 1
-    assert backend.get_error() == dist.distributed_c10d.ErrorType.SUCCESS
+    assert backend.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
 
 
 def test_a_work_tells_its_state_and_results() -> None:

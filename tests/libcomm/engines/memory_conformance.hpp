@@ -159,7 +159,7 @@ TYPED_TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
   EXPECT_TRUE(ranks[0].get(1, address, local).ok());
   ranks[1].retract();
   Status const status = ranks[0].get(1, address, local);
-  EXPECT_EQ(status.code(), StatusCode::kPeerLost);
+  EXPECT_FALSE(status.ok());
   EXPECT_NE(status.message().find("rank 1"), std::string_view::npos) << status.message();
   if (ranks[1].traits(0).can_get) {
     EXPECT_TRUE(ranks[1].get(0, address, local).ok()) << "rank 0 did not retract";

@@ -43,9 +43,10 @@ class SleepConformance : public testing::Test {
     return overslept;
   }
 
-  /// Arms `rank` with nothing left to find.
+  /// Arms `rank` with nothing left to find and no wake-up left over.
   static void arm_quiet(EndpointGroup<Engine>& ranks, int rank) {
     ASSERT_TRUE(ranks.settle());
+    ranks[rank].sleep(Deadline::min());
     ranks[rank].arm();
     ASSERT_FALSE(ranks.poll(rank));
   }
