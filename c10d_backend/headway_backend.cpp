@@ -65,6 +65,7 @@ c10d::ErrorType HeadwayBackend::getError() {
 void HeadwayBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   timeout_ = timeout;
+  handle()->group().set_timeout(timeout);
   std::lock_guard const lock(mutex_);
   for (auto& [device, reducer] : reducers_) reducer->set_timeout(timeout);
 }

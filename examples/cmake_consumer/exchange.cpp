@@ -1,11 +1,12 @@
 // Every rank sends each rank one number and checks what it receives. Start one process a rank:
 //   for rank in 0 1 2; do ./exchange $rank 3 /tmp/meeting-place & done; wait
 
+#include <headway/comm/group.hpp>
+#include <headway/comm/store.hpp>
+
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <headway/comm/group.hpp>
-#include <headway/comm/store.hpp>
 #include <span>
 #include <vector>
 

@@ -1,10 +1,10 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <sched.h>
 
 #include <chrono>
-
-#include "headway/comm/endpoint.hpp"
 
 namespace headway::comm {
 

@@ -1,9 +1,9 @@
 // The collectives but all-to-all, each a set of pair messages under one collective number. They are flat: every rank
 // exchanges directly with those that it has data for, so no rank forwards and none needs a progress thread.
 
-#include <cstring>
-
 #include "group_impl.hpp"
+
+#include <cstring>
 
 namespace headway::comm {
 
@@ -80,7 +80,8 @@ void GroupImpl::send_part(Collective const& collective, int peer, std::span<std:
 
 void GroupImpl::receive_part(Collective const& collective, int peer, std::span<std::byte> block) {
   pair_.receive(
-      {.operation = collective.operation, .peer = peer, .match = collective.match, .data_type = collective.type}, block);
+      {.operation = collective.operation, .peer = peer, .match = collective.match, .data_type = collective.type},
+      block);
 }
 
 OperationPtr GroupImpl::broadcast(std::span<std::byte> block, int root, DataType type) {

@@ -1,7 +1,3 @@
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "engines/checked/endpoint.hpp"
 #include "engines/composite/endpoint.hpp"
 #include "engines/inproc/endpoint.hpp"
@@ -9,6 +5,10 @@
 #include "engines/tcp/endpoint.hpp"
 #include "group_impl.hpp"
 #include "rendezvous/lifeline.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
 
 namespace headway::comm {
 
@@ -35,7 +35,7 @@ std::unique_ptr<Endpoint> connect_processes(int rank, int size, std::size_t land
   same_host[static_cast<std::size_t>(rank)] = false;
   auto const num_same_host = std::count(same_host.begin(), same_host.end(), true);
   if (num_same_host == size - 1) return make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
-  if (num_same_host == 0) return make_tcp_endpoint(rank, size, std::move(lifelines), landing_bytes);
+  if (num_same_host == 0) return make_tcp_endpoint(rank, size, lifelines, landing_bytes);
   auto remote = lifelines;
   for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
     (same_host[peer] ? remote : lifelines)[peer].fd = -1;

@@ -89,7 +89,8 @@ OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {
 void GroupImpl::arrived(int source, Tag tag) {
   if (tag.channel < rings_.size()) return rings_[tag.channel]->arrived(source, tag);
   if (tag.channel == kPairChannel || tag.channel == kPairConsumedChannel) return pair_.arrived(source, tag);
-  if (tag.channel >= kTransferReadyChannel && tag.channel <= kTransferDataChannel) return transfers_.arrived(source, tag);
+  if (tag.channel >= kTransferReadyChannel && tag.channel <= kTransferDataChannel)
+    return transfers_.arrived(source, tag);
   wire_.report_error("rank " + std::to_string(source) + " used the unknown channel " + std::to_string(tag.channel));
 }
 
@@ -112,7 +113,7 @@ void GroupImpl::lost(int peer, std::string_view reason) {
   }
   if (!pending_failure_.ok()) return;
   pending_failure_ = {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + std::string(reason) + ")"};
-  pending_failure_is_ours_ = false;  // Every peer sees the loss itself.
+  pending_failure_is_ours_ = true;  // Peers that see this rank go first learn from it whose loss was the cause.
 }
 
 void GroupImpl::progress() {
@@ -220,12 +221,11 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
   if (!wire_.symptom().empty() && symptom_seen_at_ == Clock::time_point()) symptom_seen_at_ = now;
   if (!wire_.symptom().empty() && now - symptom_seen_at_ >= kLeaveTime) wire_.report_error(wire_.symptom());
   check_failures();
-  bool late = std::any_of(rings_.begin(), rings_.end(),
-                          [&](auto const& ring) { return ring->is_late(now); });
+  bool late = std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->is_late(now); });
   for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
   if (!late) return;
-  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " +
-                                  std::to_string(timeout_.count()) + " ms: " + describe_missing()},
+  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " + std::to_string(timeout_.count()) +
+                                  " ms: " + describe_missing()},
        true);
 }
 
@@ -316,8 +316,7 @@ BackgroundNeed GroupImpl::current_need() const {
   if (num_callbacks_ > 0 || (is_pending && lands_by_polling_)) return BackgroundNeed::kEvents;
   bool const rings_need_looks =
       std::any_of(rings_.begin(), rings_.end(), [](auto const& ring) { return ring->needs_looks(); });
-  bool const needs_looks =
-      rings_need_looks || wire_.has_signals() || !pair_operations_.empty() || !transfers_.idle();
+  bool const needs_looks = rings_need_looks || wire_.has_signals() || !pair_operations_.empty() || !transfers_.idle();
   return needs_looks ? BackgroundNeed::kLooks : BackgroundNeed::kNone;
 }
 
@@ -355,9 +354,9 @@ void GroupImpl::set_timeout(std::chrono::milliseconds timeout) {
 }
 
 void GroupImpl::set_max_lag(int max_lag) {
-  expects(max_lag >= 0 && max_lag <= options_.max_lag_limit,
-          "max_lag " + std::to_string(max_lag) + " is outside 0 to max_lag_limit " +
-              std::to_string(options_.max_lag_limit));
+  expects(max_lag >= 0 && max_lag <= options_.max_lag_limit, "max_lag " + std::to_string(max_lag) +
+                                                                 " is outside 0 to max_lag_limit " +
+                                                                 std::to_string(options_.max_lag_limit));
   Visit visit(*this);
   for (auto& ring : rings_) ring->set_max_lag(max_lag);
   progress();

@@ -1,5 +1,13 @@
 #pragma once
 
+#include "backoff.hpp"
+#include "headway/comm/group.hpp"
+#include "pair_channel.hpp"
+#include "progress_thread.hpp"
+#include "ring_channel.hpp"
+#include "transfer.hpp"
+#include "wire.hpp"
+
 #include <sys/types.h>
 
 #include <atomic>
@@ -9,14 +17,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "backoff.hpp"
-#include "headway/comm/group.hpp"
-#include "pair_channel.hpp"
-#include "progress_thread.hpp"
-#include "ring_channel.hpp"
-#include "transfer.hpp"
-#include "wire.hpp"
 
 namespace headway::comm {
 
@@ -134,7 +134,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<std::unique_ptr<RingChannel>> rings_;
   std::vector<std::shared_ptr<OperationState>> pair_operations_;  ///< Pending operations made of pair messages.
   std::uint64_t num_pair_operations_ = 0;
-  std::vector<std::shared_ptr<OperationState>> completed_;         ///< Scratch of complete_rings().
+  std::vector<std::shared_ptr<OperationState>> completed_;  ///< Scratch of complete_rings().
   std::vector<std::function<void()>> due_callbacks_;
   int num_callbacks_ = 0;  ///< Registered and not due yet.
   int num_armed_ = 0;

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "headway/comm/group.hpp"
 #include "mutant.hpp"
+
+#include <cstddef>
+#include <cstdint>
 
 namespace headway::comm {
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
-
-#include "headway/comm/endpoint.hpp"
 
 namespace headway::comm {
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "headway/comm/group.hpp"
+#include "message_header.hpp"
+
 #include <atomic>
 #include <functional>
 #include <utility>
 #include <vector>
-
-#include "headway/comm/group.hpp"
-#include "message_header.hpp"
 
 namespace headway::comm {
 

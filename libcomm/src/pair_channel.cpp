@@ -48,7 +48,9 @@ void PairChannel::check_collective(int source, MessageHeader const& header) {
   }
   auto const& own = recent_collectives_[match.sequence() % recent_collectives_.size()];
   if (own.verb == header.verb && own.root == match.root()) return;
-  auto const describe = [](Verb verb, int root) { return std::string(verb_name(verb)) + " (root " + std::to_string(root) + ")"; };
+  auto const describe = [](Verb verb, int root) {
+    return std::string(verb_name(verb)) + " (root " + std::to_string(root) + ")";
+  };
   wire_.report_error("ranks disagree on collective " + std::to_string(match.sequence()) + ": rank " +
                      std::to_string(source) + " runs " + describe(header.verb, match.root()) + " and rank " +
                      std::to_string(wire_.rank()) + " runs " + describe(own.verb, own.root));
@@ -141,7 +143,8 @@ void PairChannel::arrived(int source, Tag tag) {
 void PairChannel::note_consumed(int peer, std::uint16_t low) {
   Peer& state = peer_at(peer);
   if (wire_.plants(Mutant::kBelieveStaleCount)) {
-    state.num_consumed_by_peer += static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(state.num_consumed_by_peer));
+    state.num_consumed_by_peer +=
+        static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(state.num_consumed_by_peer));
     return push(peer);
   }
   std::uint64_t const count = widen(low, state.num_consumed_by_peer);
@@ -172,7 +175,8 @@ void PairChannel::consume(int source) {
   ++state.num_consumed;
   if (state.num_consumed - state.num_reported >= kSlots / 2) {
     state.num_reported = state.num_consumed;
-    wire_.signal(source, {.channel = kPairConsumedChannel, .operation = static_cast<std::uint16_t>(state.num_consumed)});
+    wire_.signal(source,
+                 {.channel = kPairConsumedChannel, .operation = static_cast<std::uint16_t>(state.num_consumed)});
   }
 }
 
@@ -233,8 +237,8 @@ void PairChannel::cancel() {
 }
 
 bool PairChannel::idle() const {
-  return posted_.empty() &&
-         std::all_of(peers_.begin(), peers_.end(), [](Peer const& peer) { return peer.queue.empty() && peer.unflushed.empty(); });
+  return posted_.empty() && std::all_of(peers_.begin(), peers_.end(),
+                                        [](Peer const& peer) { return peer.queue.empty() && peer.unflushed.empty(); });
 }
 
 bool PairChannel::needs(int peer) const {

@@ -1,5 +1,9 @@
 #pragma once
 
+#include "operation_state.hpp"
+#include "transfer.hpp"
+#include "wire.hpp"
+
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -7,10 +11,6 @@
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "operation_state.hpp"
-#include "transfer.hpp"
-#include "wire.hpp"
 
 namespace headway::comm {
 

@@ -1,5 +1,7 @@
 #include "progress_thread.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,8 +11,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-
-#include "headway/comm/status.hpp"
 
 namespace headway::comm {
 
@@ -121,7 +121,7 @@ void ProgressThread::run() noexcept {
       need = step_all();  // A need that came between the two found busy_ set and rang no bell.
     }
     std::array<epoll_event, 16> events;
-    int const timeout_ms = need == BackgroundNeed::kEvents ? kDeadlineTickMs
+    int const timeout_ms = need == BackgroundNeed::kEvents              ? kDeadlineTickMs
                            : may_sleep && need == BackgroundNeed::kNone ? -1
                                                                         : kTickMs;
     epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);

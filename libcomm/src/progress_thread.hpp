@@ -31,8 +31,8 @@ class BackgroundWork {
   [[nodiscard]] virtual int activity_fd() const = 0;
 };
 
-/// The one thread of a process that watches lifelines and covers work nobody waits for. It sleeps while none is pending.
-/// Shared by all groups; it ends with the last of them.
+/// The one thread of a process that watches lifelines and covers work nobody waits for. It sleeps while none is
+/// pending. Shared by all groups; it ends with the last of them.
 class ProgressThread {
  public:
   static std::shared_ptr<ProgressThread> shared();

@@ -52,8 +52,8 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operation->last_put.assign(size_, 0);
   operation->last_arrival = -1;
   std::size_t const large = std::min(pull_bytes_, wire_.layout().ring_slot_bytes() + 1);
-  operation->has_large_blocks = std::any_of(args.receives.begin(), args.receives.end(),
-                                            [&](auto const& block) { return block.size() >= large; });
+  operation->has_large_blocks =
+      std::any_of(args.receives.begin(), args.receives.end(), [&](auto const& block) { return block.size() >= large; });
   num_with_large_blocks_ += operation->has_large_blocks ? 1 : 0;
   operation->add_parts(static_cast<int>(size_) - 1);  // The blocks to receive; offers add their own.
   operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
@@ -149,7 +149,8 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
   MessageHeader const header = MessageHeader::read(wire_.landed(slot));
   auto const output = operation.receives[static_cast<std::size_t>(source)];
   if (header.size_bytes != output.size() || header.data_type != operation.data_type ||
-      header.operation != static_cast<std::uint32_t>(operation.number()) || header.verb != Verb::kAllToAll) [[unlikely]] {
+      header.operation != static_cast<std::uint32_t>(operation.number()) || header.verb != Verb::kAllToAll)
+      [[unlikely]] {
     return report_disagreement(operation, source, header);
   }
   auto& stats = wire_.peer_stats(source);

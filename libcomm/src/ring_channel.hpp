@@ -1,14 +1,14 @@
 #pragma once
 
+#include "operation_state.hpp"
+#include "transfer.hpp"
+#include "wire.hpp"
+
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "operation_state.hpp"
-#include "transfer.hpp"
-#include "wire.hpp"
 
 namespace headway::comm {
 
@@ -24,7 +24,7 @@ class RingOperation final : public OperationState {
   std::vector<std::uint64_t> last_put;  ///< (size) put_count after the eager put to each peer.
   bool has_large_blocks = false;        ///< A block to receive may come as an offer.
   int last_arrival = -1;                ///< Source of the newest block.
-  double started_s = 0, posted_s = 0;  ///< Only while tracing.
+  double started_s = 0, posted_s = 0;   ///< Only while tracing.
 };
 
 /// A sequence of all-to-alls that ranks may run a bounded number of operations apart.
@@ -89,7 +89,7 @@ class RingChannel {
   std::size_t depth_;
   std::size_t size_;
   std::size_t pull_bytes_;
-  std::uint64_t num_started_ = 0;    ///< Operations started; the next one's number.
+  std::uint64_t num_started_ = 0;  ///< Operations started; the next one's number.
   std::uint64_t num_posted_ = 0;
   int num_with_large_blocks_ = 0;    ///< Pending operations that may get an offer.
   std::uint64_t num_completed_ = 0;  ///< All operations below this are copied out.
@@ -97,7 +97,7 @@ class RingChannel {
   std::size_t front_slot_ = 0;       ///< num_completed_ modulo the depth.
   std::size_t started_slot_ = 0;     ///< num_started_ modulo the depth.
   std::deque<std::shared_ptr<RingOperation>> operations_;  ///< num_completed_ to num_started_ - 1.
-  std::vector<std::uint64_t> arrivals_;  ///< (depth, size) number + 1 of the operation whose message has arrived.
+  std::vector<std::uint64_t> arrivals_;      ///< (depth, size) number + 1 of the operation whose message has arrived.
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
   std::vector<std::shared_ptr<RingOperation>> pool_;
   std::vector<TraceEvent> trace_;

@@ -36,8 +36,7 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   auto const number = static_cast<std::uint16_t>(offer.transfer);
   if (wire_.pulls_from(source)) {
     Status const status = wire_.endpoint().get(source, offer.source_address, output);
-    if (status.code() == StatusCode::kAborted) return wire_.report_symptom(std::string(status.message()));
-    if (!status.ok()) return wire_.report_error(std::string(status.message()));
+    if (!status.ok()) return wire_.report_symptom(std::string(status.message()));
     wire_.signal(source, {.channel = kTransferDoneChannel, .operation = number});
     return finish(operation);
   }

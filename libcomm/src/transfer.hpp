@@ -1,5 +1,8 @@
 #pragma once
 
+#include "operation_state.hpp"
+#include "wire.hpp"
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -7,9 +10,6 @@
 #include <memory>
 #include <span>
 #include <vector>
-
-#include "operation_state.hpp"
-#include "wire.hpp"
 
 namespace headway::comm {
 
@@ -55,7 +55,7 @@ class Transfers {
     std::uint64_t number;
     std::span<std::byte> output;
     OperationState* operation;
-    std::uint64_t copied = 0;       ///< Fragments copied out.
+    std::uint64_t copied = 0;        ///< Fragments copied out.
     std::uint32_t arrived_mask = 0;  ///< Bit i: fragment copied + i has arrived.
   };
   struct Peer {

@@ -1,17 +1,17 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/group.hpp"
+#include "landing_layout.hpp"
+#include "message_header.hpp"
+#include "mutant.hpp"
+
 #include <deque>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/group.hpp"
-#include "landing_layout.hpp"
-#include "message_header.hpp"
-#include "mutant.hpp"
 
 namespace headway::comm {
 
@@ -90,8 +90,8 @@ class Wire {
   }
   [[nodiscard]] std::string const& error() const { return error_; }
 
-  /// A peer gave up for a reason that this rank will see as well, a moment later: the group fails with that one, or with
-  /// this text if none comes.
+  /// A peer is gone or gave up, perhaps because of another's failure, which this rank will see as well a moment later:
+  /// the group fails with that one, or with this text if none comes.
   void report_symptom(std::string text) {
     if (symptom_.empty()) symptom_ = std::move(text);
   }

@@ -290,8 +290,9 @@ def test_a_disagreement_on_sizes_is_an_error_on_both_ranks() -> None:
 def refuse(rank: int) -> None:
     with pytest.raises(RuntimeError, match="Split sizes"):
         dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [3, 3])
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
     with pytest.raises(NotImplementedError, match="dense tensors only"):
-        dist.broadcast(torch.sparse_coo_tensor([[0]], [1.0], (2,)), 0)
+        headway.all_to_all_single(sparse, sparse)
     with pytest.raises(NotImplementedError, match="does not move tensors on meta"):
         headway.all_to_all_single(torch.empty(2, device="meta"), torch.empty(2, device="meta"))
     with pytest.raises(ValueError, match="channel"):

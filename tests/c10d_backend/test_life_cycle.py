@@ -31,6 +31,7 @@ def destroy_with_work_pending(rank: int, keep_work: bool) -> None:
     output = torch.empty(2)
     works = [dist.all_to_all_single(output, torch.ones(2), async_op=True)] if rank == 0 else []
     works += [dist.irecv(torch.empty(3), 1 - rank)]
+    dist.barrier()  # Both have started, so neither finds the other gone.
     if not keep_work:
         works.clear()
     dist.destroy_process_group()

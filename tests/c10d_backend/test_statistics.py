@@ -63,7 +63,7 @@ def test_a_trace_holds_each_exchange_with_start_and_end(tmp_path: pathlib.Path) 
         ends = {row["id"]: row for row in rows if row["ph"] == "e" and row["name"].startswith("all_to_all")}
         assert len(starts) == 4 and starts.keys() == ends.keys()
         assert all(starts[key]["ts"] <= ends[key]["ts"] for key in starts)
-        assert all(row["args"]["bytes_sent"] == 4 and row["pid"] == rank for row in starts.values())
+        assert all(row["args"]["bytes_sent"] == 8 and row["pid"] == rank for row in starts.values())
 
 
 def test_a_trace_without_a_group_says_so(tmp_path: pathlib.Path) -> None:

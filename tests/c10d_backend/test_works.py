@@ -22,7 +22,7 @@ def describe_a_work(rank: int) -> None:
     assert work.is_success()
     assert work.wait(timedelta(seconds=5))
     assert [t.data_ptr() for t in work.result()] == [t.data_ptr() for t in outputs]
-    assert work._get_op_type() == torch._C._distributed_c10d.OpType.ALLGATHER
+    assert work._get_op_type() == torch._C._distributed_c10d.OpType.ALLGATHER.value
     backend = headway.backend_of()
     before = backend._get_sequence_number_for_group()
     dist.barrier()

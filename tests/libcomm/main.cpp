@@ -1,11 +1,11 @@
+#include <gtest/gtest.h>
+
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#include <gtest/gtest.h>
 
 namespace {
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,8 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-
-#include "headway/comm/endpoint.hpp"
 
 namespace headway::comm {
 

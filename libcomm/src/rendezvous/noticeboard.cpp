@@ -19,7 +19,7 @@ constexpr std::string_view kDrawn = "drawn ";
 std::string Noticeboard::agree_on_secret(int rank, std::string const& given, Deadline deadline) {
   std::string const key = prefix_ + "secret";
   if (rank == 0) {
-    std::string const secret = given.empty() ? to_hex(random_bytes<32>()) : given;
+    std::string secret = given.empty() ? to_hex(random_bytes<32>()) : given;
     store_.set(key, given.empty() ? std::string(kDrawn) + secret : std::string(kGiven));
     return secret;
   }

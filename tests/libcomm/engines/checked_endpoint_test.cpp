@@ -1,4 +1,8 @@
 #include "engines/checked/endpoint.hpp"
+#include "recording_sink.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <map>
@@ -8,11 +12,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "recording_sink.hpp"
-#include "test_bytes.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 namespace {
@@ -156,8 +155,7 @@ TEST_F(CheckedEndpointTest, APutOutOfRangeNamesRangeAndSegment) {
 TEST_F(CheckedEndpointTest, WhatTheEngineCannotDoIsRefused) {
   std::byte memory[8];
   EXPECT_EQ(breach_of([&] { (void)checked_->get(1, 0, memory); }), "get(): the memory of rank 1 cannot be read");
-  EXPECT_EQ(breach_of([&] { checked_->expose(1, 1, memory); }),
-            "expose(): rank 1 cannot put into exposed memory");
+  EXPECT_EQ(breach_of([&] { checked_->expose(1, 1, memory); }), "expose(): rank 1 cannot put into exposed memory");
   EXPECT_EQ(breach_of([&] { checked_->withdraw(1, 1); }), "withdraw(): segment 1 is not exposed to rank 1");
 }
 
@@ -171,7 +169,8 @@ TEST_F(CheckedEndpointTest, AnEngineThatReportsALossTwiceIsFound) {
   engine_->losses = {2};
   EXPECT_EQ(breach_of([&] { checked_->poll(sink_); }), "");
   engine_->losses = {2};
-  EXPECT_EQ(breach_of([&] { checked_->poll(sink_); }), "engine of rank 0: poll() reported lost() of rank 2 after its loss");
+  EXPECT_EQ(breach_of([&] { checked_->poll(sink_); }),
+            "engine of rank 0: poll() reported lost() of rank 2 after its loss");
   EXPECT_EQ(sink_.losses_of(2), 1u);
 }
 

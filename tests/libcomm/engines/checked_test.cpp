@@ -1,7 +1,6 @@
-#include "engines/checked/endpoint.hpp"
-
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
+#include "engines/checked/endpoint.hpp"
 #include "engines/inproc/endpoint.hpp"
 #include "engines/shm/endpoint.hpp"
 

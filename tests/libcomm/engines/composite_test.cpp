@@ -1,13 +1,12 @@
+#include "connect_in_threads.hpp"
+#include "endpoint_conformance.hpp"
 #include "engines/composite/endpoint.hpp"
+#include "engines/shm/endpoint.hpp"
+#include "engines/tcp/endpoint.hpp"
 
 #include <unistd.h>
 
 #include <utility>
-
-#include "connect_in_threads.hpp"
-#include "endpoint_conformance.hpp"
-#include "engines/shm/endpoint.hpp"
-#include "engines/tcp/endpoint.hpp"
 
 namespace headway::comm {
 namespace {

@@ -1,5 +1,10 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/comm/store.hpp"
+#include "rendezvous/lifeline.hpp"
+
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -8,11 +13,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/group.hpp"
-#include "headway/comm/store.hpp"
-#include "rendezvous/lifeline.hpp"
 
 namespace headway::comm {
 

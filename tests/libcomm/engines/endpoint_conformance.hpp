@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "loss_conformance.hpp"
 #include "memory_conformance.hpp"
 #include "process_conformance.hpp"
@@ -10,6 +8,8 @@
 #include "traffic_conformance.hpp"
 
 #include <gtest/gtest.h>
+
+#include <string>
 
 /// The contract of Endpoint as tests. An engine is a struct with
 ///   static constexpr char const* kName;
@@ -28,11 +28,11 @@ struct EngineName {
 }  // namespace headway::comm
 
 /// Runs the suite on each engine of `Engines`, a testing::Types.
-#define HEADWAY_TEST_ENDPOINTS(Prefix, Engines)                                           \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, PutConformance, Engines, EngineName);           \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, MemoryConformance, Engines, EngineName);        \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, SleepConformance, Engines, EngineName);         \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, LossConformance, Engines, EngineName);          \
+#define HEADWAY_TEST_ENDPOINTS(Prefix, Engines)                                   \
+  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, PutConformance, Engines, EngineName);    \
+  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, MemoryConformance, Engines, EngineName); \
+  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, SleepConformance, Engines, EngineName);  \
+  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, LossConformance, Engines, EngineName);   \
   INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, TrafficConformance, Engines, EngineName)
 
 /// What holds besides where ranks are processes.

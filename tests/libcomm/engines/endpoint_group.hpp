@@ -1,5 +1,8 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+#include "recording_sink.hpp"
+
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -8,9 +11,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
-#include "recording_sink.hpp"
 
 namespace headway::comm {
 

@@ -1,6 +1,5 @@
-#include "engines/inproc/endpoint.hpp"
-
 #include "endpoint_conformance.hpp"
+#include "engines/inproc/endpoint.hpp"
 
 namespace headway::comm {
 namespace {

@@ -1,16 +1,16 @@
 #pragma once
 
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <thread>
-#include <vector>
-
 #include "endpoint_group.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "test_bytes.hpp"
 
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
 
 namespace headway::comm {
 

@@ -1,5 +1,14 @@
 #pragma once
 
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/store.hpp"
+#include "host_traces.hpp"
+#include "temporary_directory.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -13,15 +22,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "endpoint_group.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/store.hpp"
-#include "host_traces.hpp"
-#include "temporary_directory.hpp"
-#include "test_bytes.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 
@@ -103,8 +103,8 @@ TYPED_TEST_SUITE_P(ProcessConformance);
 TYPED_TEST_P(ProcessConformance, AKilledProcessIsReportedOnceAndTheOthersGoOn) {
   ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].tags_from(2) > 50 && this->sinks_[1].tags_from(2) > 50; }));
   this->kill_child();
-  ASSERT_TRUE(this->poll_until(
-      [&] { return this->sinks_[0].losses_of(2) == 1 && this->sinks_[1].losses_of(2) == 1; }, this->kMaxTimeToLoss));
+  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].losses_of(2) == 1 && this->sinks_[1].losses_of(2) == 1; },
+                               this->kMaxTimeToLoss));
 
   auto const payload = test_bytes(50000, 2);
   ASSERT_TRUE(this->endpoints_[0]->put({.peer = 1}, {}, payload, Tag{.channel = 9}).ok());
@@ -143,7 +143,7 @@ TYPED_TEST_P(ProcessConformance, TheMemoryOfAKilledProcessCannotBeRead) {
 TYPED_TEST_P(ProcessConformance, AKilledProcessLeavesNoNamedFile) {
   ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].tags_from(2) > 0; }));
   this->kill_child();
-  EXPECT_EQ(named_temporary_files_in_use(), std::vector<std::string>());
+  EXPECT_EQ(named_temporary_files_of(), std::vector<std::string>());
 }
 
 REGISTER_TYPED_TEST_SUITE_P(ProcessConformance, AKilledProcessIsReportedOnceAndTheOthersGoOn,

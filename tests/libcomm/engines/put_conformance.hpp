@@ -1,17 +1,17 @@
 #pragma once
 
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
-
-#include "endpoint_group.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "test_bytes.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 
@@ -125,7 +125,8 @@ TYPED_TEST_P(PutConformance, AHeaderWithoutAPayloadIsInPlace) {
 
 TYPED_TEST_P(PutConformance, EveryTagArrivesAsItWasPut) {
   EndpointGroup<TypeParam> ranks(2);
-  std::vector<Tag> const tags = {{0, 0, 0}, {255, 65535, 255}, {0, 65535, 0}, {255, 0, 0}, {0, 0, 255}, {18, 0x3456, 120}};
+  std::vector<Tag> const tags = {{0, 0, 0},   {255, 65535, 255}, {0, 65535, 0},
+                                 {255, 0, 0}, {0, 0, 255},       {18, 0x3456, 120}};
   for (Tag const tag : tags) ranks.put(1, {.peer = 0}, {}, {}, tag);
   for (Tag const tag : tags) {
     EXPECT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, tag); })) << tag.packed();
@@ -180,7 +181,8 @@ TYPED_TEST_P(PutConformance, ASmallPutArrivesThoughItsSenderOnlySubmits) {
   auto const payload = test_bytes(1024, 13);
   ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
-  for (Deadline const deadline = Clock::now() + kTestPatience; !ranks.heard(1).has(0, Tag{}) && Clock::now() < deadline;) {
+  for (Deadline const deadline = Clock::now() + kTestPatience;
+       !ranks.heard(1).has(0, Tag{}) && Clock::now() < deadline;) {
     ranks.poll(1);
   }
   ASSERT_TRUE(ranks.heard(1).has(0, Tag{}));
@@ -237,8 +239,8 @@ TYPED_TEST_P(PutConformance, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther)
                 payloads[put * 2 + static_cast<std::size_t>(rank)], Tag{.operation = static_cast<std::uint16_t>(put)});
     }
   }
-  ASSERT_TRUE(ranks.poll_until(
-      [&] { return ranks.heard(0).tags_from(1) == kPuts && ranks.heard(1).tags_from(0) == kPuts; }));
+  ASSERT_TRUE(
+      ranks.poll_until([&] { return ranks.heard(0).tags_from(1) == kPuts && ranks.heard(1).tags_from(0) == kPuts; }));
   for (std::size_t put = 0; put < kPuts; ++put) {
     for (int rank = 0; rank < 2; ++rank) {
       auto const placed = ranks[1 - rank].landing().subspan(put * (kBytes + kHeaderBytes) + kHeaderBytes, kBytes);
@@ -281,17 +283,14 @@ TYPED_TEST_P(PutConformance, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffec
   EXPECT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{}); }));
 }
 
-REGISTER_TYPED_TEST_SUITE_P(PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines,
-                            TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor, AGroupOfOneRankIsIdle,
-                            BytesAreInPlaceAndNowhereElseWhenTheirTagArrives,
-                            APutThatWasAnnouncedIsLikeAnyOther, APutFillsTheLandingSegmentToItsLastByte, AnEmptyPutStillMakesItsTagVisible,
-                            AHeaderWithoutAPayloadIsInPlace, EveryTagArrivesAsItWasPut,
-                            TheHeaderMayChangeRightAfterThePut, ASourceMayChangeOnceItsPutIsFlushed,
-                            PutsAreCountedByPeerAndAllAreFlushedInTheEnd, ASmallPutArrivesThoughItsSenderOnlySubmits,
-                            BytesLandWithoutThePeerUnlessItSaysThatItMustPoll,
-                            PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls,
-                            LargePutsInBothDirectionsAtOnceDoNotBlockEachOther, PollReturnsFalseOnceNothingMoves,
-                            APutToNoPeerIsAUsageErrorWithNoEffect,
-                            APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect);
+REGISTER_TYPED_TEST_SUITE_P(
+    PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor,
+    AGroupOfOneRankIsIdle, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives, APutThatWasAnnouncedIsLikeAnyOther,
+    APutFillsTheLandingSegmentToItsLastByte, AnEmptyPutStillMakesItsTagVisible, AHeaderWithoutAPayloadIsInPlace,
+    EveryTagArrivesAsItWasPut, TheHeaderMayChangeRightAfterThePut, ASourceMayChangeOnceItsPutIsFlushed,
+    PutsAreCountedByPeerAndAllAreFlushedInTheEnd, ASmallPutArrivesThoughItsSenderOnlySubmits,
+    BytesLandWithoutThePeerUnlessItSaysThatItMustPoll, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls,
+    LargePutsInBothDirectionsAtOnceDoNotBlockEachOther, PollReturnsFalseOnceNothingMoves,
+    APutToNoPeerIsAUsageErrorWithNoEffect, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect);
 
 }  // namespace headway::comm

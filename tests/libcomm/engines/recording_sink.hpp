@@ -1,13 +1,13 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
 
 namespace headway::comm {
 

@@ -1,19 +1,19 @@
 #pragma once
 
+#include "cpu_time.hpp"
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "ready_descriptor.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "endpoint_group.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "ready_descriptor.hpp"
-#include "test_bytes.hpp"
-#include "cpu_time.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 
@@ -74,9 +74,10 @@ TYPED_TEST_P(SleepConformance, SleepEndsAtItsDeadlineAndBurnsLittleProcessorTime
 
 TYPED_TEST_P(SleepConformance, APutBetweenArmAndSleepEndsTheSleep) {
   EndpointGroup<TypeParam> ranks(2);
+  auto const payload = test_bytes(10, 1);
   for (std::uint16_t round = 0; round < 20; ++round) {
     this->arm_quiet(ranks, 1);
-    ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, test_bytes(10, 1), Tag{.operation = round}).ok());
+    ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, payload, Tag{.operation = round}).ok());
     ranks[0].submit();
     EXPECT_LT(this->time_of_sleep(ranks[1]), this->kLongSleep / 2);
     ranks[1].disarm();

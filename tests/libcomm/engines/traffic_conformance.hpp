@@ -1,5 +1,11 @@
 #pragma once
 
+#include "endpoint_group.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,12 +15,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "endpoint_group.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "test_bytes.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 

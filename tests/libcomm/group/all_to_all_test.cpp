@@ -1,3 +1,9 @@
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -6,12 +12,6 @@
 #include <random>
 #include <thread>
 #include <vector>
-
-#include "exchange.hpp"
-#include "headway/comm/group.hpp"
-#include "ranks_as_threads.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 namespace {
@@ -127,7 +127,8 @@ TEST_P(AllToAllTest, TheBoundMayChangeWhileExchangesRun) {
   run_ranks(3, with_limit, [](Group& group) {
     std::deque<Exchange> pending;
     for (std::uint64_t number = 0; number < 120; ++number) {
-      if (number % 7 == 0) group.set_max_lag(static_cast<int>((number / 7 + static_cast<std::uint64_t>(group.rank())) % 5));
+      if (number % 7 == 0)
+        group.set_max_lag(static_cast<int>((number / 7 + static_cast<std::uint64_t>(group.rank())) % 5));
       pending.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 5000)).start(group);
       if (pending.size() > 5) {
         pending.front().finish(group);

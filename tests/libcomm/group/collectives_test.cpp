@@ -1,14 +1,14 @@
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
 #include "test_bytes.hpp"
 
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace headway::comm {
 namespace {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include "headway/comm/group.hpp"
+#include "test_bytes.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -7,9 +10,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-#include "headway/comm/group.hpp"
-#include "test_bytes.hpp"
 
 namespace headway::comm {
 
@@ -107,8 +107,10 @@ class Exchange {
 /// Pseudo-random sizes up to `max_bytes`, many of them zero or small, that all ranks compute alike.
 inline SizeOf uneven_sizes(std::uint64_t number, std::size_t max_bytes) {
   return [=](int source, int destination) -> std::size_t {
-    std::uint64_t const draw = (number * 8191 + static_cast<std::uint64_t>(source) * 127 +
-                                static_cast<std::uint64_t>(destination) * 31 + 7) * 0x9e3779b97f4a7c15u >> 20;
+    std::uint64_t const draw =
+        (number * 8191 + static_cast<std::uint64_t>(source) * 127 + static_cast<std::uint64_t>(destination) * 31 + 7) *
+            0x9e3779b97f4a7c15u >>
+        20;
     switch (draw % 4) {
       case 0:
         return 0;

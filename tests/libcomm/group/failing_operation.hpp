@@ -1,11 +1,11 @@
 #pragma once
 
+#include "headway/comm/group.hpp"
+
 #include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
-
-#include "headway/comm/group.hpp"
 
 namespace headway::comm {
 
@@ -22,7 +22,9 @@ inline Status first_failure(Group& group, Operation& operation) {
 
 /// Whether `text` has `part` with no letter or digit beside it.
 inline bool names(std::string_view text, std::string_view part) {
-  auto const is_word = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  auto const is_word = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  };
   for (auto at = text.find(part); at != std::string_view::npos; at = text.find(part, at + 1)) {
     bool const starts = at == 0 || !is_word(text[at - 1]);
     bool const ends = at + part.size() == text.size() || !is_word(text[at + part.size()]);

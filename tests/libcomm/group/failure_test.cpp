@@ -1,16 +1,16 @@
-#include <atomic>
-#include <barrier>
-#include <chrono>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "exchange.hpp"
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
 
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 namespace {
@@ -225,7 +225,8 @@ TEST_P(FailureTest, BadOptionsAreUsageErrorsThatNameTheOption) {
     return "no error";
   };
   EXPECT_NE(error_of([](auto& bad) { bad.max_lag = -1; }).find("max_lag"), std::string::npos);
-  EXPECT_NE(error_of([](auto& bad) { bad.max_lag = 3, bad.max_lag_limit = 2; }).find("max_lag_limit"), std::string::npos);
+  EXPECT_NE(error_of([](auto& bad) { bad.max_lag = 3, bad.max_lag_limit = 2; }).find("max_lag_limit"),
+            std::string::npos);
   EXPECT_NE(error_of([](auto& bad) { bad.num_channels = 0; }).find("num_channels"), std::string::npos);
   EXPECT_NE(error_of([](auto& bad) { bad.num_channels = 65; }).find("num_channels"), std::string::npos);
   EXPECT_NE(error_of([](auto&) {}, 2, 2).find("rank 2"), std::string::npos);

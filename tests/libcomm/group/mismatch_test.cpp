@@ -1,14 +1,14 @@
-#include <atomic>
-#include <cstddef>
-#include <string>
-#include <vector>
-
 #include "exchange.hpp"
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
 
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 namespace {
@@ -26,7 +26,8 @@ class MismatchTest : public GroupTest {
       Status const status = first_failure(group, *operation);
       EXPECT_EQ(status.code(), StatusCode::kAborted) << "rank " << group.rank();
       for (auto const& part : parts) {
-        EXPECT_TRUE(names(status.message(), part)) << "rank " << group.rank() << " lacks '" << part << "' in: " << status.message();
+        EXPECT_TRUE(names(status.message(), part))
+            << "rank " << group.rank() << " lacks '" << part << "' in: " << status.message();
       }
       // Nobody leaves before all have seen the error: a loss would be another one.
       for (++failed; failed < size;) std::this_thread::yield();
@@ -38,15 +39,22 @@ class MismatchTest : public GroupTest {
 };
 
 TEST_P(MismatchTest, AnExchangeWithMoreBytesThanExpectedFailsOnBothRanks) {
-  for (auto const& [sent, expected] : {std::pair<std::size_t, std::size_t>{700, 50}, {50, 700}, {1, 0}, {0, 1}, {90000, 50}, {50, 90000}, {90001, 90000}}) {
+  for (auto const& [sent, expected] : {std::pair<std::size_t, std::size_t>{700, 50},
+                                       {50, 700},
+                                       {1, 0},
+                                       {0, 1},
+                                       {90000, 50},
+                                       {50, 90000},
+                                       {90001, 90000}}) {
     GuardedBytes output(expected);
     std::vector<std::byte> const source(sent), empty;
     expect_failures(2, {"rank 0", "rank 1", std::to_string(sent), std::to_string(expected)}, [&](Group& group) {
-      std::vector<std::span<std::byte const>> const sends =
-          group.rank() == 0 ? std::vector<std::span<std::byte const>>{empty, source}
-                            : std::vector<std::span<std::byte const>>{empty, empty};
-      std::vector<std::span<std::byte>> const receives =
-          group.rank() == 1 ? std::vector<std::span<std::byte>>{output.span(), {}} : std::vector<std::span<std::byte>>(2);
+      std::vector<std::span<std::byte const>> const sends = group.rank() == 0
+                                                                ? std::vector<std::span<std::byte const>>{empty, source}
+                                                                : std::vector<std::span<std::byte const>>{empty, empty};
+      std::vector<std::span<std::byte>> const receives = group.rank() == 1
+                                                             ? std::vector<std::span<std::byte>>{output.span(), {}}
+                                                             : std::vector<std::span<std::byte>>(2);
       return group.all_to_all_v({.sends = sends, .receives = receives});
     });
     expect_guards(output);
@@ -63,7 +71,8 @@ TEST_P(MismatchTest, AnExchangeOfTwoDataTypesFailsOnBothRanks) {
 }
 
 TEST_P(MismatchTest, AMessageOfAnotherSizeFailsOnBothRanks) {
-  for (auto const& [sent, expected] : {std::pair<std::size_t, std::size_t>{700, 50}, {50, 700}, {200000, 50}, {50, 200000}}) {
+  for (auto const& [sent, expected] :
+       {std::pair<std::size_t, std::size_t>{700, 50}, {50, 700}, {200000, 50}, {50, 200000}}) {
     GuardedBytes output(expected);
     std::vector<std::byte> const source(sent, std::byte{1});
     expect_failures(2, {"rank 0", "rank 1", std::to_string(sent), std::to_string(expected)}, [&](Group& group) {
@@ -114,9 +123,8 @@ TEST_P(MismatchTest, AnAllGatherOfDifferentSizesFailsOnEveryRank) {
 
 TEST_P(MismatchTest, DifferentCollectivesFailOnBothRanks) {
   std::vector<std::vector<std::byte>> blocks(2, std::vector<std::byte>(8));
-  expect_failures(2, {"rank 0", "rank 1", "broadcast", "barrier"}, [&](Group& group) {
-    return group.rank() == 0 ? group.broadcast(blocks[0], 0, 1) : group.barrier();
-  });
+  expect_failures(2, {"rank 0", "rank 1", "broadcast", "barrier"},
+                  [&](Group& group) { return group.rank() == 0 ? group.broadcast(blocks[0], 0, 1) : group.barrier(); });
 }
 
 TEST_P(MismatchTest, DifferentRootsFailOnBothRanks) {

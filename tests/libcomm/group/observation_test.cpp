@@ -1,15 +1,15 @@
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <vector>
-
-#include "exchange.hpp"
-#include "headway/comm/group.hpp"
-#include "ranks_as_threads.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 namespace {
@@ -78,7 +78,8 @@ TEST_P(ObservationTest, TheHistogramShowsHowManyLaterExchangesWerePosted) {
   std::barrier rank_0_is_ahead(2);
   run_ranks(2, with_lag, [&](Group& group) {
     std::vector<Exchange> exchanges;
-    for (std::uint64_t number = 0; number < 3; ++number) exchanges.emplace_back(group.rank(), 2, number, even_sizes(500));
+    for (std::uint64_t number = 0; number < 3; ++number)
+      exchanges.emplace_back(group.rank(), 2, number, even_sizes(500));
     if (group.rank() == 1) rank_0_is_ahead.arrive_and_wait();
     for (auto& exchange : exchanges) exchange.start(group);
     if (group.rank() == 0) rank_0_is_ahead.arrive_and_wait();
@@ -116,7 +117,8 @@ TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
     EXPECT_LT(stats.peers[2].wait_s, 20);
     EXPECT_EQ(stats.peers[2].waits, 1u);
     EXPECT_EQ(stats.peers[static_cast<std::size_t>(1 - group.rank())].waits, 0u);
-    EXPECT_NEAR(std::accumulate(stats.wait_s_by_lag.begin(), stats.wait_s_by_lag.end(), 0.0), stats.peers[2].wait_s, 1e-6);
+    EXPECT_NEAR(std::accumulate(stats.wait_s_by_lag.begin(), stats.wait_s_by_lag.end(), 0.0), stats.peers[2].wait_s,
+                1e-6);
   });
 }
 
@@ -130,7 +132,8 @@ TEST_P(ObservationTest, LagThatABlockAboveASlotCostsAndQueueingAreCounted) {
     group.reset_stats();
     EXPECT_EQ(group.stats().lag_lost, 0u);
     std::vector<Exchange> exchanges;
-    for (std::uint64_t number = 1; number < 5; ++number) exchanges.emplace_back(group.rank(), 2, number, even_sizes(10));
+    for (std::uint64_t number = 1; number < 5; ++number)
+      exchanges.emplace_back(group.rank(), 2, number, even_sizes(10));
     if (group.rank() == 1) rank_0_is_ahead.arrive_and_wait();
     for (auto& exchange : exchanges) exchange.start(group);
     if (group.rank() == 0) {

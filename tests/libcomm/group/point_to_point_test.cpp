@@ -1,16 +1,16 @@
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
 #include "test_bytes.hpp"
 
 #include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 namespace {
@@ -19,7 +19,9 @@ constexpr DataType kType = 3;
 
 class PointToPointTest : public GroupTest {
  protected:
-  static std::size_t size_of(std::uint64_t message) { return message * 7919 % 5 == 0 ? message * 1237 % 60000 : message % 300; }
+  static std::size_t size_of(std::uint64_t message) {
+    return message * 7919 % 5 == 0 ? message * 1237 % 60000 : message % 300;
+  }
 
   /// Receives `size` bytes that the sender made with `seed`. @throws std::runtime_error if they differ.
   static void expect_message(Group& group, int peer, std::uint64_t match, std::size_t size, std::uint64_t seed) {

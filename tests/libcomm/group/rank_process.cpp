@@ -1,6 +1,10 @@
 // A rank in a process of its own: exchanges with the others until it is killed or one of them is lost.
 //   rank_process RANK SIZE STORE_DIRECTORY ENGINE(shm|tcp) BYTES LAG
 // Prints "ready" once it exchanges and "failed: TEXT" when an exchange fails. Exits with 0 only on such a failure.
+#include "group/exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/comm/store.hpp"
+
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -10,10 +14,6 @@
 #include <exception>
 #include <iostream>
 #include <string>
-
-#include "group/exchange.hpp"
-#include "headway/comm/group.hpp"
-#include "headway/comm/store.hpp"
 
 namespace {
 

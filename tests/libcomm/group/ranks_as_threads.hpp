@@ -1,5 +1,10 @@
 #pragma once
 
+#include "headway/comm/group.hpp"
+#include "headway/comm/store.hpp"
+
+#include <gtest/gtest.h>
+
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -10,11 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "headway/comm/group.hpp"
-#include "headway/comm/store.hpp"
-
-#include <gtest/gtest.h>
-
 namespace headway::comm {
 
 /// One way to run the tests of Group: an engine, bare or under the checker, with or without faults.
@@ -23,6 +23,7 @@ struct GroupCase {
   Engine engine;
   bool wrap_checked = false;
   std::uint64_t fault_seed = 0;
+  bool allow_pull = true;
 
   [[nodiscard]] GroupOptions options() const {
     GroupOptions options;
@@ -30,6 +31,7 @@ struct GroupCase {
     options.wrap_checked = wrap_checked;
     options.fault_seed = fault_seed;
     options.slot_bytes = 4096;
+    options.allow_pull = allow_pull;
     options.timeout = std::chrono::seconds(30);
     options.connect_timeout = std::chrono::seconds(30);
     options.name = "test";
@@ -47,6 +49,8 @@ inline constexpr GroupCase kGroupCases[] = {
     {"faulty_inproc", Engine::kInproc, true, 11},
     {"faulty_shm", Engine::kShm, true, 12},
     {"faulty_tcp", Engine::kTcp, true, 13},
+    {"fragments_shm", Engine::kShm, false, 0, false},
+    {"faulty_fragments_inproc", Engine::kInproc, true, 14, false},
 };
 
 /// Base of the tests of Group that run in every case.
@@ -85,7 +89,7 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
 };
 
 /// Runs the tests of `Suite`, derived from GroupTest, in every case.
-#define HEADWAY_TEST_GROUPS(Suite)                                      \
+#define HEADWAY_TEST_GROUPS(Suite)                                       \
   INSTANTIATE_TEST_SUITE_P(Group, Suite, testing::ValuesIn(kGroupCases), \
                            [](auto const& tested) { return std::string(tested.param.name); })
 

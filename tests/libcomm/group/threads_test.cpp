@@ -1,16 +1,16 @@
+#include "cpu_time.hpp"
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
 #include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <thread>
 #include <vector>
-
-#include "exchange.hpp"
-#include "headway/comm/group.hpp"
-#include "ranks_as_threads.hpp"
-#include "cpu_time.hpp"
-
-#include <gtest/gtest.h>
 
 namespace headway::comm {
 namespace {

@@ -1,14 +1,14 @@
 #pragma once
 
+#include "headway/comm/status.hpp"
+#include "headway/comm/tag.hpp"
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
-
-#include "headway/comm/status.hpp"
-#include "headway/comm/tag.hpp"
 
 namespace headway::comm {
 
@@ -46,9 +46,9 @@ class ArrivalSink {
 
 /// What an endpoint can do towards one peer besides put().
 struct PeerTraits {
-  std::string_view engine;        ///< "inproc", "shm", "tcp", ...
-  bool can_get = false;           ///< get() reads that peer's user memory.
-  bool can_put_exposed = false;   ///< put() may name a segment that the peer exposed.
+  std::string_view engine;       ///< "inproc", "shm", "tcp", ...
+  bool can_get = false;          ///< get() reads that peer's user memory.
+  bool can_put_exposed = false;  ///< put() may name a segment that the peer exposed.
 };
 
 /// How ranks share a host.
@@ -86,7 +86,8 @@ class Endpoint {
                      std::span<std::byte const> payload, Tag tag) = 0;
 
   /// Says that a put with this destination and these sizes comes next. An engine may use it to get ready.
-  virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/, std::size_t /*payload_bytes*/) {}
+  virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/,
+                       std::size_t /*payload_bytes*/) {}
 
   /// Makes all puts so far go, and wakes peers that sleep.
   virtual void submit() = 0;
@@ -125,7 +126,7 @@ class Endpoint {
 
   /// A descriptor for epoll that is readable when a peer was lost, a notice came, or socket input waits. -1: none.
   [[nodiscard]] virtual int lifeline_fd() const = 0;
-  /// Like lifeline_fd(), and readable too when a put arrives after arm().
+  /// Like lifeline_fd(), and readable too when a put arrives after arm(), until sleep() has taken that wake-up.
   [[nodiscard]] virtual int activity_fd() const = 0;
   /// Ranks on this host, this one included, and the cores that they may use together.
   [[nodiscard]] virtual HostShare host_share() const = 0;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/status.hpp"
+#include "headway/comm/store.hpp"
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,10 +13,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/status.hpp"
-#include "headway/comm/store.hpp"
 
 namespace headway::comm {
 
@@ -26,16 +26,17 @@ enum class Engine {
 /// Settings of a group. All ranks must give the same values, except max_lag and timeout.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
-  int max_lag = 0;          ///< Bound k: a rank may run this many all-to-alls ahead.
-  int max_lag_limit = -1;   ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
+  int max_lag = 0;         ///< Bound k: a rank may run this many all-to-alls ahead.
+  int max_lag_limit = -1;  ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
   std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
-  std::size_t pull_bytes = 64 * 1024;   ///< With max_lag 0, blocks from this size are read from the sender's memory where that works.
-  bool allow_pull = true;   ///< Whether a peer's memory may be read at all; otherwise large blocks go in fragments.
-  int num_channels = 1;     ///< Independent all-to-all sequences, 1 to 64.
+  std::size_t pull_bytes =
+      64 * 1024;  ///< With max_lag 0, blocks from this size are read from the sender's memory where that works.
+  bool allow_pull = true;  ///< Whether a peer's memory may be read at all; otherwise large blocks go in fragments.
+  int num_channels = 1;    ///< Independent all-to-all sequences, 1 to 64.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
-  std::string name;         ///< Distinguishes groups that use one store; part of the handshake.
-  std::string secret;       ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
+  std::string name;               ///< Distinguishes groups that use one store; part of the handshake.
+  std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
   std::string interface_address;  ///< Address that tcp listens on; empty: all.
   bool wrap_checked = false;      ///< Verify the transport contract (engine `checked`): tests.
   std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
@@ -60,8 +61,9 @@ class Operation {
 using OperationPtr = std::shared_ptr<Operation>;
 
 struct AllToAllArgs {
-  std::span<std::span<std::byte const> const> sends;  ///< (size) block for each rank; its memory is the library's until wait().
-  std::span<std::span<std::byte> const> receives;     ///< (size) block from each rank.
+  std::span<std::span<std::byte const> const>
+      sends;  ///< (size) block for each rank; its memory is the library's until wait().
+  std::span<std::span<std::byte> const> receives;  ///< (size) block from each rank.
   DataType data_type = 0;
   int channel = 0;
 };
@@ -74,13 +76,13 @@ struct PeerStats {
 };
 
 struct GroupStats {
-  std::vector<PeerStats> peers;                 ///< (size)
-  std::vector<std::uint64_t> lag_histogram;     ///< Entry i: all-to-alls completed while i later ones were posted.
-  std::vector<double> wait_s_by_lag;            ///< Seconds waited at that lag.
-  std::uint64_t operations = 0;                 ///< All-to-alls completed.
-  std::uint64_t lag_lost = 0;                   ///< All-to-alls with a block larger than a slot while max_lag > 0.
-  std::uint64_t queued = 0;                     ///< Operations that could not be posted at their start.
-  std::uint64_t landing_bytes = 0;              ///< Library-owned memory that peers write to, as reserved.
+  std::vector<PeerStats> peers;              ///< (size)
+  std::vector<std::uint64_t> lag_histogram;  ///< Entry i: all-to-alls completed while i later ones were posted.
+  std::vector<double> wait_s_by_lag;         ///< Seconds waited at that lag.
+  std::uint64_t operations = 0;              ///< All-to-alls completed.
+  std::uint64_t lag_lost = 0;                ///< All-to-alls with a block larger than a slot while max_lag > 0.
+  std::uint64_t queued = 0;                  ///< Operations that could not be posted at their start.
+  std::uint64_t landing_bytes = 0;           ///< Library-owned memory that peers write to, as reserved.
 };
 
 /// One completed all-to-all, for traces. Times are seconds of Clock since its epoch.
@@ -119,8 +121,8 @@ class Group {
   /// Collectives; each is synchronous (k = 0) and they share one order.
   virtual OperationPtr broadcast(std::span<std::byte> block, int root, DataType type) = 0;
   /// receives: (size) blocks at the root, else empty.
-  virtual OperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives, int root,
-                              DataType type) = 0;
+  virtual OperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
+                              int root, DataType type) = 0;
   virtual OperationPtr scatter(std::span<std::span<std::byte const> const> sends, std::span<std::byte> block, int root,
                                DataType type) = 0;
   virtual OperationPtr all_gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,

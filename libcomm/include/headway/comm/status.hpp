@@ -53,7 +53,8 @@ class SystemError : public std::runtime_error {
 /// An operation failed: carries the Status that a waiter would have got.
 class OperationError : public std::runtime_error {
  public:
-  explicit OperationError(Status status) : std::runtime_error(std::string(status.message())), status_(std::move(status)) {}
+  explicit OperationError(Status status)
+      : std::runtime_error(std::string(status.message())), status_(std::move(status)) {}
   [[nodiscard]] Status const& status() const { return status_; }
 
  private:

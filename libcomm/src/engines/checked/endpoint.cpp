@@ -272,9 +272,9 @@ void CheckedEndpoint::check_put(std::string const& call, Destination const& dest
   expects(header_bytes <= kMaxHeaderBytes, call + "(): a header of " + std::to_string(header_bytes) +
                                                " bytes is longer than " + std::to_string(kMaxHeaderBytes));
   if (destination.segment != kLandingSegment) {
-    expects(inner_->traits(destination.peer).can_put_exposed,
-            call + "(): segment " + std::to_string(destination.segment) + " of " + rank_text(destination.peer) +
-                " cannot be written");
+    expects(inner_->traits(destination.peer).can_put_exposed, call + "(): segment " +
+                                                                  std::to_string(destination.segment) + " of " +
+                                                                  rank_text(destination.peer) + " cannot be written");
     return;
   }
   expects(destination.offset % kHeaderBytes == 0,

@@ -1,5 +1,8 @@
 #include "engines/inproc/endpoint.hpp"
 
+#include "available_cores.hpp"
+#include "engines/doorbell.hpp"
+
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,9 +16,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-
-#include "available_cores.hpp"
-#include "engines/doorbell.hpp"
 
 namespace headway::comm {
 
@@ -57,7 +57,10 @@ struct Hub {
 class InprocEndpoint final : public Endpoint {
  public:
   InprocEndpoint(int rank, std::shared_ptr<Hub> hub)
-      : rank_(rank), hub_(std::move(hub)), own_(*hub_->mailboxes[static_cast<std::size_t>(rank)]), put_counts_(hub_->mailboxes.size()) {}
+      : rank_(rank),
+        hub_(std::move(hub)),
+        own_(*hub_->mailboxes[static_cast<std::size_t>(rank)]),
+        put_counts_(hub_->mailboxes.size()) {}
 
   ~InprocEndpoint() override {
     retract();
@@ -91,7 +94,8 @@ class InprocEndpoint final : public Endpoint {
         std::byte* const to = target.landing_data() + destination.offset;
         if (!header.empty()) std::memcpy(to, header.data(), header.size());
         if (!payload.empty()) std::memcpy(to + kHeaderBytes, payload.data(), payload.size());
-      } else if (auto const exposed = target.exposed.find({rank_, destination.segment}); exposed != target.exposed.end()) {
+      } else if (auto const exposed = target.exposed.find({rank_, destination.segment});
+                 exposed != target.exposed.end()) {
         auto const memory = exposed->second;
         expects(destination.offset <= memory.size() && payload.size() <= memory.size() - destination.offset,
                 "put: the range leaves the exposed segment");
@@ -116,9 +120,15 @@ class InprocEndpoint final : public Endpoint {
     }
     for (auto const& event : events_) {
       switch (event.kind) {
-        case Event::Kind::kArrival: sink.arrived(event.source, event.tag); break;
-        case Event::Kind::kNotice: sink.notice(event.source, event.text); break;
-        case Event::Kind::kLoss: sink.lost(event.source, event.text); break;
+        case Event::Kind::kArrival:
+          sink.arrived(event.source, event.tag);
+          break;
+        case Event::Kind::kNotice:
+          sink.notice(event.source, event.text);
+          break;
+        case Event::Kind::kLoss:
+          sink.lost(event.source, event.text);
+          break;
       }
     }
     events_.clear();

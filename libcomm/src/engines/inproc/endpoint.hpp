@@ -1,11 +1,11 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/store.hpp"
+
 #include <cstddef>
 #include <memory>
 #include <vector>
-
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/store.hpp"
 
 namespace headway::comm {
 

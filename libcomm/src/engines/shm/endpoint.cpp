@@ -1,5 +1,7 @@
 #include "engines/shm/endpoint.hpp"
 
+#include "available_cores.hpp"
+
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
@@ -7,8 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
-
-#include "available_cores.hpp"
 
 namespace headway::comm {
 
@@ -213,8 +213,6 @@ void ShmEndpoint::arm() {
   bells_.fence_sleeper();
 }
 
-void ShmEndpoint::disarm() {
-  own_.control().armed.store(0, std::memory_order_relaxed);
-}
+void ShmEndpoint::disarm() { own_.control().armed.store(0, std::memory_order_relaxed); }
 
 }  // namespace headway::comm

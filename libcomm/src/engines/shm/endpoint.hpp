@@ -1,18 +1,18 @@
 #pragma once
 
-#include <sys/types.h>
-
-#include <atomic>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "engines/asymmetric_fence.hpp"
 #include "engines/doorbell.hpp"
 #include "engines/shm/init.hpp"
 #include "engines/shm/memory.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "rendezvous/lifeline.hpp"
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace headway::comm {
 
@@ -65,7 +65,9 @@ class ShmEndpoint final : public Endpoint {
     std::uint64_t num_taken = 0;
 
     [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
-    [[nodiscard]] bool is_next(std::uint64_t word) const { return word >> 32 == static_cast<std::uint32_t>(num_taken + 1); }
+    [[nodiscard]] bool is_next(std::uint64_t word) const {
+      return word >> 32 == static_cast<std::uint32_t>(num_taken + 1);
+    }
   };
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }

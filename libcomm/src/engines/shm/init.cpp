@@ -1,5 +1,7 @@
 #include "engines/shm/init.hpp"
 
+#include "available_cores.hpp"
+
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -14,8 +16,6 @@
 #include <random>
 #include <string>
 #include <utility>
-
-#include "available_cores.hpp"
 
 namespace headway::comm::shm {
 
@@ -97,7 +97,8 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
                                      std::size_t landing_bytes) {
   permit_reading_by_siblings();
   static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
-  Hello const own_hello{.probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe, .cores = own_cores()};
+  Hello const own_hello{
+      .probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe, .cores = own_cores()};
   auto const size = static_cast<int>(lifelines.size());
   std::vector<PeerLink> links(lifelines.size());
   for (std::size_t peer = 0; peer < links.size(); ++peer) {

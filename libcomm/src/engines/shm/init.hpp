@@ -1,24 +1,25 @@
 #pragma once
 
+#include "engines/shm/memory.hpp"
+#include "file_descriptor.hpp"
+#include "rendezvous/lifeline.hpp"
+
 #include <sched.h>
 
 #include <vector>
-
-#include "file_descriptor.hpp"
-#include "engines/shm/memory.hpp"
-#include "rendezvous/lifeline.hpp"
 
 namespace headway::comm::shm {
 
 /// What a rank holds of one peer on its host.
 struct PeerLink {
-  FileDescriptor socket;    ///< Notices, and end of file when the peer closes.
-  FileDescriptor bell;      ///< eventfd that wakes the peer.
-  FileDescriptor pidfd;     ///< Readable when the peer's process ends; invalid where the kernel has none.
-  Region region;     ///< The peer's memory file.
-  int pid = -1;      ///< As this process sees it.
-  bool can_get = false;  ///< process_vm_readv works.
-  cpu_set_t cores{};     ///< That the peer may run on.
+  FileDescriptor socket;   ///< Notices, and end of file when the peer closes.
+  FileDescriptor bell;     ///< eventfd that wakes the peer.
+  FileDescriptor pidfd;    ///< Readable when the peer's process ends; invalid where the kernel has none.
+  Region region;           ///< The peer's memory file.
+  int pid = -1;            ///< As this process sees it.
+  bool can_get = false;    ///< process_vm_readv works.
+  cpu_set_t cores{};       ///< That the peer may run on.
+  bool has_ended = false;  ///< Its process, when last looked.
   bool lost = false;
   std::vector<char> input;  ///< Received part of notices.
 };

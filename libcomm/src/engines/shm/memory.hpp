@@ -1,23 +1,23 @@
 #pragma once
 
+#include "file_descriptor.hpp"
+#include "headway/comm/endpoint.hpp"
+
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "file_descriptor.hpp"
-#include "headway/comm/endpoint.hpp"
-
 namespace headway::comm::shm {
 
-inline constexpr std::size_t kCells = 64;              ///< Notifications in flight per pair of ranks.
+inline constexpr std::size_t kCells = 64;       ///< Notifications in flight per pair of ranks.
 inline constexpr std::size_t kCellBytes = 48;   ///< Room for a header and, if it fits behind, a payload.
 inline constexpr std::size_t kOffsetUnit = 64;  ///< Destinations in the landing segment are multiples of this.
 
-/// One notification: one cache line, so that the receiver, which looks at it all the time, takes nothing from the sender
-/// but what is needed. The header travels inside, and so does a small payload, so that a small message costs no further
-/// line. `word` is stored last: count + 1 in the upper half, the tag in the lower.
+/// One notification: one cache line, so that the receiver, which looks at it all the time, takes nothing from the
+/// sender but what is needed. The header travels inside, and so does a small payload, so that a small message costs no
+/// further line. `word` is stored last: count + 1 in the upper half, the tag in the lower.
 struct alignas(64) Cell {
   std::atomic<std::uint64_t> word;
   std::uint32_t offset_units;   ///< Destination in the landing segment.
@@ -29,7 +29,7 @@ static_assert(sizeof(Cell) == 64 && std::atomic<std::uint64_t>::is_always_lock_f
 
 /// What one source writes to and reads from at a receiver.
 struct Inbox {
-  std::array<Cell, kCells> cells;              ///< Written by the source; message i takes cell i mod kCells.
+  std::array<Cell, kCells> cells;                 ///< Written by the source; message i takes cell i mod kCells.
   alignas(128) std::atomic<std::uint64_t> taken;  ///< Written by the receiver: notifications it has taken.
 };
 
@@ -54,9 +54,7 @@ class Region {
   [[nodiscard]] int fd() const { return fd_.get(); }
   void close_fd() { fd_.reset(); }
   [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(base_); }
-  [[nodiscard]] Inbox& inbox(int source) const {
-    return reinterpret_cast<Inbox*>(base_ + sizeof(Control))[source];
-  }
+  [[nodiscard]] Inbox& inbox(int source) const { return reinterpret_cast<Inbox*>(base_ + sizeof(Control))[source]; }
   [[nodiscard]] std::span<std::byte> landing() const { return {base_ + landing_offset_, landing_bytes_}; }
 
  private:

@@ -1,5 +1,7 @@
 // What is not on the path of messages: sleeping, notices, and noticing that a peer is gone.
 
+#include "engines/shm/endpoint.hpp"
+
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -7,8 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-
-#include "engines/shm/endpoint.hpp"
 
 namespace headway::comm {
 
@@ -47,14 +47,19 @@ void ShmEndpoint::send_notice(int peer, std::string_view text) noexcept {
 bool ShmEndpoint::check_lifelines(ArrivalSink& sink) {
   lifeline_is_ready_.store(false);
   if (!is_readable(lifelines_.get())) return false;
+  // All notices before any loss: a peer that left because another was lost says so.
+  std::vector<Source*> leaving;
   for (auto& source : sources_) {
     auto& link = links_[index(source.rank)];
     if (link.lost) continue;
-    bool const has_ended = link.pidfd.valid() && is_readable(link.pidfd.get());
+    link.has_ended = link.pidfd.valid() && is_readable(link.pidfd.get());
     bool const is_open = read_notices(source.rank, sink);
-    if (is_open && !has_ended) continue;
-    take_cells(source, sink);  // What it put before it left comes before its loss.
-    report_loss(source.rank, has_ended ? "its process ended" : "it closed the connection", sink);
+    if (!is_open || link.has_ended) leaving.push_back(&source);
+  }
+  for (auto* const source : leaving) {
+    take_cells(*source, sink);  // What it put before it left comes before its loss.
+    bool const has_ended = links_[index(source->rank)].has_ended;
+    report_loss(source->rank, has_ended ? "its process ended" : "it closed the connection", sink);
   }
   return true;
 }

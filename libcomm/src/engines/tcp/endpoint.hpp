@@ -98,7 +98,7 @@ class TcpEndpoint final : public Endpoint {
   std::uint64_t num_bad_frames_ = 0;
 };
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
+std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
                                             std::size_t landing_bytes);
 
 }  // namespace headway::comm

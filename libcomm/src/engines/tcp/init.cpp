@@ -97,7 +97,7 @@ void TcpEndpoint::linger() noexcept {
   }
 }
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
+std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
                                             std::size_t landing_bytes) {
   return std::make_unique<TcpEndpoint>(rank, size, lifelines, std::make_unique<tcp::LandingMemory>(landing_bytes));
 }
