@@ -4,11 +4,12 @@ namespace headway::c10d_backend {
 
 namespace {
 
-std::string describe(std::string const& operation, comm::Status const& status) {
+std::string describe(std::string const& title, comm::Status const& status) {
+  // PyTorch's tests, and code like them, look for these two words with spaces around them.
   char const* const kind = status.code() == comm::StatusCode::kTimeout    ? " Timed out : "
                            : status.code() == comm::StatusCode::kPeerLost ? " lost a peer: "
                                                                           : " failed: ";
-  return "headway: " + operation + kind + std::string(status.message());
+  return title + kind + std::string(status.message());
 }
 
 c10::DistBackendError backend_error(std::string message) {
@@ -24,14 +25,14 @@ void rethrow_for_python(std::string const& operation) {
     throw c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                           "headway: " + operation + ": " + error.what());
   } catch (comm::OperationError const& error) {
-    throw backend_error(describe(operation, error.status()));
+    throw backend_error(describe("headway: " + operation, error.status()));
   } catch (comm::SystemError const& error) {
     throw backend_error("headway: " + operation + ": " + error.what());
   }
 }
 
-std::exception_ptr make_error(std::string const& operation, comm::Status const& status) {
-  return std::make_exception_ptr(backend_error(describe(operation, status)));
+std::exception_ptr make_error(std::string const& title, comm::Status const& status) {
+  return std::make_exception_ptr(backend_error(describe(title, status)));
 }
 
 }  // namespace headway::c10d_backend

@@ -11,6 +11,7 @@ namespace headway::comm {
 namespace {
 
 constexpr std::string_view kGoodbye = "\x01goodbye";
+constexpr char kLossPrefix = '\x02';  ///< Before a notice that passes on the loss of a rank.
 /// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
 constexpr std::chrono::seconds kLeaveTime{1};
 /// Longest sleep of a waiter before it looks at deadlines again.
@@ -100,7 +101,9 @@ void GroupImpl::notice(int peer, std::string_view text) {
     return;
   }
   if (!pending_failure_.ok()) return;
-  pending_failure_ = {StatusCode::kAborted, std::string(text)};
+  bool const of_loss = text.starts_with(kLossPrefix);
+  if (of_loss) text.remove_prefix(1);
+  pending_failure_ = {of_loss ? StatusCode::kPeerLost : StatusCode::kAborted, std::string(text)};
   pending_failure_is_ours_ = false;
 }
 
@@ -189,8 +192,10 @@ void GroupImpl::fail(Status status, bool tell_peers) {
   failure_ = std::move(status);
   failed_ = true;
   if (tell_peers) {
+    std::string text(failure_.message());
+    if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) wire_.endpoint().send_notice(peer, failure_.message());
+      if (peer != rank_) wire_.endpoint().send_notice(peer, text);
     }
   }
   wire_.endpoint().retract();  // Before any operation is done: its memory is the caller's again then.

@@ -107,7 +107,7 @@ def set_a_shorter_timeout(rank: int) -> str:
 
 
 def test_a_timeout_may_be_set_later() -> None:
-    assert "Timed out after 400 ms" in run_ranks(set_a_shorter_timeout, 2, timeout_s=60)[0]
+    assert "timed out after 400 ms" in run_ranks(set_a_shorter_timeout, 2, timeout_s=60)[0]
 
 
 def profile(rank: int) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from rank_processes import BACKENDS, make_group, run_ranks
 
 from dlrm_examples.bls_dlrm.loop import InferenceRank
@@ -25,9 +24,8 @@ def requests(num_ranks: int, max_lookups: int) -> RandomRequests:
     return RandomRequests(CONFIG, num_rows=num_ranks * MINI_BATCH, max_lookups=max_lookups, seed=2)
 
 
-def predict_at_every_lag(
-    rank: int, num_ranks: int, store: Any, backend: str, max_lookups: int, pool_at_receiver: bool
-) -> dict[str, list[bytes]]:
+def predict_at_every_lag(rank: int, backend: str, max_lookups: int, pool_at_receiver: bool) -> dict[str, list[bytes]]:
+    num_ranks = dist.get_world_size()
     shard = EmbeddingShard(CONFIG, tables_of_rank(CONFIG.num_tables, rank=rank, num_ranks=num_ranks))
     source = requests(num_ranks, max_lookups)
     inputs = [

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -24,21 +25,29 @@
 namespace headway::comm {
 namespace {
 
+std::vector<std::string> split(std::string const& text, char separator) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, separator);) words.push_back(word);
+  return words;
+}
+
 /// A started rank_process and the lines that it prints.
 class RankProcess {
  public:
-  explicit RankProcess(std::vector<std::string> arguments) {
+  explicit RankProcess(std::vector<std::string> const& arguments) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
     output_ = ends[0];
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    arguments.insert(arguments.begin(), HEADWAY_RANK_PROCESS);
+    auto words = split(HEADWAY_RANK_PROCESS, '|');
+    words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
-    for (auto& argument : arguments) argv.push_back(argument.data());
+    for (auto& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    int const error = ::posix_spawn(&pid_, HEADWAY_RANK_PROCESS, &actions, nullptr, argv.data(), environ);
+    int const error = ::posix_spawnp(&pid_, argv[0], &actions, nullptr, argv.data(), environ);
     ::posix_spawn_file_actions_destroy(&actions);
     ::close(ends[1]);
     if (error != 0) throw std::runtime_error("posix_spawn failed for " HEADWAY_RANK_PROCESS);

@@ -1,4 +1,4 @@
-"""Runs one function on several ranks, each a forked process with a group of its own, under a time limit."""
+"""Runs one function on several ranks, each a forked process with a default group, under a time limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import headway  # noqa: F401 - registers the backend
+import headway
 import torch
 import torch.distributed as dist
+
+#: Backends that tests compare.
+BACKENDS = ["gloo", "headway"]
 
 FORK = multiprocessing.get_context("fork")
 
@@ -40,6 +43,17 @@ def join_group(
         timeout=timedelta(seconds=timeout_s),
         pg_options=options,
     )
+
+
+def make_group(backend: str, *, max_lag: int, slot_bytes: int = 1 << 16) -> dist.ProcessGroup:
+    """A further group of all ranks; the bound is for Headway alone."""
+    options = headway.Options(max_lag=max_lag, slot_bytes=slot_bytes) if backend == "headway" else None
+    return dist.new_group(backend=backend, pg_options=options)
+
+
+def shared_store() -> dist.Store:
+    """The store that the ranks met in, for a test's own keys."""
+    return dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
 
 
 def run_ranks(
