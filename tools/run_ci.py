@@ -57,16 +57,20 @@ def lint_stages() -> list[Stage]:
 
 
 def cpp_test_stage(name: str, configure: list[str], skip_reason: str | None = None) -> Stage:
-    """Builds libcomm and its tests apart from the ordinary build, and runs them."""
+    """Builds libcomm and its tests apart from the ordinary build, and runs them.
+
+    Such tests are slow for their computing, not for what they wait for, so there are as many at once as cores.
+    """
     build_dir = f"build-{name}"
     return Stage(
         name=name,
         group=name,
         commands=[
             [_program("cmake"), "-S", ".", "-B", build_dir, "-G", "Ninja", "-DHEADWAY_BUILD_TORCH=OFF",
-             "-DHEADWAY_BUILD_BENCHMARKS=OFF", "--log-level=WARNING", *configure],
+             "-DHEADWAY_BUILD_BENCHMARKS=OFF", "-DHEADWAY_STRESS_HISTORIES=1000", "--log-level=WARNING", *configure],
             [_program("ninja"), "-C", build_dir, "--quiet"],
-            [sys.executable, "tools/run_tests.py", "--only", "ctest", "--build-dir", build_dir],
+            [sys.executable, "tools/run_tests.py", "--only", "ctest", "--build-dir", build_dir,
+             "--jobs", str(os.cpu_count() or 1)],
         ],
         limit_s=1200,
         has_counts=True,

@@ -40,15 +40,13 @@ def has_gpu() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def gtest_runner(build_dir: Path, results: Path) -> Runner:
-    """C++ tests, through ctest. Without a GPU those labelled ``gpu`` are counted as skipped."""
+def gtest_runner(build_dir: Path, results: Path, jobs: int) -> Runner:
+    """C++ tests, ``jobs`` at once, through ctest. Without a GPU those labelled ``gpu`` are counted as skipped."""
     junit = results / "ctest.xml"
     junit.unlink(missing_ok=True)
     ctest = _tool("ctest")
-    # Ranks are threads or processes of one test, so more tests at once than half the cores would starve each other.
-    parallel = max(1, (os.cpu_count() or 1) // 2)
     command = [ctest, "--test-dir", str(build_dir), "--output-on-failure", "--output-junit", str(junit.resolve())]
-    command += ["--timeout", "300", "-j", str(parallel), "--no-tests=error", "--progress"]
+    command += ["--timeout", "300", "-j", str(jobs), "--no-tests=error", "--progress"]
     left_out = Counts()
     if not has_gpu():
         command += ["-LE", "gpu"]
@@ -157,6 +155,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=RUNNER_NAMES, default=RUNNER_NAMES, help="runners to run")
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build", help="CMake build folder (default: build)")
+    # Ranks are threads or processes of one test, so more tests at once than half the cores would starve each other.
+    jobs = max(1, (os.cpu_count() or 1) // 2)
+    parser.add_argument("--jobs", type=int, default=jobs, help=f"C++ tests at once (default: {jobs})")
     return parser.parse_args(arguments)
 
 
@@ -170,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = chosen.build_dir.resolve() / "test-results"
     results.mkdir(parents=True, exist_ok=True)
     make = {
-        "ctest": lambda: gtest_runner(chosen.build_dir, results),
+        "ctest": lambda: gtest_runner(chosen.build_dir, results, chosen.jobs),
         "spin": spin_runner,
         "pytest": lambda: pytest_runner(results),
         "torch_suite": torch_suite_runner,

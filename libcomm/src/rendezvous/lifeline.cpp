@@ -86,7 +86,9 @@ class LowerRanks {
       target.contact = decode_contact(*text, target.peer);
       if (engine_ == Engine::kShm) expect_same_host(target.peer, *target.contact);
     }
-    return try_addresses(target.peer, *target.contact, candidate_addresses(*target.contact, host_, engine_));
+    if (try_addresses(target.peer, *target.contact, candidate_addresses(*target.contact, host_, engine_))) return true;
+    target.contact.reset();  // It may be that of a process that went before; the store may hold a newer one by now.
+    return false;
   }
 
   void expect_same_host(int peer, Contact const& contact) const {

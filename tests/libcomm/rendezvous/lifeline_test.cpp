@@ -41,7 +41,7 @@ struct RankArgs {
   int size = 0;
   GroupOptions options;
   std::size_t landing_bytes = 1 << 20;
-  seconds time = seconds(20);
+  std::chrono::milliseconds time = seconds(20);
 };
 
 RankResult connect_rank(int rank, RankArgs const& args, Store& store) {
@@ -278,6 +278,23 @@ TEST_P(EveryEngine, StrangersAreToldWhyAndDoNotDisturb) {
   results.push_back(rank_0.get());
   results.push_back(rank_1.get());
   results.push_back(rank_2.get());
+  expect_connected(results);
+}
+
+TEST(Lifelines, AContactOfAProcessThatIsGoneGivesWayToANewOne) {
+  auto args = ranks(2, Engine::kAuto);
+  MemoryStore earlier;
+  auto gone = args[0];
+  gone.time = std::chrono::milliseconds(10);
+  EXPECT_NE(connect_rank(0, gone, earlier).error, "");
+  std::string const key = "headway/test/contact/0";
+  MemoryStore store;
+  store.set(key, earlier.get(key, seconds(1)));
+  auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // Rank 1 tries the old contact, most likely.
+  std::vector<RankResult> results;
+  results.push_back(connect_rank(0, args[0], store));
+  results.push_back(rank_1.get());
   expect_connected(results);
 }
 

@@ -1,8 +1,10 @@
 #include "engines/tcp/connection_health.hpp"
 
 // Not <netinet/tcp.h>, whose tcp_info lacks the newer fields.
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 namespace headway::comm::tcp {
@@ -12,17 +14,11 @@ constexpr unsigned kMaxSilenceMs = 10'000;
 constexpr unsigned kMinRetransmits = 5;
 constexpr unsigned kMinProbes = 3;
 
-bool get_info(int socket, tcp_info& info) {
-  info = {};
-  socklen_t length = sizeof(info);
-  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
-}
-
 }  // namespace
 
 bool all_acknowledged(int socket) {
-  tcp_info info;
-  return !get_info(socket, info) || (info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0);
+  int num_bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &num_bytes) != 0 || num_bytes == 0;
 }
 
 void acknowledge_now(int socket) noexcept {
@@ -31,8 +27,9 @@ void acknowledge_now(int socket) noexcept {
 }
 
 bool peer_is_silent(int socket) {
-  tcp_info info;
-  if (!get_info(socket, info)) return false;
+  tcp_info info{};
+  socklen_t length = sizeof(info);
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
   bool const asked = info.tcpi_retransmits >= kMinRetransmits || info.tcpi_probes >= kMinProbes;
   return asked && info.tcpi_last_ack_recv >= kMaxSilenceMs;
 }

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# The long checks that CI is too short for: 100 kills a transport, 10^6 random histories, fuzzing.
+# Usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]
+#   OUTDIR          gets a build folder and one log a stage
+#   FUZZER_SECONDS  of each of the fuzzer's processes, of which there is one a core (default: 240)
+# Needs a C++20 compiler, CMake, Ninja and GoogleTest; clang for the fuzzers, which are skipped without it, unless
+# build-fuzz/ holds them already. With 16 cores it takes about 8 minutes.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p "${1:?usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]}"
+out=$(cd "$1" && pwd)
+readonly out fuzzer_s=${2:-240} histories=1000000 kills_per_run=20
+cores=$(nproc)
+readonly cores
+failed=0
+
+cmake -S . -B "$out/build" -G Ninja -DHEADWAY_BUILD_TORCH=OFF -DHEADWAY_BUILD_BENCHMARKS=OFF --log-level=WARNING &&
+  ninja -C "$out/build" --quiet libcomm_group_test ring_stress >"$out/build.log" 2>&1 || {
+  tail -20 "$out/build.log"
+  exit 1
+}
+
+# Every parameter of the test kills 5 ranks, one at a time; a transport has 4 parameters.
+for engine in shm tcp; do
+  began=$SECONDS
+  "$out/build/tests/libcomm/libcomm_group_test" --gtest_filter="*KillTest*/${engine}_*" \
+    --gtest_repeat=$((100 / kills_per_run)) >"$out/kills_$engine.log" 2>&1 || failed=1
+  runs_failed=$(grep -c 'FAILED TEST' "$out/kills_$engine.log")
+  echo "kills on $engine: 100, $runs_failed of $((100 / kills_per_run)) runs failed, $((SECONDS - began)) s"
+done
+
+began=$SECONDS
+seeds=()
+for ((i = 1; i <= cores; ++i)); do
+  "$out/build/tests/libcomm/stress/ring_stress" --histories $((histories / cores)) --seed $((7000 + i)) \
+    >"$out/histories_$i.log" 2>&1 &
+  seeds+=($!)
+done
+for job in "${seeds[@]}"; do wait "$job" || failed=1; done
+echo "histories: $histories, $(grep -lx '1 passed, 0 failed' "$out"/histories_*.log | wc -l) of $cores runs passed," \
+  "seeds 7001 to $((7000 + cores)), $((SECONDS - began)) s"
+
+if [ ! -x build-fuzz/tests/fuzz/fuzz_frame ] && command -v clang++ >/dev/null; then
+  cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DHEADWAY_BUILD_TORCH=OFF \
+    -DHEADWAY_BUILD_BENCHMARKS=OFF -DHEADWAY_BUILD_FUZZERS=ON --log-level=WARNING &&
+    ninja -C build-fuzz --quiet fuzz_frame fuzz_handshake >"$out/build_fuzz.log" 2>&1
+fi
+if [ -x build-fuzz/tests/fuzz/fuzz_handshake ]; then
+  fuzzers=()
+  for ((i = 0; i < cores; ++i)); do
+    name=$([ $((i % 2)) = 0 ] && echo fuzz_frame || echo fuzz_handshake)
+    mkdir -p "$out/corpus_$name"
+    build-fuzz/tests/fuzz/$name -seed=$((i + 1)) -max_total_time="$fuzzer_s" -max_len=4096 -print_final_stats=1 \
+      -artifact_prefix="$out/" "$out/corpus_$name" >"$out/${name}_$i.log" 2>&1 &
+    fuzzers+=($!)
+  done
+  for job in "${fuzzers[@]}"; do wait "$job" || failed=1; done
+  for name in fuzz_frame fuzz_handshake; do
+    echo "$name: $(awk '/number_of_executed_units/ { n += $2 } END { print n }' "$out/$name"_*.log) inputs," \
+      "$(find "$out" -maxdepth 1 -name 'crash-*' -o -maxdepth 1 -name 'timeout-*' -o -maxdepth 1 -name 'leak-*' |
+        wc -l) failures, $((fuzzer_s * (cores / 2) / 60)) minutes of one core"
+  done
+else
+  echo "fuzzers: skipped, no clang++"
+fi
+[ $failed = 0 ] && echo "all passed" || echo "FAILED"
+exit $failed
