@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -117,9 +119,14 @@ class Comparison:
             seed=options.seed,
             trace_path=None if options.trace is None else options.trace.resolve(),
         )
-        rows = measure(plan, timeout_s=options.timeout)
-        for path in json_paths:
-            write_json_lines(plan, rows, path)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: results so far are kept.
+        recorded = Recorded([], [])
+        try:
+            measure(plan, recorded, timeout_s=options.timeout)
+        finally:  # What is complete is kept, also when the rest fails or is interrupted.
+            rows = make_rows(plan, recorded.measurements, recorded.stats)
+            for path in json_paths if rows else ():
+                write_json_lines(plan, rows, path)
         write_report(plan, rows, options.out, notes=self.notes, command=command)
         _print_tables(plan, rows)
         print(f"report: {options.out / 'report.html'}, results: {options.out / 'results.jsonl'}")
@@ -134,23 +141,27 @@ class Comparison:
         print(f"note: {text}", file=sys.stderr)
 
 
-def measure(plan: Plan, *, timeout_s: float) -> list[ResultRow]:
-    """Runs the plan with a progress bar."""
-    measurements: list[Measurement] = []
-    stats: list[GroupStats] = []
+class Recorded(NamedTuple):
+    """What the ranks have reported so far."""
+
+    measurements: list[Measurement]
+    stats: list[GroupStats]
+
+
+def measure(plan: Plan, recorded: Recorded, *, timeout_s: float) -> None:
+    """Runs the plan with a progress bar; adds to ``recorded`` as reports come."""
     with tqdm(total=plan.num_measurements, unit="run", desc="starting", leave=False) as progress:
 
         def on_message(message: Message) -> None:
             if isinstance(message, Measurement):
-                measurements.append(message)
+                recorded.measurements.append(message)
                 if message.rank == 0:
                     progress.set_description(f"{message.point.system} k={message.point.max_lag}", refresh=False)
                     progress.update()
             elif isinstance(message, GroupStats):
-                stats.append(message)
+                recorded.stats.append(message)
 
         run_plan(plan, on_message, timeout_s=timeout_s)
-    return make_rows(plan, measurements, stats)
 
 
 def chosen_format(options: argparse.Namespace) -> LogFormat:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +64,16 @@ class ResultRow:
 
 
 def make_rows(plan: Plan, measurements: Sequence[Measurement], stats: Sequence[GroupStats]) -> list[ResultRow]:
-    """Rows in the order of the plan's workloads and points."""
+    """Rows in the order of the plan's workloads and points, of the workloads that were measured to their end."""
     by_point: dict[tuple[int, Point], list[Measurement]] = defaultdict(list)
     for entry in sorted(measurements, key=lambda measurement: (measurement.run, measurement.rank)):
         by_point[entry.workload, entry.point].append(entry)
     rows = []
+    runs_per_workload = len(plan.points) * plan.num_runs * plan.num_ranks
+    num_measured = Counter(entry.workload for entry in measurements)
     for workload in range(len(plan.workloads)):
+        if num_measured[workload] < runs_per_workload:
+            continue
         expected = [entry.predictions_digest for entry in by_point[workload, plan.points[0]]]
         reference = by_point.get((workload, Point(REFERENCE_SYSTEM, 0)))
         for point in plan.points:

@@ -228,3 +228,20 @@ def _command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_grid_that_is_stopped_keeps_the_settings_it_has_finished(tmp_path: Path) -> None:
+    process = start(
+        "grid", "--ranks", "2", "--steps", "600", "--runs", "2", "--mini-batch", "8", "--max-rows-per-table", "500",
+        "--lag", "0", "--systems", "sync", "--settings", "heterogeneous", "straggler",
+        "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store"),
+    )  # fmt: skip
+    progress = ""
+    while "2/4" not in progress and process.poll() is None:
+        progress += process.stderr.read(1)
+    time.sleep(0.5)  # For the report of the other rank; each run with the straggler takes 3 s.
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == 130, progress + errors
+    assert [row["params"]["setting"] for row in rows_in(tmp_path / "out" / "results.jsonl")] == ["heterogeneous"]
