@@ -145,6 +145,7 @@ py::dict statistics(HeadwayBackend const& backend) {
   all["wait_s_by_lag"] = stats.wait_s_by_lag;
   all["operations"] = stats.operations;
   all["lag_lost"] = stats.lag_lost;
+  all["offers_revoked"] = stats.offers_revoked;
   all["queued"] = stats.queued;
   all["landing_bytes"] = stats.landing_bytes;
   return all;

@@ -16,6 +16,8 @@ constexpr char kLossPrefix = '\x02';  ///< Before a notice that passes on the lo
 constexpr std::chrono::seconds kLeaveTime{1};
 /// Longest sleep of a waiter before it looks at deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
+/// Sleeping costs more than it saves below this.
+constexpr std::chrono::milliseconds kShortestSleep{1};
 
 }  // namespace
 
@@ -249,9 +251,7 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
         cpu_pause();
         break;
       case Backoff::Step::kYield:
-        visit.lock().unlock();
-        std::this_thread::yield();
-        visit.lock().lock();
+        yield(visit);
         break;
       case Backoff::Step::kSleep:
         auto const now = Clock::now();
@@ -260,12 +260,32 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
           return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " +
                                             std::to_string(timeout->count()) + " ms: " + describe_missing()};
         }
-        if (!operation.done()) sleep(visit, std::min(deadline, now + kSleepSlice), operation);
+        auto const next_look = revoke_offers(now);
+        if (operation.done()) break;
+        if (next_look - now < kShortestSleep) {
+          yield(visit);
+        } else {
+          sleep(visit, std::min({deadline, now + kSleepSlice, next_look}), operation);
+        }
         break;
     }
   }
   note_wait(operation, backoff.slow_since());
   return operation.status();
+}
+
+Deadline GroupImpl::revoke_offers(Clock::time_point now) {
+  Deadline next = Deadline::max();
+  for (auto& ring : rings_) next = std::min(next, ring->revoke_offers(now));
+  complete_rings();
+  wire_.submit();
+  return next;
+}
+
+void GroupImpl::yield(Visit& visit) {
+  visit.lock().unlock();
+  std::this_thread::yield();
+  visit.lock().lock();
 }
 
 void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& operation) {
@@ -299,7 +319,9 @@ bool GroupImpl::test(Operation& operation) {
   if (operation.done()) return true;
   Visit visit(*this);
   progress();
-  check_deadlines(Clock::now());
+  auto const now = Clock::now();
+  check_deadlines(now);
+  revoke_offers(now);
   return operation.done();
 }
 
@@ -338,7 +360,9 @@ void GroupImpl::background_step() noexcept {
     if (num_visitors_.load(std::memory_order_relaxed) > 0 && background_need() != BackgroundNeed::kEvents) return;
     Visit visit(*this);
     progress();
-    check_deadlines(Clock::now());
+    auto const now = Clock::now();
+    check_deadlines(now);
+    revoke_offers(now);
     // While the progress thread watches activity_fd(), peers' puts must ring it.
     bool const watch = current_need() == BackgroundNeed::kEvents;
     if (watch != background_armed_) {

@@ -103,6 +103,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void throw_if_failed() const;
   [[nodiscard]] std::string describe_missing() const;
   [[nodiscard]] bool needs(int peer) const;
+  /// Sends what was offered in vain. @returns when to look again.
+  Deadline revoke_offers(Clock::time_point now);
+  static void yield(Visit& visit);
   void sleep(Visit& visit, Deadline deadline, OperationState const& operation);
   void note_wait(OperationState& operation, Clock::time_point from);
   void arm();

@@ -9,7 +9,8 @@
 namespace headway::comm {
 
 /// Where messages land in a rank's landing segment. Every rank computes the same layout, so a destination is an offset.
-/// Per source: ring slots (channel, operation mod depth), then pair slots, then fragments of large transfers.
+/// Per source: ring slots (channel, operation mod depth), then pair slots, then fragments of large transfers, then a
+/// claim word for each ring slot.
 class LandingLayout {
  public:
   static constexpr int kPairSlots = 16;
@@ -23,7 +24,8 @@ class LandingLayout {
         ring_stride_(kHeaderBytes + round_up(ring_slot_bytes)),
         pair_offset_(static_cast<std::size_t>(num_rings) * ring_depth_ * ring_stride_),
         transfer_offset_(pair_offset_ + kPairSlots * (kHeaderBytes + kPairSlotBytes)),
-        source_stride_(transfer_offset_ + kTransferFragments * (kHeaderBytes + kTransferFragmentBytes)),
+        claim_offset_(transfer_offset_ + kTransferFragments * (kHeaderBytes + kTransferFragmentBytes)),
+        source_stride_(claim_offset_ + round_up(static_cast<std::size_t>(num_rings) * ring_depth_ * kClaimBytes)),
         total_bytes_(source_stride_ * static_cast<std::size_t>(size)) {}
 
   /// The layout of a group; its rings have the depth that the bound needs.
@@ -40,6 +42,10 @@ class LandingLayout {
   [[nodiscard]] std::uint64_t ring_slot(int source, int ring, std::size_t slot) const {
     return base(source) + (static_cast<std::size_t>(ring) * ring_depth_ + slot) * ring_stride_;
   }
+  /// Whose `value` is the number of an operation plus 1: who gets it, moves a block that was offered.
+  [[nodiscard]] std::uint64_t ring_claim(int source, int ring, std::size_t slot) const {
+    return base(source) + claim_offset_ + (static_cast<std::size_t>(ring) * ring_depth_ + slot) * kClaimBytes;
+  }
   [[nodiscard]] std::uint64_t pair_slot(int source, std::uint64_t message) const {
     return base(source) + pair_offset_ + message % kPairSlots * (kHeaderBytes + kPairSlotBytes);
   }
@@ -51,7 +57,9 @@ class LandingLayout {
   static constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
   [[nodiscard]] std::size_t base(int source) const { return source_stride_ * static_cast<std::size_t>(source); }
 
-  std::size_t ring_depth_, ring_slot_bytes_, ring_stride_, pair_offset_, transfer_offset_, source_stride_, total_bytes_;
+  static constexpr std::size_t kClaimBytes = sizeof(std::uint64_t);
+  std::size_t ring_depth_, ring_slot_bytes_, ring_stride_, pair_offset_, transfer_offset_, claim_offset_,
+      source_stride_, total_bytes_;
 };
 
 }  // namespace headway::comm

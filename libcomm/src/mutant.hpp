@@ -18,11 +18,12 @@ enum class Mutant {
   kCountArrivals,       ///< The n-th notification of a source is taken for operation n, whatever it says.
   kBelieveStaleCount,   ///< Every consumed count is taken for an advance, also one that is late.
   kSharedWord,          ///< Fragments share one word, so that a later one stands for the earlier ones.
+  kPullUnclaimed,       ///< A receiver reads a revocable offer without claiming it.
 };
 
-inline constexpr std::array<std::string_view, 6> kMutantNames{"shallow_ring",          "no_tag_for_empty",
-                                                              "complete_out_of_order", "count_arrivals",
-                                                              "believe_stale_count",   "shared_word"};
+inline constexpr std::array<std::string_view, 7> kMutantNames{
+    "shallow_ring",        "no_tag_for_empty", "complete_out_of_order", "count_arrivals",
+    "believe_stale_count", "shared_word",      "pull_unclaimed"};
 
 #ifdef HEADWAY_TEST_MUTANTS
 inline constexpr bool kMutantsAreBuilt = true;

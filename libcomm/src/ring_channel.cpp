@@ -7,6 +7,9 @@ namespace headway::comm {
 
 namespace {
 
+constexpr std::uint8_t kRevokedFragment = 1;  ///< Of a tag: the block of a revoked offer is in the slot.
+constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
+
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 std::string name_of(RingOperation const& operation) {
@@ -23,7 +26,9 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
       depth_(wire.layout().ring_depth()),
       size_(static_cast<std::size_t>(wire.size())),
       pull_bytes_(options.pull_bytes),
+      offer_patience_(options.offer_patience),
       arrivals_(depth_ * size_),
+      revocations_(depth_ * size_),
       num_arrivals_(size_) {}
 
 std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
@@ -50,6 +55,8 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   started_slot_ = next_slot(started_slot_);
   operation->next_to_post = 0;
   operation->last_put.assign(size_, 0);
+  operation->offers.clear();
+  operation->lacks_only_offers_at = Clock::time_point();
   operation->last_arrival = -1;
   std::size_t const large = std::min(pull_bytes_, wire_.layout().ring_slot_bytes() + 1);
   operation->has_large_blocks =
@@ -106,21 +113,74 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
                        .operation = static_cast<std::uint32_t>(number),
                        .data_type = operation.data_type,
                        .verb = Verb::kAllToAll};
-  Tag const tag{.channel = static_cast<std::uint8_t>(ring_), .operation = static_cast<std::uint16_t>(number)};
-  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
-  bool const pull = max_lag_ == 0 && block.size() >= pull_bytes_ && wire_.pulls_from(peer);
-  if (fits && !pull) {
-    if (!wire_.put(peer, slot, header, block, tag)) return false;
-    operation.last_put[static_cast<std::size_t>(peer)] = wire_.endpoint().put_count(peer);
-    return true;
-  }
+  bool const pull = block.size() >= pull_bytes_ && wire_.pulls_from(peer);
+  if (!fits || pull) return offer(operation, peer, header);
+  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+  if (!wire_.put(peer, slot, header, block, tag_of(operation, 0))) return false;
+  operation.last_put[static_cast<std::size_t>(peer)] = wire_.endpoint().put_count(peer);
+  return true;
+}
+
+bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header) {
+  auto const block = operation.sends[static_cast<std::size_t>(peer)];
+  bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
+  bool const is_revocable = fits && max_lag_ > 0;
+  if (is_revocable) header.kind = MessageKind::kRevocableOffer;
   transfers_.prepare_offer(peer, block, header);
-  if (!wire_.put(peer, slot, header, {}, tag)) return false;
+  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+  if (!wire_.put(peer, slot, header, {}, tag_of(operation, 0))) return false;
   operation.add_parts(1);
-  transfers_.accepted(peer, block, operation);
+  auto const transfer = transfers_.accepted(peer, block, operation);
+  if (is_revocable) operation.offers.push_back({.peer = peer, .transfer = transfer});
   if (!fits && max_lag_ > 0) ++wire_.stats().lag_lost;
   return true;
+}
+
+Deadline RingChannel::revoke_offers(Clock::time_point now) {
+  Deadline next = Deadline::max();
+  for (auto const& operation : operations_) {
+    if (operation->number() >= num_posted_) break;
+    auto& offers = operation->offers;
+    std::erase_if(offers,
+                  [&](auto const& each) { return !each.is_revoked && !transfers_.is_open(each.peer, each.transfer); });
+    bool const lacks_more = operation->pending_parts() > static_cast<int>(offers.size());
+    if (offers.empty() || lacks_more) continue;
+    if (operation->lacks_only_offers_at == Clock::time_point()) operation->lacks_only_offers_at = now;
+    std::size_t largest = 0;
+    for (auto const& each : offers) {
+      largest = std::max(largest, operation->sends[static_cast<std::size_t>(each.peer)].size());
+    }
+    auto const units = static_cast<int>(largest / kPatienceUnitBytes + 1);
+    Deadline const due = operation->lacks_only_offers_at + units * offer_patience_;
+    if (now >= due) revoke(*operation);
+    if (!offers.empty()) next = std::min(next, std::max(now, due));
+  }
+  return next;
+}
+
+void RingChannel::revoke(RingOperation& operation) {
+  std::erase_if(operation.offers, [&](RingOperation::Offer& each) {
+    if (!each.is_revoked) {
+      auto const word = wire_.layout().ring_claim(wire_.rank(), ring_, operation.slot);
+      if (!wire_.endpoint().claim(each.peer, word, operation.number() + 1)) return true;  // It is being read.
+      transfers_.forget(each.peer, each.transfer);
+      each.is_revoked = true;
+      ++num_unsent_;
+    }
+    auto const block = operation.sends[static_cast<std::size_t>(each.peer)];
+    std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+    // Without a header: the receiver may be reading the offer's.
+    Status const status =
+        wire_.endpoint().put({.peer = each.peer, .offset = slot}, {}, block, tag_of(operation, kRevokedFragment));
+    if (!status.ok()) return false;
+    wire_.mark_put(each.peer, block.size());
+    operation.last_put[static_cast<std::size_t>(each.peer)] = wire_.endpoint().put_count(each.peer);
+    operation.part_done();
+    ++wire_.stats().offers_revoked;
+    --num_unsent_;
+    return true;
+  });
 }
 
 void RingChannel::arrived(int source, Tag tag) {
@@ -135,6 +195,7 @@ void RingChannel::arrived(int source, Tag tag) {
                               " of all_to_all_v to rank " + std::to_string(wire_.rank()) +
                               ", which expects none after " + std::to_string(num_completed_ + depth_ - 1));
   }
+  if (tag.fragment == kRevokedFragment) return revocation_arrived(source, number);
   std::uint64_t& arrived_number = arrival(slot_of(number), source);
   if (arrived_number == number + 1) {
     ++wire_.peer_stats(source).repeated_fragments;
@@ -157,7 +218,35 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
   ++stats.messages_received;
   stats.bytes_received += output.size();
   operation.last_arrival = source;
-  if (header.kind == MessageKind::kOffer) return transfers_.take(source, header, output, operation);
+  if (header.kind == MessageKind::kEager) return copy_out(operation, source);
+  if (header.kind == MessageKind::kRevocableOffer && !wire_.plants(Mutant::kPullUnclaimed)) {
+    auto const word = wire_.layout().ring_claim(source, ring_, operation.slot);
+    if (!wire_.endpoint().claim(wire_.rank(), word, operation.number() + 1)) {
+      bool const is_here =
+          revocations_[operation.slot * size_ + static_cast<std::size_t>(source)] == operation.number() + 1;
+      if (is_here) copy_out(operation, source);
+      return;
+    }
+  }
+  transfers_.take(source, header, output, operation);
+}
+
+void RingChannel::revocation_arrived(int source, std::uint64_t number) {
+  auto& revoked_number = revocations_[slot_of(number) * size_ + static_cast<std::size_t>(source)];
+  if (revoked_number == number + 1) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  revoked_number = number + 1;
+  if (number >= num_started_) return;
+  auto& operation = *operations_[number - num_completed_];
+  // If the offer was seen, it was seen to be taken.
+  if (has_arrived(operation, source) && !wire_.plants(Mutant::kPullUnclaimed)) copy_out(operation, source);
+}
+
+void RingChannel::copy_out(RingOperation& operation, int source) {
+  std::uint64_t const slot = wire_.layout().ring_slot(source, ring_, operation.slot);
+  auto const output = operation.receives[static_cast<std::size_t>(source)];
   if (!output.empty()) std::memcpy(output.data(), wire_.landed(slot + kHeaderBytes), output.size());
   operation.part_done();
 }
@@ -275,6 +364,7 @@ void RingChannel::cancel(Status const& status, std::vector<std::shared_ptr<Opera
   }
   operations_.clear();
   num_with_large_blocks_ = 0;
+  num_unsent_ = 0;
 }
 
 void RingChannel::set_trace_capacity(std::size_t capacity) {

@@ -22,9 +22,17 @@ class RingOperation final : public OperationState {
   std::size_t slot = 0;  ///< Number modulo the ring's depth.
   int next_to_post = 0;  ///< Peers (in order of distance) whose message is accepted so far; size - 1: posted.
   std::vector<std::uint64_t> last_put;  ///< (size) put_count after the eager put to each peer.
-  bool has_large_blocks = false;        ///< A block to receive may come as an offer.
-  int last_arrival = -1;                ///< Source of the newest block.
-  double started_s = 0, posted_s = 0;   ///< Only while tracing.
+  /// A block that its receiver may read from this rank's memory until this rank claims it back.
+  struct Offer {
+    int peer;
+    std::uint16_t transfer;
+    bool is_revoked = false;  ///< Claimed back, and not sent yet.
+  };
+  std::vector<Offer> offers;               ///< Those that may be open.
+  Clock::time_point lacks_only_offers_at;  ///< When that was seen first; the epoch: not yet.
+  bool has_large_blocks = false;           ///< A block to receive may come as an offer.
+  int last_arrival = -1;                   ///< Source of the newest block.
+  double started_s = 0, posted_s = 0;      ///< Only while tracing.
 };
 
 /// A sequence of all-to-alls that ranks may run a bounded number of operations apart.
@@ -32,6 +40,11 @@ class RingOperation final : public OperationState {
 /// Invariants (the proof is in docs/bounded_lag.md): operation t uses slot t mod depth at every receiver; t is posted
 /// only when all up to t - k - 1 are complete; operations complete in order; depth is 2 (limit + 1). So a slot is free
 /// when it is written, without an acknowledgement. Every operation carries a message for every peer, also when empty.
+///
+/// A large block is offered: the receiver reads it from the sender's memory, which saves a copy. With a bound above 0
+/// the sender must be able to go on without the receiver, so it may revoke the offer: of the two, who claims the slot's
+/// word first moves the block, the receiver by reading, the sender by a second message (kRevokedFragment) into the
+/// slot.
 class RingChannel {
  public:
   RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& options, int ring);
@@ -41,9 +54,13 @@ class RingChannel {
   /// Posts what may be posted and completes what is complete; appends the completed to `completed`.
   void progress(std::vector<std::shared_ptr<OperationState>>& completed);
   void set_max_lag(int max_lag) { max_lag_ = max_lag; }
+  /// Sends the blocks that were offered in vain for too long. @returns when to look again.
+  Deadline revoke_offers(Clock::time_point now);
   [[nodiscard]] bool idle() const { return operations_.empty(); }
   /// Whether something is pending that this rank must act upon: an operation to post, or a large block to fetch.
-  [[nodiscard]] bool needs_looks() const { return num_posted_ < num_started_ || num_with_large_blocks_ > 0; }
+  [[nodiscard]] bool needs_looks() const {
+    return num_posted_ < num_started_ || num_with_large_blocks_ > 0 || num_unsent_ > 0;
+  }
   /// Whether the oldest pending operation still needs something from `peer`.
   [[nodiscard]] bool needs(int peer) const;
   /// What the pending operations lack: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
@@ -63,13 +80,22 @@ class RingChannel {
   bool post(RingOperation& operation);
   void prepare_peers(RingOperation const& operation);
   bool send_block(RingOperation& operation, int peer);
+  [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);
+  void revoke(RingOperation& operation);
   void receive_block(RingOperation& operation, int source);
+  void revocation_arrived(int source, std::uint64_t number);
+  void copy_out(RingOperation& operation, int source);
   void report_disagreement(RingOperation const& operation, int source, MessageHeader const& header);
   [[nodiscard]] std::size_t next_slot(std::size_t slot) const { return slot + 1 < depth_ ? slot + 1 : 0; }
   [[nodiscard]] bool is_complete(RingOperation const& operation) const;
   void complete_front(std::vector<std::shared_ptr<OperationState>>& completed);
   void complete_early(std::vector<std::shared_ptr<OperationState>>& completed);
   void record_trace(RingOperation const& operation, int lag);
+  [[nodiscard]] Tag tag_of(RingOperation const& operation, std::uint8_t fragment) const {
+    return {.channel = static_cast<std::uint8_t>(ring_),
+            .operation = static_cast<std::uint16_t>(operation.number()),
+            .fragment = fragment};
+  }
   /// Slot of a pending or coming operation: its number modulo the depth, without a division.
   [[nodiscard]] std::size_t slot_of(std::uint64_t number) const {
     std::size_t const slot = front_slot_ + static_cast<std::size_t>(number - num_completed_);
@@ -89,15 +115,18 @@ class RingChannel {
   std::size_t depth_;
   std::size_t size_;
   std::size_t pull_bytes_;
+  std::chrono::microseconds offer_patience_;
   std::uint64_t num_started_ = 0;  ///< Operations started; the next one's number.
   std::uint64_t num_posted_ = 0;
   int num_with_large_blocks_ = 0;    ///< Pending operations that may get an offer.
+  int num_unsent_ = 0;               ///< Blocks claimed back that wait for credit.
   std::uint64_t num_completed_ = 0;  ///< All operations below this are copied out.
   std::uint64_t num_early_ = 0;      ///< Mutant kCompleteOutOfOrder: operations that are done behind the front one.
   std::size_t front_slot_ = 0;       ///< num_completed_ modulo the depth.
   std::size_t started_slot_ = 0;     ///< num_started_ modulo the depth.
   std::deque<std::shared_ptr<RingOperation>> operations_;  ///< num_completed_ to num_started_ - 1.
   std::vector<std::uint64_t> arrivals_;      ///< (depth, size) number + 1 of the operation whose message has arrived.
+  std::vector<std::uint64_t> revocations_;   ///< (depth, size) the same for blocks that were sent after all.
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
   std::vector<std::shared_ptr<RingOperation>> pool_;
   std::vector<TraceEvent> trace_;

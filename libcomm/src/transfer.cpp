@@ -21,15 +21,16 @@ Transfers::Transfers(Wire& wire, PartDone on_part_done)
     : wire_(wire), on_part_done_(std::move(on_part_done)), peers_(static_cast<std::size_t>(wire.size())) {}
 
 void Transfers::prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const {
-  header.kind = MessageKind::kOffer;
+  if (header.kind == MessageKind::kEager) header.kind = MessageKind::kOffer;
   header.source_address = reinterpret_cast<std::uintptr_t>(payload.data());
   header.transfer = peers_[static_cast<std::size_t>(peer)].next_number;
 }
 
-void Transfers::accepted(int peer, std::span<std::byte const> payload, OperationState& operation) {
+std::uint16_t Transfers::accepted(int peer, std::span<std::byte const> payload, OperationState& operation) {
   Peer& state = peer_at(peer);
   auto const number = static_cast<std::uint16_t>(state.next_number++);
   state.outgoing.emplace(number, Outgoing{.payload = payload, .operation = &operation});
+  return number;
 }
 
 void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation) {

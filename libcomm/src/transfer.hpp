@@ -27,7 +27,14 @@ class Transfers {
   /// Fills the offer's fields of `header` for `payload`, which must stay valid until the part is done.
   /// Call accepted() after the offer was put.
   void prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const;
-  void accepted(int peer, std::span<std::byte const> payload, OperationState& operation);
+  /// @returns the transfer's number.
+  std::uint16_t accepted(int peer, std::span<std::byte const> payload, OperationState& operation);
+  /// Whether an accepted offer is neither done nor forgotten.
+  [[nodiscard]] bool is_open(int peer, std::uint16_t number) const {
+    return peers_[static_cast<std::size_t>(peer)].outgoing.contains(number);
+  }
+  /// The payload will not be taken: its part of the operation is the caller's to finish.
+  void forget(int peer, std::uint16_t number) { peer_at(peer).outgoing.erase(number); }
 
   /// Takes the payload that `offer` announces into `output`, whose size was compared with the offer's.
   void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation);

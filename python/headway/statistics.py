@@ -29,6 +29,7 @@ class GroupStatistics(TypedDict):
     wait_s_by_lag: list[float]  #: seconds waited at that lag
     operations: int  #: exchanges completed
     lag_lost: int  #: exchanges with a block larger than a slot although the group may lag
+    offers_revoked: int  #: large blocks that a receiver did not fetch in time, so that they were sent
     queued: int  #: operations that could not be posted at their start
     landing_bytes: int  #: memory reserved for what peers send
 

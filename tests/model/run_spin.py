@@ -61,7 +61,7 @@ class Configuration:
             ("ops", "MESSAGES"),
         )
         sizes = " ".join(f"{short}={self.macros[name]}" for short, name in columns if name in self.macros)
-        return f"{self.model:<12} {sizes:<24} {self.title:<62}"
+        return f"{self.model:<15} {sizes:<24} {self.title:<62}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +202,27 @@ def lane_configurations() -> Iterator[Configuration]:
         )
 
 
+def offer_configurations() -> Iterator[Configuration]:
+    """Large blocks that either side may move."""
+    variants: list[tuple[str, dict[str, int | str], tuple[str, ...]]] = [
+        ("who claims the word moves the block", {}, (NOTHING,)),
+        ("mutant: read without a claim", {"READ_WITHOUT_CLAIM": ""}, (WRONG_DATA,)),
+        ("mutant: sent without a claim", {"REVOKE_WITHOUT_CLAIM": ""}, (WRONG_DATA, OVERWRITE)),
+        ("mutant: a word of one bit", {"ONE_BIT_WORD": ""}, (WRONG_DATA, OVERWRITE, DEADLOCK)),
+    ]
+    for title, switches, expected in variants:
+        for depth in (2, 3):
+            macros: dict[str, int | str] = {"DEPTH": depth, "OPS": depth + 2, **switches}
+            yield Configuration(model="revocable_offer", title=title, macros=macros, expected=expected)
+
+
 def configurations(thorough: bool) -> Iterator[Configuration]:
     """All runs in order; ``thorough`` adds those that take minutes and gigabytes."""
     yield from depth_configurations(thorough)
     yield from rule_configurations(thorough)
     yield from pair_configurations()
     yield from lane_configurations()
+    yield from offer_configurations()
 
 
 def build_checker(configuration: Configuration, build_dir: Path, memory_mib: int) -> Path:

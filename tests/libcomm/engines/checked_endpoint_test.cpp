@@ -46,6 +46,7 @@ class ScriptedEndpoint final : public Endpoint {
     return poll_result;
   }
   Status get(int, std::uint64_t, std::span<std::byte>) override { return {}; }
+  bool claim(int, std::uint64_t, std::uint64_t) override { return true; }
   void expose(int, SegmentId, std::span<std::byte>) override {}
   void withdraw(int, SegmentId) override {}
   void retract() noexcept override {}

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -166,10 +167,37 @@ TYPED_TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
   }
 }
 
+TYPED_TEST_P(MemoryConformance, AValueOfAWordIsClaimedByOneRank) {
+  EndpointGroup<TypeParam> ranks(2);
+  if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
+  EXPECT_TRUE(ranks[0].claim(1, 64, 1));
+  EXPECT_FALSE(ranks[1].claim(1, 64, 1)) << "rank 0 was first";
+  EXPECT_TRUE(ranks[1].claim(1, 64, 3));
+  EXPECT_FALSE(ranks[0].claim(1, 64, 3));
+  EXPECT_FALSE(ranks[0].claim(1, 64, 2)) << "an older value";
+  EXPECT_TRUE(ranks[0].claim(1, 72, 1)) << "another word";
+  EXPECT_TRUE(ranks[1].claim(0, 64, 1)) << "the same place at another rank";
+  EXPECT_THROW((void)ranks[0].claim(1, ranks[1].landing().size(), 1), UsageError);
+
+  std::array<int, 2> num_won{};
+  auto const claim_all = [&](int rank) {
+    for (std::uint64_t value = 1; value <= 20000; ++value) {
+      num_won[static_cast<std::size_t>(rank)] += ranks[rank].claim(1, 128, value) ? 1 : 0;
+    }
+  };
+  {
+    std::jthread const other([&] { claim_all(0); });
+    claim_all(1);
+  }
+  EXPECT_LE(num_won[0] + num_won[1], 20000) << "a value that is overtaken is nobody's";
+  EXPECT_GT(num_won[0] + num_won[1], 0);
+  EXPECT_FALSE(ranks[0].claim(1, 128, 20000));
+}
+
 REGISTER_TYPED_TEST_SUITE_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload,
                             SegmentsAreExposedToOnePeerEach, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay,
                             NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting,
                             ASegmentNumberMayBeUsedAgainAfterWithdraw, GetReadsThePeersMemory,
-                            NoGetSucceedsAfterThePeerRetracted);
+                            NoGetSucceedsAfterThePeerRetracted, AValueOfAWordIsClaimedByOneRank);
 
 }  // namespace headway::comm

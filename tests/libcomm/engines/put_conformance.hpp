@@ -123,6 +123,21 @@ TYPED_TEST_P(PutConformance, AHeaderWithoutAPayloadIsInPlace) {
   EXPECT_TRUE(all_zero(ranks[1].landing().subspan(128 + kHeaderBytes)));
 }
 
+TYPED_TEST_P(PutConformance, APutWithoutAHeaderLeavesTheOneThatIsThere) {
+  EndpointGroup<TypeParam> ranks(2);
+  auto const header = test_bytes(kMaxHeaderBytes, 1);
+  std::uint16_t operation = 0;
+  for (std::size_t const size : {1u, 40u, 64u, 5000u}) {
+    auto const payload = test_bytes(size, 2);
+    ranks.put(0, {.peer = 1}, header, {}, Tag{.operation = operation});
+    ranks.put(0, {.peer = 1}, {}, payload, Tag{.operation = static_cast<std::uint16_t>(operation + 1)});
+    operation += 2;
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).tags_from(0) == operation; }));
+    EXPECT_TRUE(same_bytes(ranks[1].landing().first(header.size()), header)) << size;
+    EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(kHeaderBytes, size), payload)) << size;
+  }
+}
+
 TYPED_TEST_P(PutConformance, EveryTagArrivesAsItWasPut) {
   EndpointGroup<TypeParam> ranks(2);
   std::vector<Tag> const tags = {{0, 0, 0},   {255, 65535, 255}, {0, 65535, 0},
@@ -287,10 +302,11 @@ REGISTER_TYPED_TEST_SUITE_P(
     PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor,
     AGroupOfOneRankIsIdle, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives, APutThatWasAnnouncedIsLikeAnyOther,
     APutFillsTheLandingSegmentToItsLastByte, AnEmptyPutStillMakesItsTagVisible, AHeaderWithoutAPayloadIsInPlace,
-    EveryTagArrivesAsItWasPut, TheHeaderMayChangeRightAfterThePut, ASourceMayChangeOnceItsPutIsFlushed,
-    PutsAreCountedByPeerAndAllAreFlushedInTheEnd, ASmallPutArrivesThoughItsSenderOnlySubmits,
-    BytesLandWithoutThePeerUnlessItSaysThatItMustPoll, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls,
-    LargePutsInBothDirectionsAtOnceDoNotBlockEachOther, PollReturnsFalseOnceNothingMoves,
-    APutToNoPeerIsAUsageErrorWithNoEffect, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect);
+    APutWithoutAHeaderLeavesTheOneThatIsThere, EveryTagArrivesAsItWasPut, TheHeaderMayChangeRightAfterThePut,
+    ASourceMayChangeOnceItsPutIsFlushed, PutsAreCountedByPeerAndAllAreFlushedInTheEnd,
+    ASmallPutArrivesThoughItsSenderOnlySubmits, BytesLandWithoutThePeerUnlessItSaysThatItMustPoll,
+    PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther,
+    PollReturnsFalseOnceNothingMoves, APutToNoPeerIsAUsageErrorWithNoEffect,
+    APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect);
 
 }  // namespace headway::comm

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -156,6 +158,48 @@ TEST_P(AllToAllTest, WaitingForAnExchangeCompletesAllOlderOnes) {
     }
     exchanges[9].finish(group);
     for (auto& exchange : exchanges) exchange.check();
+  });
+}
+
+TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
+  auto with_lag = options();
+  with_lag.max_lag = 1;
+  with_lag.pull_bytes = 1024;
+  with_lag.offer_patience = {};
+  std::barrier in_step(2);
+  run_ranks(2, with_lag, [&](Group& group) {
+    for (std::uint64_t number = 0; number < 20; ++number) {
+      Exchange exchange(group.rank(), 2, number, even_sizes(4000));
+      if (group.rank() == 1) exchange.start(group);
+      in_step.arrive_and_wait();
+      if (group.rank() == 0) {
+        exchange.start(group);
+        exchange.finish(group);  // Rank 1 is away.
+      }
+      in_step.arrive_and_wait();
+      exchange.finish(group);
+    }
+    if (group.rank() == 1) return;
+    bool const are_offered = GetParam().engine != Engine::kTcp && GetParam().allow_pull;
+    EXPECT_EQ(group.stats().offers_revoked > 0, are_offered) << group.stats().offers_revoked;
+  });
+}
+
+TEST_P(AllToAllTest, LargeBlocksAreRightWhoeverMovesThem) {
+  auto with_lag = options();
+  with_lag.max_lag = 2;
+  with_lag.pull_bytes = 1024;
+  run_ranks(4, with_lag, [&](Group& group) {
+    std::deque<Exchange> exchanges;
+    for (std::uint64_t number = 0; number < 60; ++number) {
+      if (number % 4 == static_cast<std::uint64_t>(group.rank()))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      exchanges.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 6000)).start(group);
+      if (exchanges.size() < 3) continue;
+      exchanges.front().finish(group);
+      exchanges.pop_front();
+    }
+    for (auto& exchange : exchanges) exchange.finish(group);
   });
 }
 

@@ -38,6 +38,9 @@ class LateEndpoint final : public Endpoint {
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     return inner_->get(peer, address, local);
   }
+  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override {
+    return inner_->claim(owner, offset, value);
+  }
   void retract() noexcept override { inner_->retract(); }
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
     inner_->expose(peer, segment, memory);

@@ -211,12 +211,12 @@ bool run_and_report(Arguments const& arguments) {
   if (!is_mutant) {
     std::printf(
         "  %llu steps, %llu exchanges (%llu completed behind later ones, at most %llu; %llu queued at their start; "
-        "%llu lost "
-        "their lag), %llu messages in all, %llu repeated notifications\n",
+        "%llu lost their lag), %llu messages in all, %llu offers revoked, %llu repeated notifications\n",
         static_cast<unsigned long long>(tally.steps), static_cast<unsigned long long>(tally.exchanges),
         static_cast<unsigned long long>(tally.lagged), static_cast<unsigned long long>(tally.most_lag),
         static_cast<unsigned long long>(tally.queued), static_cast<unsigned long long>(tally.lag_lost),
-        static_cast<unsigned long long>(tally.messages), static_cast<unsigned long long>(tally.repeated));
+        static_cast<unsigned long long>(tally.messages), static_cast<unsigned long long>(tally.revoked),
+        static_cast<unsigned long long>(tally.repeated));
   }
   return finding.has_value() == is_mutant;
 }

@@ -31,6 +31,7 @@ void Tally::add(GroupStats const& stats) {
   exchanges += stats.operations;
   queued += stats.queued;
   lag_lost += stats.lag_lost;
+  revoked += stats.offers_revoked;
   for (auto const& peer : stats.peers) {
     repeated += peer.repeated_fragments;
     messages += peer.messages_received;
@@ -48,6 +49,7 @@ Tally& Tally::operator+=(Tally const& other) {
   exchanges += other.exchanges;
   queued += other.queued;
   lag_lost += other.lag_lost;
+  revoked += other.revoked;
   repeated += other.repeated;
   messages += other.messages;
   lagged += other.lagged;
@@ -61,6 +63,7 @@ StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : pla
   options.max_lag = options.max_lag_limit = plan.lag;
   options.slot_bytes = plan.slot_bytes;
   options.pull_bytes = plan.pull_bytes;
+  options.offer_patience = {};
   options.num_channels = plan.num_channels;
   options.mutant = mutant;
   LandingLayout const layout = LandingLayout::of(plan.num_ranks, options);

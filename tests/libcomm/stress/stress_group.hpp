@@ -15,7 +15,8 @@ namespace headway::comm::stress {
 
 /// What happened in some histories: evidence that they tried something.
 struct Tally {
-  std::uint64_t histories = 0, steps = 0, exchanges = 0, queued = 0, lag_lost = 0, repeated = 0, messages = 0;
+  std::uint64_t histories = 0, steps = 0, exchanges = 0, queued = 0, lag_lost = 0, revoked = 0, repeated = 0,
+                messages = 0;
   std::uint64_t most_lag = 0;
   std::uint64_t lagged = 0;  ///< Exchanges that completed while later ones were posted.
 

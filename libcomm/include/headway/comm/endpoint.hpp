@@ -15,7 +15,8 @@ namespace headway::comm {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// A put's header area: the payload of a message starts this many bytes after its destination.
+/// A put's header area: the payload of a message starts this many bytes after its destination. A put without a header
+/// leaves the area as it is.
 inline constexpr std::size_t kHeaderBytes = 64;
 
 /// Largest header of a put.
@@ -47,7 +48,7 @@ class ArrivalSink {
 /// What an endpoint can do towards one peer besides put().
 struct PeerTraits {
   std::string_view engine;       ///< "inproc", "shm", "tcp", ...
-  bool can_get = false;          ///< get() reads that peer's user memory.
+  bool can_get = false;          ///< get() reads that peer's user memory, and claim() works between the two.
   bool can_put_exposed = false;  ///< put() may name a segment that the peer exposed.
 };
 
@@ -102,6 +103,11 @@ class Endpoint {
   /// Reads `local.size()` bytes at `address` of the peer's process. Only where traits(peer).can_get.
   /// @returns kPeerLost with a message if the peer's memory cannot be read; kAborted if the peer called retract().
   virtual Status get(int peer, std::uint64_t address, std::span<std::byte> local) = 0;
+
+  /// Takes `value` of the 64-bit word at `offset` of the landing segment of rank `owner`: a peer with can_get, or this
+  /// rank. Of all ranks that try, the first gets it. Values of one word are taken in rising order; it starts with 0.
+  /// @returns whether this call got it.
+  virtual bool claim(int owner, std::uint64_t offset, std::uint64_t value) = 0;
 
   /// From now on no get() by a peer succeeds here: user memory that was offered may go away.
   virtual void retract() noexcept = 0;

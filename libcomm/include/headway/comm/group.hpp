@@ -30,7 +30,10 @@ struct GroupOptions {
   int max_lag_limit = -1;  ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
   std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
   std::size_t pull_bytes =
-      64 * 1024;  ///< With max_lag 0, blocks from this size are read from the sender's memory where that works.
+      64 * 1024;  ///< Blocks of all-to-alls from this size are read from the sender's memory where that works.
+  /// With a bound above 0: how long a rank that lacks nothing else leaves such a block to its receiver, for each begun
+  /// 256 KiB of the block, before it takes the offer back and sends the block.
+  std::chrono::microseconds offer_patience{50};
   bool allow_pull = true;  ///< Whether a peer's memory may be read at all; otherwise large blocks go in fragments.
   int num_channels = 1;    ///< Independent all-to-all sequences, 1 to 64.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
@@ -80,6 +83,7 @@ struct GroupStats {
   std::vector<std::uint64_t> lag_histogram;  ///< Entry i: all-to-alls completed while i later ones were posted.
   std::vector<double> wait_s_by_lag;         ///< Seconds waited at that lag.
   std::uint64_t operations = 0;              ///< All-to-alls completed.
+  std::uint64_t offers_revoked = 0;          ///< Large blocks that a receiver did not fetch in time: they were sent.
   std::uint64_t lag_lost = 0;                ///< All-to-alls with a block larger than a slot while max_lag > 0.
   std::uint64_t queued = 0;                  ///< Operations that could not be posted at their start.
   std::uint64_t landing_bytes = 0;           ///< Library-owned memory that peers write to, as reserved.

@@ -208,6 +208,16 @@ Status CheckedEndpoint::get(int peer, std::uint64_t address, std::span<std::byte
   return inner_->get(peer, address, local);
 }
 
+bool CheckedEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
+  CallGuard::Scope const scope(guard_, "claim");
+  throw_deferred_breach();
+  if (owner != rank()) check_peer("claim", owner);
+  expects(owner == rank() || inner_->traits(owner).can_get, "claim(): " + rank_text(owner) + " shares no words");
+  expects(offset % 8 == 0 && offset <= landing_bytes_ && sizeof value <= landing_bytes_ - offset,
+          "claim(): the word is outside of the landing segment");
+  return inner_->claim(owner, offset, value);
+}
+
 void CheckedEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
   CallGuard::Scope const scope(guard_, "expose");
   throw_deferred_breach();

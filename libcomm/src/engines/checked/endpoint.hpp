@@ -44,6 +44,7 @@ class CheckedEndpoint final : public Endpoint {
   /// True too while an arrival is held back, so that nobody goes to sleep over it.
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
   void retract() noexcept override { inner_->retract(); }
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;

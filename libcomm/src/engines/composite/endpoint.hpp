@@ -34,6 +34,9 @@ class CompositeEndpoint final : public Endpoint {
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     return of(peer).get(peer, address, local);
   }
+  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override {
+    return (owner == rank() ? *same_host_ : of(owner)).claim(owner, offset, value);
+  }
   void retract() noexcept override {
     same_host_->retract();
     remote_->retract();

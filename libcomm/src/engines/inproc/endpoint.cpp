@@ -143,6 +143,19 @@ class InprocEndpoint final : public Endpoint {
     return {};
   }
 
+  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override {
+    expects(hub_->traits.can_get, "claim: this endpoint has no access to its peers' memory");
+    expects(offset <= hub_->landing_bytes && sizeof value <= hub_->landing_bytes - offset,
+            "claim: the word is outside of the landing segment");
+    Mailbox& target = mailbox(owner);
+    std::lock_guard const lock(target.mutex);
+    std::uint64_t taken = 0;
+    std::memcpy(&taken, target.landing_data() + offset, sizeof taken);
+    if (taken >= value) return false;
+    std::memcpy(target.landing_data() + offset, &value, sizeof value);
+    return true;
+  }
+
   void retract() noexcept override {
     std::lock_guard const lock(own_.mutex);
     own_.readable = false;

@@ -177,7 +177,8 @@ void ShmEndpoint::place_inline(shm::Cell const& cell) {
     return;
   }
   std::byte* const to = landing.data() + offset;
-  std::memcpy(to, cell.bytes.data(), shm::kCellBytes);  // A fixed size is faster, and the area is the header's alone.
+  // A fixed size is faster, and the area is the header's alone.
+  if (header_bytes != 0) std::memcpy(to, cell.bytes.data(), shm::kCellBytes);
   if (payload_bytes != 0) std::memcpy(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
 }
 
@@ -199,6 +200,18 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (link.region.control().retracted.load(std::memory_order_acquire) == 0) return {};
   return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
+}
+
+bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
+  auto const landing = owner == rank_ ? own_.landing() : links_[index(owner)].region.landing();
+  expects(offset % sizeof value == 0 && offset <= landing.size() && sizeof value <= landing.size() - offset,
+          "claim: the word is outside of the landing segment");
+  std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(landing.data() + offset));
+  std::uint64_t found = word.load(std::memory_order_relaxed);
+  while (found < value) {
+    if (word.compare_exchange_weak(found, value, std::memory_order_acq_rel)) return true;
+  }
+  return false;
 }
 
 void ShmEndpoint::retract() noexcept { own_.control().retracted.store(1, std::memory_order_seq_cst); }

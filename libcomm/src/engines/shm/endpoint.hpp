@@ -38,6 +38,7 @@ class ShmEndpoint final : public Endpoint {
   [[nodiscard]] std::uint64_t flushed(int peer) const override { return outboxes_[index(peer)].num_put; }
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
+  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
   void retract() noexcept override;
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;

@@ -179,6 +179,10 @@ Status TcpEndpoint::get(int peer, std::uint64_t /*address*/, std::span<std::byte
   throw UsageError("tcp cannot read the memory of rank " + std::to_string(peer));
 }
 
+bool TcpEndpoint::claim(int /*owner*/, std::uint64_t /*offset*/, std::uint64_t /*value*/) {
+  throw UsageError("tcp has no words that two ranks can claim");
+}
+
 void TcpEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
   expects(segment != kLandingSegment, "segment 0 is the landing segment");
   checked_link(peer).reader.expose(segment, memory);
