@@ -40,7 +40,7 @@ std::size_t default_repetitions(std::size_t bytes_per_rank) {
   return 6;
 }
 
-std::size_t warm_up_calls(std::size_t repetitions) { return std::clamp<std::size_t>(repetitions / 10, 2, 1000); }
+std::size_t warm_up_calls(std::size_t repetitions) { return std::clamp<std::size_t>(repetitions / 2, 2, 10'000); }
 
 void exchange_and_check(Exchange& exchange, std::span<CallBuffers> sets, std::uint64_t round) {
   // A round apart for each set: a call that delivers the data of another is found.

@@ -22,8 +22,10 @@ constexpr std::chrono::milliseconds kShortestSleep{1};
 }  // namespace
 
 GroupImpl::Visit::Visit(GroupImpl& group) : group_(group), lock_(group.mutex_, std::defer_lock) {
-  group_.num_visitors_.fetch_add(1, std::memory_order_relaxed);
+  if (lock_.try_lock()) return;
+  group_.num_waiting_.fetch_add(1, std::memory_order_relaxed);
   lock_.lock();
+  group_.num_waiting_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 GroupImpl::Visit::~Visit() {
@@ -31,12 +33,11 @@ GroupImpl::Visit::~Visit() {
   group_.update_background();
   auto callbacks = std::exchange(group_.due_callbacks_, {});
   lock_.unlock();
-  group_.num_visitors_.fetch_sub(1, std::memory_order_relaxed);
   for (auto& callback : callbacks) callback();
 }
 
 void GroupImpl::Visit::give_way() {
-  if (group_.num_visitors_.load(std::memory_order_relaxed) <= 1) return;
+  if (group_.num_waiting_.load(std::memory_order_relaxed) == 0) return;
   lock_.unlock();
   std::this_thread::yield();
   lock_.lock();
@@ -349,15 +350,17 @@ BackgroundNeed GroupImpl::current_need() const {
 
 void GroupImpl::update_background() {
   auto const need = current_need();
-  if (need_.exchange(need, std::memory_order_relaxed) >= need || need == BackgroundNeed::kNone) return;
-  if (progress_thread_) progress_thread_->notify();
+  auto const before = need_.load(std::memory_order_relaxed);
+  if (before == need) return;
+  need_.store(need, std::memory_order_relaxed);
+  if (need > before && progress_thread_) progress_thread_->notify();
 }
 
 void GroupImpl::background_step() noexcept {
   try {
     wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
     // A visitor moves everything on himself; only a need for events has to be set up all the same.
-    if (num_visitors_.load(std::memory_order_relaxed) > 0 && background_need() != BackgroundNeed::kEvents) return;
+    if (background_need() != BackgroundNeed::kEvents && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
     progress();
     auto const now = Clock::now();

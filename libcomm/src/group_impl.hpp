@@ -130,7 +130,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   bool lands_by_polling_;
 
   std::mutex mutex_;
-  std::atomic<int> num_visitors_ = 0;
+  std::atomic<int> num_waiting_ = 0;  ///< Visitors that another one keeps out.
   Wire wire_;
   Transfers transfers_;
   PairChannel pair_;

@@ -30,6 +30,7 @@ std::uint16_t Transfers::accepted(int peer, std::span<std::byte const> payload, 
   Peer& state = peer_at(peer);
   auto const number = static_cast<std::uint16_t>(state.next_number++);
   state.outgoing.emplace(number, Outgoing{.payload = payload, .operation = &operation});
+  ++num_pending_;
   return number;
 }
 
@@ -42,6 +43,7 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
     return finish(operation);
   }
   Incoming const incoming{.number = number, .output = output, .operation = &operation};
+  ++num_pending_;
   if (wire_.endpoint().traits(source).can_put_exposed) {
     wire_.endpoint().expose(source, exposed_segment(number), output);
     peer_at(source).exposed.emplace(number, incoming);
@@ -60,6 +62,7 @@ void Transfers::arrived(int source, Tag tag) {
     wire_.endpoint().withdraw(source, exposed_segment(tag.operation));
     OperationState& operation = *exposed->second.operation;
     state.exposed.erase(exposed);
+    --num_pending_;
     return finish(operation);
   }
   auto const outgoing = state.outgoing.find(tag.operation);
@@ -72,6 +75,7 @@ void Transfers::arrived(int source, Tag tag) {
     wire_.peer_stats(source).bytes_sent += transfer.payload.size();
     OperationState& operation = *transfer.operation;
     state.outgoing.erase(outgoing);
+    --num_pending_;
     return finish(operation);
   }
   if (tag.channel == kTransferReadyChannel) {
@@ -126,6 +130,7 @@ void Transfers::fragment_arrived(int source, Tag tag) {
   if (transfer.copied < fragments_of(transfer.output.size())) return;
   OperationState& operation = *transfer.operation;
   queue.pop_front();
+  --num_pending_;
   if (!queue.empty()) grant(source, queue.front());
   finish(operation);
 }
@@ -146,6 +151,7 @@ void Transfers::progress() {
       if (transfer.all_put && wire_.endpoint().flushed(peer) >= transfer.last_put) {
         OperationState& operation = *transfer.operation;
         it = outgoing.erase(it);
+        --num_pending_;
         finish(operation);
       } else {
         ++it;
@@ -162,18 +168,12 @@ void Transfers::cancel() {
     state.outgoing.clear();
     state.fragmented.clear();
   }
+  num_pending_ = 0;
 }
 
 bool Transfers::busy_with(int peer) const {
   Peer const& state = peers_[static_cast<std::size_t>(peer)];
   return !state.outgoing.empty() || !state.exposed.empty() || !state.fragmented.empty();
-}
-
-bool Transfers::idle() const {
-  for (int peer = 0; peer < wire_.size(); ++peer) {
-    if (busy_with(peer)) return false;
-  }
-  return true;
 }
 
 void Transfers::finish(OperationState& operation) {

@@ -34,7 +34,9 @@ class Transfers {
     return peers_[static_cast<std::size_t>(peer)].outgoing.contains(number);
   }
   /// The payload will not be taken: its part of the operation is the caller's to finish.
-  void forget(int peer, std::uint16_t number) { peer_at(peer).outgoing.erase(number); }
+  void forget(int peer, std::uint16_t number) {
+    num_pending_ -= static_cast<int>(peer_at(peer).outgoing.erase(number));
+  }
 
   /// Takes the payload that `offer` announces into `output`, whose size was compared with the offer's.
   void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation);
@@ -47,7 +49,7 @@ class Transfers {
 
   /// Whether anything is under way with `peer`.
   [[nodiscard]] bool busy_with(int peer) const;
-  [[nodiscard]] bool idle() const;
+  [[nodiscard]] bool idle() const { return num_pending_ == 0; }
 
  private:
   struct Outgoing {
@@ -81,6 +83,7 @@ class Transfers {
   Wire& wire_;
   PartDone on_part_done_;
   std::vector<Peer> peers_;
+  int num_pending_ = 0;  ///< Entries of all peers.
 };
 
 }  // namespace headway::comm
