@@ -155,8 +155,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=RUNNER_NAMES, default=RUNNER_NAMES, help="runners to run")
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build", help="CMake build folder (default: build)")
-    # Ranks are threads or processes of one test, so more tests at once than half the cores would starve each other.
-    jobs = max(1, (os.cpu_count() or 1) // 2)
+    # Ranks are threads or processes of one test: many more tests at once than half the cores would starve each other.
+    jobs = max(2, (os.cpu_count() or 1) // 2)
     parser.add_argument("--jobs", type=int, default=jobs, help=f"C++ tests at once (default: {jobs})")
     return parser.parse_args(arguments)
 

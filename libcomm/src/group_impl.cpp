@@ -359,8 +359,8 @@ void GroupImpl::update_background() {
 void GroupImpl::background_step() noexcept {
   try {
     wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
-    // A visitor moves everything on himself; only a need for events has to be set up all the same.
-    if (background_need() != BackgroundNeed::kEvents && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
+    // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.
+    if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
     progress();
     auto const now = Clock::now();

@@ -14,20 +14,23 @@ namespace headway::comm {
 class ByteWriter {
  public:
   ByteWriter& integer(std::uint32_t value) {
-    for (int shift = 0; shift < 32; shift += 8) bytes_.push_back(static_cast<std::byte>(value >> shift));
+    for (int shift = 0; shift < 32; shift += 8) bytes_ += static_cast<char>(value >> shift);
     return *this;
   }
   ByteWriter& raw(std::span<std::byte const> bytes) {
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    bytes_.append(reinterpret_cast<char const*>(bytes.data()), bytes.size());
     return *this;
   }
   ByteWriter& text(std::string_view text) {
     return integer(static_cast<std::uint32_t>(text.size())).raw(std::as_bytes(std::span(text)));
   }
-  [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
+  [[nodiscard]] std::vector<std::byte> take() {
+    auto const bytes = std::as_bytes(std::span(bytes_));
+    return {bytes.begin(), bytes.end()};
+  }
 
  private:
-  std::vector<std::byte> bytes_;
+  std::string bytes_;  // GCC 12 warns of overflows that are not there when bytes are inserted into a vector.
 };
 
 /// Reads what ByteWriter wrote. Every read is bounded; after the first that does not fit, ok() is false for good and
