@@ -9,10 +9,16 @@
 
 namespace headway::comm {
 
-/// The first failure that a caller of `group` meets: of `operation`, or, where this rank's part of it had all it
-/// needed, of the group later. @throws std::runtime_error if 20 s bring none.
-inline Status first_failure(Group& group, Operation& operation) {
-  if (Status status = group.wait(operation); !status.ok()) return status;
+/// The first failure that a caller of `group` meets: at the start of an operation, if a peer's error came sooner; of
+/// the operation; or, where this rank's part of it had all it needed, of the group later.
+/// @throws std::runtime_error if 20 s bring none.
+template <typename Start>
+Status first_failure(Group& group, Start const& start) {
+  try {
+    if (Status status = group.wait(*start(group)); !status.ok()) return status;
+  } catch (OperationError const& error) {
+    return error.status();
+  }
   for (Deadline const deadline = Clock::now() + std::chrono::seconds(20); Clock::now() < deadline;) {
     if (Status status = group.health(); !status.ok()) return status;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

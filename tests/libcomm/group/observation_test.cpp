@@ -245,18 +245,19 @@ TEST_P(ObservationTest, CallbacksOfCollectivesAndMessagesRunToo) {
 }
 
 TEST_P(ObservationTest, ACallbackRunsWhenItsOperationFails) {
-  std::barrier all_called(2);
+  std::barrier in_step(2);
   run_ranks(2, options(), [&](Group& group) {
     std::vector<std::byte> block(8);
     std::atomic<int> called{0};
     auto const operation = group.receive(block, 1 - group.rank(), 1, 1);
     group.on_done(*operation, [&] { ++called; });
+    in_step.arrive_and_wait();
     if (group.rank() == 0) group.abort("no more");
     Deadline const deadline = Clock::now() + std::chrono::seconds(20);
     while (called == 0 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(100));
     EXPECT_EQ(called, 1) << "rank " << group.rank();
     EXPECT_EQ(operation->status().code(), StatusCode::kAborted);
-    all_called.arrive_and_wait();
+    in_step.arrive_and_wait();
   });
 }
 
