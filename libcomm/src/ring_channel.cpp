@@ -26,6 +26,7 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
       depth_(wire.layout().ring_depth()),
       size_(static_cast<std::size_t>(wire.size())),
       pull_bytes_(options.pull_bytes),
+      offer_footprint_(options.offer_footprint),
       offer_patience_(options.offer_patience),
       arrivals_(depth_ * size_),
       revocations_(depth_ * size_),
@@ -55,6 +56,9 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   started_slot_ = next_slot(started_slot_);
   operation->next_to_post = 0;
   operation->last_put.assign(size_, 0);
+  std::size_t bytes = 0;
+  for (auto const& block : args.sends) bytes += block.size();
+  operation->has_large_footprint = (bytes - args.sends[self].size()) * depth_ > offer_footprint_;
   operation->offers.clear();
   operation->lacks_only_offers_at = Clock::time_point();
   operation->last_arrival = -1;
@@ -114,7 +118,8 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
                        .data_type = operation.data_type,
                        .verb = Verb::kAllToAll};
   bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
-  bool const pull = block.size() >= pull_bytes_ && wire_.pulls_from(peer);
+  bool const pull =
+      block.size() >= pull_bytes_ && (max_lag_ == 0 || operation.has_large_footprint) && wire_.pulls_from(peer);
   if (!fits || pull) return offer(operation, peer, header);
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   if (!wire_.put(peer, slot, header, block, tag_of(operation, 0))) return false;

@@ -28,6 +28,7 @@ class RingOperation final : public OperationState {
     std::uint16_t transfer;
     bool is_revoked = false;  ///< Claimed back, and not sent yet.
   };
+  bool has_large_footprint = false;        ///< Its slots would not stay in cache.
   std::vector<Offer> offers;               ///< Those that may be open.
   Clock::time_point lacks_only_offers_at;  ///< When that was seen first; the epoch: not yet.
   bool has_large_blocks = false;           ///< A block to receive may come as an offer.
@@ -115,6 +116,7 @@ class RingChannel {
   std::size_t depth_;
   std::size_t size_;
   std::size_t pull_bytes_;
+  std::size_t offer_footprint_;
   std::chrono::microseconds offer_patience_;
   std::uint64_t num_started_ = 0;  ///< Operations started; the next one's number.
   std::uint64_t num_posted_ = 0;

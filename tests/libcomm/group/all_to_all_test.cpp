@@ -165,6 +165,7 @@ TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;
   with_lag.pull_bytes = 1024;
+  with_lag.offer_footprint = 0;
   with_lag.offer_patience = {};
   std::barrier in_step(2);
   run_ranks(2, with_lag, [&](Group& group) {
@@ -189,6 +190,7 @@ TEST_P(AllToAllTest, LargeBlocksAreRightWhoeverMovesThem) {
   auto with_lag = options();
   with_lag.max_lag = 2;
   with_lag.pull_bytes = 1024;
+  with_lag.offer_footprint = 0;
   run_ranks(4, with_lag, [&](Group& group) {
     std::deque<Exchange> exchanges;
     for (std::uint64_t number = 0; number < 60; ++number) {

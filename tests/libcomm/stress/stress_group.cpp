@@ -63,6 +63,7 @@ StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : pla
   options.max_lag = options.max_lag_limit = plan.lag;
   options.slot_bytes = plan.slot_bytes;
   options.pull_bytes = plan.pull_bytes;
+  options.offer_footprint = 0;
   options.offer_patience = {};
   options.num_channels = plan.num_channels;
   options.mutant = mutant;

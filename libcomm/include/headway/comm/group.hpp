@@ -31,6 +31,9 @@ struct GroupOptions {
   std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
   std::size_t pull_bytes =
       64 * 1024;  ///< Blocks of all-to-alls from this size are read from the sender's memory where that works.
+  /// With a bound above 0: how large what a rank sends in one exchange must be, times the depth of the ring, for such
+  /// blocks to be read there. Below, the slots stay in cache, and going through them is faster.
+  std::size_t offer_footprint = std::size_t{4} << 20;
   /// With a bound above 0: how long a rank that lacks nothing else leaves such a block to its receiver, for each begun
   /// 256 KiB of the block, before it takes the offer back and sends the block.
   std::chrono::microseconds offer_patience{50};
