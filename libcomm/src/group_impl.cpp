@@ -401,6 +401,7 @@ void GroupImpl::abort(std::string const& reason) {
 
 Status GroupImpl::health() {
   Visit visit(*this);
+  progress();
   return failure_;
 }
 
