@@ -51,14 +51,13 @@ if [ -x build-fuzz/tests/fuzz/fuzz_handshake ]; then
     name=$([ $((i % 2)) = 0 ] && echo fuzz_frame || echo fuzz_handshake)
     mkdir -p "$out/corpus_$name"
     build-fuzz/tests/fuzz/$name -seed=$((i + 1)) -max_total_time="$fuzzer_s" -max_len=4096 -print_final_stats=1 \
-      -artifact_prefix="$out/" "$out/corpus_$name" >"$out/${name}_$i.log" 2>&1 &
+      -artifact_prefix="$out/${name}_" "$out/corpus_$name" >"$out/${name}_$i.log" 2>&1 &
     fuzzers+=($!)
   done
   for job in "${fuzzers[@]}"; do wait "$job" || failed=1; done
   for name in fuzz_frame fuzz_handshake; do
     echo "$name: $(awk '/number_of_executed_units/ { n += $2 } END { print n }' "$out/$name"_*.log) inputs," \
-      "$(find "$out" -maxdepth 1 -name 'crash-*' -o -maxdepth 1 -name 'timeout-*' -o -maxdepth 1 -name 'leak-*' |
-        wc -l) failures, $((fuzzer_s * (cores / 2) / 60)) minutes of one core"
+      "$(find "$out" -maxdepth 1 -name "${name}_*-*" | wc -l) failures, $((fuzzer_s * (cores / 2) / 60)) minutes of one core"
   done
 else
   echo "fuzzers: skipped, no clang++"

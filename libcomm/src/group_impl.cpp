@@ -37,7 +37,10 @@ GroupImpl::Visit::~Visit() {
 }
 
 void GroupImpl::Visit::give_way() {
-  if (group_.num_waiting_.load(std::memory_order_relaxed) == 0) return;
+  if (group_.num_waiting_.load(std::memory_order_relaxed) > 0) yield();
+}
+
+void GroupImpl::Visit::yield() {
   lock_.unlock();
   std::this_thread::yield();
   lock_.lock();
@@ -252,7 +255,7 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
         cpu_pause();
         break;
       case Backoff::Step::kYield:
-        yield(visit);
+        visit.yield();
         break;
       case Backoff::Step::kSleep:
         auto const now = Clock::now();
@@ -264,7 +267,7 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
         auto const next_look = revoke_offers(now);
         if (operation.done()) break;
         if (next_look - now < kShortestSleep) {
-          yield(visit);
+          visit.yield();
         } else {
           sleep(visit, std::min({deadline, now + kSleepSlice, next_look}), operation);
         }
@@ -281,12 +284,6 @@ Deadline GroupImpl::revoke_offers(Clock::time_point now) {
   complete_rings();
   wire_.submit();
   return next;
-}
-
-void GroupImpl::yield(Visit& visit) {
-  visit.lock().unlock();
-  std::this_thread::yield();
-  visit.lock().lock();
 }
 
 void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& operation) {

@@ -70,6 +70,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
     Visit& operator=(Visit const&) = delete;
     /// Lets another visitor in, if one waits.
     void give_way();
+    /// Lets other visitors and other threads of the core in.
+    void yield();
     [[nodiscard]] std::unique_lock<std::mutex>& lock() { return lock_; }
 
    private:
@@ -105,7 +107,6 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] bool needs(int peer) const;
   /// Sends what was offered in vain. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
-  static void yield(Visit& visit);
   void sleep(Visit& visit, Deadline deadline, OperationState const& operation);
   void note_wait(OperationState& operation, Clock::time_point from);
   void arm();

@@ -56,9 +56,6 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   started_slot_ = next_slot(started_slot_);
   operation->next_to_post = 0;
   operation->last_put.assign(size_, 0);
-  std::size_t bytes = 0;
-  for (auto const& block : args.sends) bytes += block.size();
-  operation->has_large_footprint = (bytes - args.sends[self].size()) * depth_ > offer_footprint_;
   operation->offers.clear();
   operation->lacks_only_offers_at = Clock::time_point();
   operation->last_arrival = -1;
@@ -118,8 +115,7 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
                        .data_type = operation.data_type,
                        .verb = Verb::kAllToAll};
   bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
-  bool const pull =
-      block.size() >= pull_bytes_ && (max_lag_ == 0 || operation.has_large_footprint) && wire_.pulls_from(peer);
+  bool const pull = block.size() >= pull_bytes_ && (max_lag_ == 0 || leaves_cache(operation)) && wire_.pulls_from(peer);
   if (!fits || pull) return offer(operation, peer, header);
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   if (!wire_.put(peer, slot, header, block, tag_of(operation, 0))) return false;
@@ -140,6 +136,13 @@ bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header
   if (is_revocable) operation.offers.push_back({.peer = peer, .transfer = transfer});
   if (!fits && max_lag_ > 0) ++wire_.stats().lag_lost;
   return true;
+}
+
+bool RingChannel::leaves_cache(RingOperation const& operation) const {
+  std::size_t bytes = 0;
+  for (auto const& block : operation.sends) bytes += block.size();
+  bytes -= operation.sends[static_cast<std::size_t>(wire_.rank())].size();
+  return bytes * depth_ > offer_footprint_;
 }
 
 Deadline RingChannel::revoke_offers(Clock::time_point now) {
@@ -201,13 +204,18 @@ void RingChannel::arrived(int source, Tag tag) {
                               ", which expects none after " + std::to_string(num_completed_ + depth_ - 1));
   }
   if (tag.fragment == kRevokedFragment) return revocation_arrived(source, number);
-  std::uint64_t& arrived_number = arrival(slot_of(number), source);
-  if (arrived_number == number + 1) {
-    ++wire_.peer_stats(source).repeated_fragments;
-    return;
-  }
-  arrived_number = number + 1;
+  if (!mark(arrivals_, number, source)) return;
   if (number < num_started_) receive_block(*operations_[number - num_completed_], source);
+}
+
+bool RingChannel::mark(std::vector<std::uint64_t>& marks, std::uint64_t number, int source) {
+  auto& marked = marks[slot_of(number) * size_ + static_cast<std::size_t>(source)];
+  if (marked == number + 1) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return false;
+  }
+  marked = number + 1;
+  return true;
 }
 
 void RingChannel::receive_block(RingOperation& operation, int source) {
@@ -227,9 +235,7 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
   if (header.kind == MessageKind::kRevocableOffer && !wire_.plants(Mutant::kPullUnclaimed)) {
     auto const word = wire_.layout().ring_claim(source, ring_, operation.slot);
     if (!wire_.endpoint().claim(wire_.rank(), word, operation.number() + 1)) {
-      bool const is_here =
-          revocations_[operation.slot * size_ + static_cast<std::size_t>(source)] == operation.number() + 1;
-      if (is_here) copy_out(operation, source);
+      if (is_marked(revocations_, operation, source)) copy_out(operation, source);
       return;
     }
   }
@@ -237,13 +243,7 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
 }
 
 void RingChannel::revocation_arrived(int source, std::uint64_t number) {
-  auto& revoked_number = revocations_[slot_of(number) * size_ + static_cast<std::size_t>(source)];
-  if (revoked_number == number + 1) {
-    ++wire_.peer_stats(source).repeated_fragments;
-    return;
-  }
-  revoked_number = number + 1;
-  if (number >= num_started_) return;
+  if (!mark(revocations_, number, source) || number >= num_started_) return;
   auto& operation = *operations_[number - num_completed_];
   // If the offer was seen, it was seen to be taken.
   if (has_arrived(operation, source) && !wire_.plants(Mutant::kPullUnclaimed)) copy_out(operation, source);

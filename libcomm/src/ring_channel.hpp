@@ -28,7 +28,6 @@ class RingOperation final : public OperationState {
     std::uint16_t transfer;
     bool is_revoked = false;  ///< Claimed back, and not sent yet.
   };
-  bool has_large_footprint = false;        ///< Its slots would not stay in cache.
   std::vector<Offer> offers;               ///< Those that may be open.
   Clock::time_point lacks_only_offers_at;  ///< When that was seen first; the epoch: not yet.
   bool has_large_blocks = false;           ///< A block to receive may come as an offer.
@@ -82,6 +81,8 @@ class RingChannel {
   void prepare_peers(RingOperation const& operation);
   bool send_block(RingOperation& operation, int peer);
   [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);
+  /// Whether the slots that blocks of this size use in turn are too large to stay in cache.
+  [[nodiscard]] bool leaves_cache(RingOperation const& operation) const;
   void revoke(RingOperation& operation);
   void receive_block(RingOperation& operation, int source);
   void revocation_arrived(int source, std::uint64_t number);
@@ -102,11 +103,14 @@ class RingChannel {
     std::size_t const slot = front_slot_ + static_cast<std::size_t>(number - num_completed_);
     return slot < depth_ ? slot : slot - depth_;
   }
-  [[nodiscard]] std::uint64_t& arrival(std::size_t slot, int source) {
-    return arrivals_[slot * size_ + static_cast<std::size_t>(source)];
+  /// Notes in `marks` that something of `source` came for an operation. @returns false, and counts it, if it is noted.
+  bool mark(std::vector<std::uint64_t>& marks, std::uint64_t number, int source);
+  [[nodiscard]] bool is_marked(std::vector<std::uint64_t> const& marks, RingOperation const& operation,
+                               int source) const {
+    return marks[operation.slot * size_ + static_cast<std::size_t>(source)] == operation.number() + 1;
   }
   [[nodiscard]] bool has_arrived(RingOperation const& operation, int source) const {
-    return arrivals_[operation.slot * size_ + static_cast<std::size_t>(source)] == operation.number() + 1;
+    return is_marked(arrivals_, operation, source);
   }
 
   Wire& wire_;
