@@ -1,4 +1,8 @@
-"""What a bound k > 0 costs when no rank is late: groups of different bounds take turns in the same processes."""
+"""What a bound k > 0 costs when no rank is late: groups of different bounds take turns in the same processes.
+
+All bounds walk through the same sets of buffers, one more than the largest bound, so that the bound alone differs. A row
+of its own tells what blocking calls save by using one set over and over, which a program with calls in flight cannot.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """One point for each number of ranks, size and bound; bounds above 0 have ``time_ratio`` and its interval."""
+    """One point for each number of ranks, size and bound, and one for bound 0 with a single set of buffers."""
     programs = Programs(options.programs)
     sizes = flat(options.sizes)
     points = []
@@ -72,18 +76,20 @@ def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
 
     Returns:
         points whose ``extra`` has ``time_ratio``, ``time_ratio_low`` and ``time_ratio_high``: the median over turns
-        of this bound's time over that of bound 0, with its 95% interval.
+        of this point's time over that of bound 0 on the same buffers, with its 95% interval.
     """
-    turns_s: dict[tuple[int, int], list[float]] = defaultdict(list)
-    firsts: dict[tuple[int, int], Point] = {}
+    num_sets = max(point.params["sets"] for points in rounds for point in points)
+    turns_s: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    firsts: dict[tuple[int, int, int], Point] = {}
     for points in rounds:
         for point in points:
-            place = (point.params["bytes_per_rank"], point.params["lag"])
+            place = (point.params["bytes_per_rank"], point.params["lag"], point.params["sets"])
             firsts.setdefault(place, point)
             turns_s[place] += point.extra["turns_s"]
     compared = []
-    for (bytes_per_rank, lag), point in firsts.items():
-        times_s, base_s = turns_s[bytes_per_rank, lag], turns_s[bytes_per_rank, 0]
+    for place, point in firsts.items():
+        bytes_per_rank = point.params["bytes_per_rank"]
+        times_s, base_s = turns_s[place], turns_s[bytes_per_rank, 0, num_sets]
         interval = median_interval([time / base for time, base in zip(times_s, base_s, strict=True)])
         low_s, median_s, high_s = np.quantile(times_s, (0.05, 0.5, 0.95)).tolist()
         extra = {"time_ratio": interval.median, "time_ratio_low": interval.low, "time_ratio_high": interval.high}
@@ -109,20 +115,21 @@ def format_points(points: Sequence[Point]) -> str:
             f"{point.params['ranks']} ranks",
             format_bytes(point.params["bytes_per_rank"]),
             str(point.params["lag"]),
+            str(point.params["sets"]),
             format_time(point.median_s),
             f"{point.extra['time_ratio']:.3f}",
             f"{point.extra['time_ratio_low']:.3f} to {point.extra['time_ratio_high']:.3f}",
         )
         for point in points
     ]
-    return format_table(("", "per rank", "k", "an exchange", "time over k = 0", "95% interval"), rows)
+    return format_table(("", "per rank", "k", "buffers", "an exchange", "time over k = 0", "95% interval"), rows)
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
     return [
         Panel(
             title=f"{ranks} ranks",
-            points=[point for point in points if point.params["ranks"] == ranks],
+            points=[point for point in points if point.params["ranks"] == ranks and point.params["sets"] > 1],
             x=lambda point: float(point.params["lag"]),
             x_label="bound k",
             label=lambda point: format_bytes(point.params["bytes_per_rank"]),

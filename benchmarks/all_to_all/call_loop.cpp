@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 /// Which set each call of a row takes: one after the other, round and round.
 class SetOrder {
  public:
-  explicit SetOrder(int lag) : sets_(static_cast<std::size_t>(lag) + 1) {}
+  explicit SetOrder(std::size_t sets) : sets_(sets) {}
   std::size_t next() {
     std::size_t const set = next_;
     next_ = next_ + 1 == sets_ ? 0 : next_ + 1;
@@ -51,8 +51,12 @@ void exchange_and_check(Exchange& exchange, std::span<CallBuffers> sets, std::ui
 }
 
 std::vector<double> time_calls(Exchange& exchange, int lag, std::size_t calls) {
+  return time_calls(exchange, lag, calls, static_cast<std::size_t>(lag) + 1);
+}
+
+std::vector<double> time_calls(Exchange& exchange, int lag, std::size_t calls, std::size_t num_sets) {
   std::vector<Clock::time_point> ends(calls + 1);
-  SetOrder sets(lag);
+  SetOrder sets(num_sets);
   for (int i = 0; i < lag; ++i) exchange.start(sets.next());
   ends[0] = Clock::now();
   for (std::size_t i = 1; i <= calls; ++i) {

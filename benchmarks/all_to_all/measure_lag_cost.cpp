@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,25 @@ constexpr std::size_t kTurns = 40;
 
 struct Contender {
   int lag;
+  std::size_t num_sets;  ///< Sets of buffers that take turns.
   std::unique_ptr<Exchange> exchange;
-  std::vector<CallBuffers> sets;
   std::vector<double> turns_s;  ///< Mean time of a call in each turn.
+
+  std::vector<double> time(std::size_t calls) { return time_calls(*exchange, lag, calls, num_sets); }
 };
+
+/// One for each bound, all of which walk through the same buffers, as many as the largest bound needs, so that the
+/// bound alone differs. A first one blocks and uses one set over and over: what it saves is the cache's doing.
+std::vector<Contender> connect_contenders(RankContext const& context, std::size_t num_sets) {
+  std::vector<Contender> contenders;
+  auto const add = [&](int lag, std::size_t sets, std::string const& name) {
+    contenders.push_back(
+        {.lag = lag, .num_sets = sets, .exchange = context.connect(context, lag, name), .turns_s = {}});
+  };
+  add(0, 1, "one_set");
+  for (int const lag : context.settings.lags) add(lag, num_sets, "lag" + std::to_string(lag));
+  return contenders;
+}
 
 double mean(std::vector<double> const& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -26,35 +42,36 @@ double mean(std::vector<double> const& values) {
 
 void print_contender(RankContext const& context, Contender const& contender, std::size_t bytes_per_rank) {
   JsonObject point;
-  point.add("name", "lag_cost").add("params", context.params(bytes_per_rank, contender.lag));
+  point.add("name", "lag_cost");
+  point.add("params", context.params(bytes_per_rank, contender.lag).add("sets", contender.num_sets));
   point.add("system", context.system);
   add_summary(point, summarize(contender.turns_s), bytes_per_rank);
   point.add("turns_s", contender.turns_s);
   print_point(point);
 }
 
-void measure_size(RankContext const& context, std::vector<Contender>& contenders, std::size_t bytes_per_rank) {
+void measure_size(RankContext const& context, std::vector<Contender>& contenders, std::span<CallBuffers> sets,
+                  std::size_t bytes_per_rank) {
   std::size_t const calls = context.settings.repetitions != 0
                                 ? context.settings.repetitions
                                 : std::max<std::size_t>(default_repetitions(bytes_per_rank) / 10, 5);
   for (auto& contender : contenders) {
     contender.turns_s.clear();
-    contender.sets = context.make_buffers(bytes_per_rank, contender.lag);
-    contender.exchange->use(contender.sets);
-    exchange_and_check(*contender.exchange, contender.sets, 0);
-    (void)time_calls(*contender.exchange, contender.lag, warm_up_calls(calls));
+    contender.exchange->use(sets);
+    exchange_and_check(*contender.exchange, sets, 0);
+    (void)contender.time(warm_up_calls(calls));
   }
   for (std::size_t turn = 0; turn < kTurns; ++turn) {
     // The order turns too, so that none always follows the same other.
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       auto& contender = contenders[(turn + i) % contenders.size()];
       context.meeting.meet();
-      (void)time_calls(*contender.exchange, contender.lag, 2);
-      contender.turns_s.push_back(mean(time_calls(*contender.exchange, contender.lag, calls)));
+      (void)contender.time(2);
+      contender.turns_s.push_back(mean(contender.time(calls)));
     }
   }
   for (auto& contender : contenders) {
-    exchange_and_check(*contender.exchange, contender.sets, 1);
+    exchange_and_check(*contender.exchange, sets, 1);
     if (context.is_root()) print_contender(context, contender, bytes_per_rank);
   }
 }
@@ -62,14 +79,12 @@ void measure_size(RankContext const& context, std::vector<Contender>& contenders
 }  // namespace
 
 void measure_lag_cost(RankContext const& context) {
-  std::vector<Contender> contenders;
-  for (int const lag : context.settings.lags) {
-    contenders.push_back({.lag = lag,
-                          .exchange = context.connect(context, lag, "lag" + std::to_string(lag)),
-                          .sets = {},
-                          .turns_s = {}});
+  int const largest_lag = std::ranges::max(context.settings.lags);
+  auto contenders = connect_contenders(context, static_cast<std::size_t>(largest_lag) + 1);
+  for (std::size_t const bytes : context.settings.sizes) {
+    auto sets = context.make_buffers(bytes, largest_lag);
+    measure_size(context, contenders, sets, bytes);
   }
-  for (std::size_t const bytes : context.settings.sizes) measure_size(context, contenders, bytes);
   context.meeting.meet();
 }
 

@@ -69,12 +69,15 @@ def test_interval_covers_the_median_and_shrinks_to_it_for_equal_values() -> None
         median_interval([])
 
 
-def test_lag_cost_compares_each_turn_with_the_same_turn_of_bound_0() -> None:
-    def turn_point(lag: int, turns_s: list[float]) -> Point:
+def test_lag_cost_compares_each_turn_with_the_same_turn_of_bound_0_on_the_same_buffers() -> None:
+    def turn_point(lag: int, sets: int, turns_s: list[float]) -> Point:
         point = make_point("headway", 1.0, turns_s=turns_s)
-        return Point(**{**vars(point), "params": point.params | {"lag": lag}})
+        return Point(**{**vars(point), "params": point.params | {"lag": lag, "sets": sets}})
 
-    base, lagging = compare_turns([[turn_point(0, [1.0, 10.0, 2.0]), turn_point(2, [2.0, 20.0, 4.0])]])
+    one_set, base, lagging = compare_turns(
+        [[turn_point(0, 1, [0.5, 5, 1]), turn_point(0, 3, [1, 10, 2]), turn_point(2, 3, [2, 20, 4])]]
+    )
+    assert one_set.extra["time_ratio"] == 0.5
     assert base.extra["time_ratio"] == 1.0
     assert lagging.extra["time_ratio_high"] == lagging.extra["time_ratio"] == 2.0
     assert lagging.ratio == 0.5

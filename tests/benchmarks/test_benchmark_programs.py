@@ -64,7 +64,7 @@ def test_sequence_measures_each_count(tmp_path: Path) -> None:
 def test_lag_cost_gives_an_interval_for_each_bound(tmp_path: Path) -> None:
     points = run_benchmark("lag_cost", tmp_path, "--ranks", "2", "--sizes", "512", "--lags", "1", "3", "--rounds", "1",
                            "--repetitions", "5")  # fmt: skip
-    assert [point["params"]["lag"] for point in points] == [0, 1, 3]
+    assert [(point["params"]["lag"], point["params"]["sets"]) for point in points] == [(0, 1), (0, 4), (1, 4), (3, 4)]
     assert all(point["time_ratio_low"] <= point["time_ratio"] <= point["time_ratio_high"] for point in points)
 
 
