@@ -13,8 +13,9 @@ from headway._environment import check_environment
 check_environment()
 
 from headway._extension import HeadwayBackend, Options  # noqa: E402 - a wrong environment is told first
-from headway.backend import backend_of, register, set_max_lag  # noqa: E402
+from headway.backend import register  # noqa: E402
 from headway.collectives import all_to_all_single  # noqa: E402
+from headway.groups import backend_of, set_max_lag  # noqa: E402
 from headway.lag_queue import LagQueue  # noqa: E402
 from headway.launchers import adopt_launcher_environment  # noqa: E402
 from headway.statistics import reset_stats, stats  # noqa: E402

@@ -1,4 +1,4 @@
-"""Registers the backend with ``torch.distributed`` and finds it again in a group."""
+"""Registers the backend with ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch._C._distributed_c10d import Store
 
 from headway import torchrec_shim
 from headway._extension import HeadwayBackend, Options
+from headway.groups import NAME
 from headway.options import complete_options
-
-NAME = "headway"
 
 
 def register() -> None:
@@ -54,39 +53,3 @@ def make_reducer(store: Store, rank: int, size: int, timeout: timedelta, device:
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
     raise RuntimeError(f"no backend is known that reduces tensors on {device}")
-
-
-def find_backend(group: dist.ProcessGroup | None = None) -> HeadwayBackend | None:
-    """The headway backend of a group (of the default group where None), or None if it has none."""
-    if group is None:
-        group = dist.distributed_c10d._get_default_group()
-    for device in group._device_types:
-        backend: Any = group._get_backend(device)
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker in front.
-        backend = getattr(backend, "wrapped_pg", backend)
-        if isinstance(backend, HeadwayBackend):
-            return backend
-    return None
-
-
-def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
-    """The headway backend of a group.
-
-    Raises:
-        ValueError: the group belongs to another backend.
-    """
-    backend = find_backend(group)
-    if backend is None:
-        raise ValueError(f"this group is not a headway group: its backend is {dist.get_backend(group)}")
-    return backend
-
-
-def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None) -> None:
-    """Changes this rank's bound from now on; other ranks need not do the same.
-
-    Args:
-        max_lag: 0 to the group's ``Options.max_lag_limit``.
-    Raises:
-        ValueError: the group has no room for that bound, or is not a headway group.
-    """
-    backend_of(group).set_max_lag(max_lag)

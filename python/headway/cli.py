@@ -10,11 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from headway._environment import KNOWN_VARIABLES, check_environment
-
-USAGE_ERROR = 2
+from headway._parser import OneLineParser
 
 _DESCRIPTION = """\
 Headway moves embedding rows between the ranks of a recommendation model, and lets ranks run a bounded
@@ -25,13 +23,6 @@ start here:
   headway demo           DLRM inference on 4 processes, with and without lag; table and report
   headway bench --list   the benchmarks
 """
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line, without repeating the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def programs_root() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from headway.backend import backend_of
+from headway.groups import backend_of
 
 
 def all_to_all_single(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway import _host
+from headway._parser import OneLineParser
 
 TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
@@ -304,8 +305,6 @@ def format_report(diagnosis: Diagnosis) -> str:
 
 def main(arguments: list[str], *, diagnose_host: Callable[[], Diagnosis] = diagnose) -> int:
     """Prints the diagnosis; returns 1 when something would fail."""
-    from headway.cli import OneLineParser
-
     parser = OneLineParser(
         prog="headway doctor",
         description="Says what this host offers, what Headway will use of it and why, and what to fix. "

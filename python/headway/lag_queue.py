@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from headway.backend import find_backend
+from headway.groups import find_backend
 
 PayloadT = TypeVar("PayloadT")
 

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import torch.distributed as dist
 
-from headway.backend import backend_of
+from headway.groups import backend_of
 
 
 class PeerStatistics(TypedDict):

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from headway.groups import NAME, find_backend
+
 MISSING = (
     "TorchRec takes a headway group for a fake one and makes up results without communication: "
     "call headway.torchrec_shim.install() first"
@@ -30,8 +32,6 @@ def install() -> None:
 
     @functools.wraps(original)
     def _get_backend_name(group: dist.ProcessGroup) -> str:
-        from headway.backend import NAME, find_backend
-
         name: str = original(group)
         return NAME if name == "custom" and find_backend(group) is not None else name
 

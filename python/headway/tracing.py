@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import torch.distributed as dist
 
-from headway.backend import find_backend
+from headway.groups import find_backend
 
 #: Exchanges kept for each group; later ones are not recorded.
 CAPACITY = 1_000_000

@@ -1,0 +1,13 @@
+"""How the commands report a wrong argument."""
+
+import argparse
+from typing import NoReturn
+
+USAGE_ERROR = 2
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a wrong argument in one line, without repeating the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
