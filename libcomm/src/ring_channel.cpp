@@ -8,6 +8,7 @@ namespace headway::comm {
 namespace {
 
 constexpr std::uint8_t kRevokedFragment = 1;  ///< Of a tag: the block of a revoked offer is in the slot.
+constexpr std::size_t kSmallBytes = 32;       ///< A notification can carry it: no engine gets ready for that.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -55,7 +56,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operation->slot = started_slot_;
   started_slot_ = next_slot(started_slot_);
   operation->next_to_post = 0;
-  operation->last_put.assign(size_, 0);
+  operation->unflushed.clear();
   operation->offers.clear();
   operation->lacks_only_offers_at = Clock::time_point();
   operation->last_arrival = -1;
@@ -84,7 +85,8 @@ bool RingChannel::post(RingOperation& operation) {
   if (operation.next_to_post == 0) prepare_peers(operation);
   while (operation.next_to_post < size - 1) {
     // Ranks start with different peers, so that no receiver is the first of all senders.
-    int const peer = (wire_.rank() + 1 + operation.next_to_post) % size;
+    int const unwrapped = wire_.rank() + 1 + operation.next_to_post;
+    int const peer = unwrapped < size ? unwrapped : unwrapped - size;
     if (!send_block(operation, peer)) return false;
     ++operation.next_to_post;
   }
@@ -101,7 +103,7 @@ void RingChannel::prepare_peers(RingOperation const& operation) {
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   for (int peer = 0; peer < wire_.size(); ++peer) {
     std::size_t const bytes = operation.sends[static_cast<std::size_t>(peer)].size();
-    if (peer == wire_.rank() || bytes > wire_.layout().ring_slot_bytes()) continue;
+    if (peer == wire_.rank() || bytes <= kSmallBytes || bytes > wire_.layout().ring_slot_bytes()) continue;
     wire_.endpoint().prepare({.peer = peer, .offset = slot}, MessageHeader::kShortBytes, bytes);
   }
 }
@@ -119,8 +121,18 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
   if (!fits || pull) return offer(operation, peer, header);
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   if (!wire_.put(peer, slot, header, block, tag_of(operation, 0))) return false;
-  operation.last_put[static_cast<std::size_t>(peer)] = wire_.endpoint().put_count(peer);
+  note_put(operation, peer);
   return true;
+}
+
+void RingChannel::note_put(RingOperation& operation, int peer) {
+  if (wire_.copies_at_put(peer)) return;
+  RingOperation::UnflushedPut const put{.peer = peer, .put_count = wire_.endpoint().put_count(peer)};
+  if (!is_flushed(put)) operation.unflushed.push_back(put);
+}
+
+bool RingChannel::is_flushed(RingOperation::UnflushedPut const& put) const {
+  return wire_.endpoint().flushed(put.peer) >= put.put_count;
 }
 
 bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header) {
@@ -183,7 +195,7 @@ void RingChannel::revoke(RingOperation& operation) {
         wire_.endpoint().put({.peer = each.peer, .offset = slot}, {}, block, tag_of(operation, kRevokedFragment));
     if (!status.ok()) return false;
     wire_.mark_put(each.peer, block.size());
-    operation.last_put[static_cast<std::size_t>(each.peer)] = wire_.endpoint().put_count(each.peer);
+    note_put(operation, each.peer);
     operation.part_done();
     ++wire_.stats().offers_revoked;
     --num_unsent_;
@@ -274,11 +286,7 @@ void RingChannel::report_disagreement(RingOperation const& operation, int source
 
 bool RingChannel::is_complete(RingOperation const& operation) const {
   if (operation.pending_parts() != 0 || operation.number() >= num_posted_) return false;
-  for (int peer = 0; peer < wire_.size(); ++peer) {
-    if (peer == wire_.rank()) continue;
-    if (wire_.endpoint().flushed(peer) < operation.last_put[static_cast<std::size_t>(peer)]) return false;
-  }
-  return true;
+  return std::ranges::all_of(operation.unflushed, [&](auto const& put) { return is_flushed(put); });
 }
 
 void RingChannel::progress(std::vector<std::shared_ptr<OperationState>>& completed) {
@@ -343,8 +351,9 @@ bool RingChannel::needs(int peer) const {
   if (operations_.empty()) return false;
   auto const& operation = *operations_.back();
   if (!has_arrived(operation, peer)) return true;
-  return num_posted_ < num_started_ ||
-         wire_.endpoint().flushed(peer) < operation.last_put[static_cast<std::size_t>(peer)];
+  return num_posted_ < num_started_ || std::ranges::any_of(operation.unflushed, [&](auto const& put) {
+           return put.peer == peer && !is_flushed(put);
+         });
 }
 
 std::string RingChannel::describe_missing() const {

@@ -21,7 +21,12 @@ class RingOperation final : public OperationState {
   int ring = 0;
   std::size_t slot = 0;  ///< Number modulo the ring's depth.
   int next_to_post = 0;  ///< Peers (in order of distance) whose message is accepted so far; size - 1: posted.
-  std::vector<std::uint64_t> last_put;  ///< (size) put_count after the eager put to each peer.
+  /// A put that still needed its block when it was accepted, and does until flushed(peer) reaches put_count.
+  struct UnflushedPut {
+    int peer;
+    std::uint64_t put_count;
+  };
+  std::vector<UnflushedPut> unflushed;
   /// A block that its receiver may read from this rank's memory until this rank claims it back.
   struct Offer {
     int peer;
@@ -84,6 +89,8 @@ class RingChannel {
   /// Whether the slots that blocks of this size use in turn are too large to stay in cache.
   [[nodiscard]] bool leaves_cache(RingOperation const& operation) const;
   void revoke(RingOperation& operation);
+  void note_put(RingOperation& operation, int peer);
+  [[nodiscard]] bool is_flushed(RingOperation::UnflushedPut const& put) const;
   void receive_block(RingOperation& operation, int source);
   void revocation_arrived(int source, std::uint64_t number);
   void copy_out(RingOperation& operation, int source);

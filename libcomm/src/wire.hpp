@@ -21,22 +21,30 @@ class Wire {
  public:
   Wire(std::unique_ptr<Endpoint> endpoint, LandingLayout layout, GroupOptions const& options)
       : endpoint_(std::move(endpoint)),
+        rank_(endpoint_->rank()),
+        size_(endpoint_->size()),
         layout_(layout),
         landing_(endpoint_->landing().data()),
         allow_pull_(options.allow_pull),
         mutant_(mutant_from(options.mutant)) {
-    stats_.peers.resize(static_cast<std::size_t>(endpoint_->size()));
+    stats_.peers.resize(static_cast<std::size_t>(size_));
+    for (int peer = 0; peer < size_; ++peer) {
+      copies_at_put_.push_back(peer != rank_ && endpoint_->traits(peer).copies_at_put);
+    }
   }
 
   [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
   [[nodiscard]] LandingLayout const& layout() const { return layout_; }
   [[nodiscard]] GroupStats& stats() { return stats_; }
   [[nodiscard]] PeerStats& peer_stats(int peer) { return stats_.peers[static_cast<std::size_t>(peer)]; }
-  [[nodiscard]] int rank() const { return endpoint_->rank(); }
-  [[nodiscard]] int size() const { return endpoint_->size(); }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
 
   /// Whether this rank reads large payloads from the memory of `peer`.
   [[nodiscard]] bool pulls_from(int peer) const { return allow_pull_ && endpoint_->traits(peer).can_get; }
+
+  /// Whether a put to `peer` is flushed at once.
+  [[nodiscard]] bool copies_at_put(int peer) const { return copies_at_put_[static_cast<std::size_t>(peer)] != 0; }
 
   /// Whether this build has `mutant` and the group asks for it.
   [[nodiscard]] bool plants(Mutant mutant) const { return is_planted(mutant_, mutant); }
@@ -104,9 +112,11 @@ class Wire {
   };
 
   std::unique_ptr<Endpoint> endpoint_;
+  int rank_, size_;
   LandingLayout layout_;
   std::byte const* landing_;
   bool allow_pull_;
+  std::vector<char> copies_at_put_;  ///< (size) Of PeerTraits, which are asked at each put.
   Mutant mutant_;
   GroupStats stats_;
   std::deque<Signal> signals_;

@@ -28,7 +28,9 @@ class ScriptedEndpoint final : public Endpoint {
 
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 3; }
-  [[nodiscard]] PeerTraits traits(int) const override { return {.engine = "scripted"}; }
+  [[nodiscard]] PeerTraits traits(int) const override {
+    return {.engine = "scripted", .copies_at_put = says_it_copies};
+  }
   [[nodiscard]] std::span<std::byte> landing() override { return landing_; }
   Status put(Destination const&, std::span<std::byte const>, std::span<std::byte const>, Tag) override {
     puts += counts_puts ? 1 : 0;
@@ -61,6 +63,7 @@ class ScriptedEndpoint final : public Endpoint {
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
   Deadline slept_until{};
+  bool says_it_copies = false;
 
  private:
   std::vector<std::byte> landing_ = std::vector<std::byte>(1024);
@@ -89,6 +92,13 @@ class CheckedEndpointTest : public testing::Test {
   std::unique_ptr<CheckedEndpoint> checked_;
   RecordingSink sink_;
 };
+
+TEST_F(CheckedEndpointTest, AnEngineThatKeepsASourceAgainstItsTraitsIsFound) {
+  engine_->says_it_copies = true;
+  auto const payload = test_bytes(100, 1);
+  EXPECT_NE(breach_of([&] { (void)checked_->put({.peer = 1}, {}, payload, Tag{}); }).find("kept its source"),
+            std::string::npos);
+}
 
 TEST_F(CheckedEndpointTest, ASourceThatChangesBeforeItsFlushIsFound) {
   auto payload = test_bytes(100, 1);

@@ -27,7 +27,11 @@ class LateEndpoint final : public Endpoint {
 
   [[nodiscard]] int rank() const override { return inner_->rank(); }
   [[nodiscard]] int size() const override { return inner_->size(); }
-  [[nodiscard]] PeerTraits traits(int peer) const override { return inner_->traits(peer); }
+  [[nodiscard]] PeerTraits traits(int peer) const override {
+    PeerTraits traits = inner_->traits(peer);
+    traits.copies_at_put = false;
+    return traits;
+  }
   [[nodiscard]] std::span<std::byte> landing() override { return inner_->landing(); }
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
              Tag tag) override;

@@ -50,6 +50,7 @@ struct PeerTraits {
   std::string_view engine;       ///< "inproc", "shm", "tcp", ...
   bool can_get = false;          ///< get() reads that peer's user memory, and claim() works between the two.
   bool can_put_exposed = false;  ///< put() may name a segment that the peer exposed.
+  bool copies_at_put = false;    ///< put() is done with its payload when it returns: flushed() is put_count().
 };
 
 /// How ranks share a host.

@@ -155,7 +155,9 @@ Status CheckedEndpoint::put(Destination const& destination, std::span<std::byte 
   }
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   if (status.ok() && !state.lost) state.sources.add(payload, count);
-  settle_sources(peer);
+  if (settle_sources(peer) < count && inner_->traits(peer).copies_at_put) {
+    throw_engine_breach("put() to " + rank_text(peer) + " kept its source, against traits()");
+  }
   return status;
 }
 

@@ -76,7 +76,10 @@ class InprocEndpoint final : public Endpoint {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return static_cast<int>(hub_->mailboxes.size()); }
   [[nodiscard]] PeerTraits traits(int /*peer*/) const override {
-    return {.engine = "inproc", .can_get = hub_->traits.can_get, .can_put_exposed = hub_->traits.can_put_exposed};
+    return {.engine = "inproc",
+            .can_get = hub_->traits.can_get,
+            .can_put_exposed = hub_->traits.can_put_exposed,
+            .copies_at_put = true};
   }
   [[nodiscard]] std::span<std::byte> landing() override { return {own_.landing_data(), hub_->landing_bytes}; }
 

@@ -39,6 +39,7 @@ std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Life
 
 ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes)
     : rank_(rank),
+      size_(size),
       own_(shm::Region::create(size, landing_bytes)),
       links_(shm::exchange_links(rank, std::move(lifelines), own_, bell_.fd(), landing_bytes)),
       outboxes_(links_.size()),
@@ -52,6 +53,7 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, st
     if (!link.socket.valid()) continue;
     sources_.push_back({.rank = peer, .inbox = &own_.inbox(peer)});
     outboxes_[index(peer)].inbox = &link.region.inbox(rank);
+    outboxes_[index(peer)].landing = link.region.landing();
     watch(link.socket.get());
     if (link.pidfd.valid()) watch(link.pidfd.get());
   }
@@ -66,7 +68,9 @@ void ShmEndpoint::watch(int fd) {
   if (epoll_ctl(lifelines_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine shm");
 }
 
-PeerTraits ShmEndpoint::traits(int peer) const { return {.engine = "shm", .can_get = links_[index(peer)].can_get}; }
+PeerTraits ShmEndpoint::traits(int peer) const {
+  return {.engine = "shm", .can_get = links_[index(peer)].can_get, .copies_at_put = true};
+}
 
 HostShare ShmEndpoint::host_share() const {
   HostShare share;
@@ -81,24 +85,26 @@ HostShare ShmEndpoint::host_share() const {
 
 Status ShmEndpoint::put(Destination const& destination, std::span<std::byte const> header,
                         std::span<std::byte const> payload, Tag tag) {
-  expects(destination.peer >= 0 && destination.peer < size() && outboxes_[index(destination.peer)].inbox != nullptr,
+  expects(destination.peer >= 0 && destination.peer < size_ && outboxes_[index(destination.peer)].inbox != nullptr,
           "put: no such peer on this host");
   expects(destination.segment == kLandingSegment, "put: engine shm has no exposed segments");
   static_assert(kMaxHeaderBytes <= shm::kCellBytes);
   expects(header.size() <= kMaxHeaderBytes, "put: the header is larger than kMaxHeaderBytes");
   expects(destination.offset % shm::kOffsetUnit == 0, "put: the offset is not a multiple of 64");
   std::size_t const needed = header.empty() && payload.empty() ? 0 : kHeaderBytes + payload.size();
-  auto const landing = links_[index(destination.peer)].region.landing();
-  expects(destination.offset <= landing.size() && needed <= landing.size() - destination.offset,
+  Outbox& outbox = outboxes_[index(destination.peer)];
+  expects(destination.offset <= outbox.landing.size() && needed <= outbox.landing.size() - destination.offset,
           "put: the range leaves the landing segment");
 
-  Outbox& outbox = outboxes_[index(destination.peer)];
   if (outbox.num_put - outbox.known_taken >= shm::kCells) {
     outbox.known_taken = outbox.inbox->taken.load(std::memory_order_acquire);  // Partner: take_cells().
     if (outbox.num_put - outbox.known_taken >= shm::kCells) return Status::would_block();
   }
-  shm::Cell& cell = outbox.inbox->cells[outbox.num_put % shm::kCells];
-  fetch_cell_of(destination.peer + 1 < size() ? destination.peer + 1 : 0);
+  // Whoever puts to one rank mostly puts to the next rank then. Much earlier is no good: the receiver, which looks at
+  // this line all the time, would take it back before it is written.
+  Outbox const& next = outboxes_[index(destination.peer + 1 < size_ ? destination.peer + 1 : 0)];
+  if (next.inbox != nullptr) fetch_for_writing(&next.next_cell());
+  shm::Cell& cell = outbox.next_cell();
   bool const is_inline = header.size() + payload.size() <= shm::kCellBytes;
   cell.offset_units = static_cast<std::uint32_t>(destination.offset / shm::kOffsetUnit);
   cell.header_bytes = static_cast<std::uint16_t>(header.size());
@@ -106,7 +112,7 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   if (!header.empty()) std::memcpy(cell.bytes.data(), header.data(), header.size());
   if (!payload.empty()) {
     std::byte* const to =
-        is_inline ? cell.bytes.data() + header.size() : landing.data() + destination.offset + kHeaderBytes;
+        is_inline ? cell.bytes.data() + header.size() : outbox.landing.data() + destination.offset + kHeaderBytes;
     std::memcpy(to, payload.data(), payload.size());
   }
   cell.word.store(cell_word(outbox.num_put, tag), std::memory_order_release);  // Partner: take_cells().
@@ -115,18 +121,10 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   return {};
 }
 
-void ShmEndpoint::fetch_cell_of(int peer) {
-  // Whoever puts to one rank mostly puts to the next rank then. Much earlier is no good: the receiver, which looks at
-  // this line all the time, would take it back before it is written.
-  Outbox const& outbox = outboxes_[index(peer)];
-  if (outbox.inbox != nullptr) fetch_for_writing(&outbox.inbox->cells[outbox.num_put % shm::kCells]);
-}
-
 void ShmEndpoint::prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) {
   // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
   if (header_bytes + payload_bytes <= shm::kCellBytes) return;
-  auto const landing = links_[index(destination.peer)].region.landing();
-  std::byte* const payload = landing.data() + destination.offset + kHeaderBytes;
+  std::byte* const payload = outboxes_[index(destination.peer)].landing.data() + destination.offset + kHeaderBytes;
   for (std::size_t at = 0; at < std::min(payload_bytes, kMaxFetchedBytes); at += 64) fetch_for_writing(payload + at);
 }
 
@@ -148,8 +146,22 @@ bool ShmEndpoint::poll(ArrivalSink& sink) {
   if (lifeline_is_ready_.load(std::memory_order_relaxed) || ++num_polls_ % kPollsPerLifelineCheck == 0) [[unlikely]] {
     found = check_lifelines(sink);
   }
+  fetch_arrivals();
   for (auto& source : sources_) found = take_cells(source, sink) || found;
   return found;
+}
+
+void ShmEndpoint::fetch_arrivals() const {
+  // Taking a cell is too much work for the processor to see the next one's miss coming; asked for first, the lines of
+  // all sources come at the same time.
+  for (auto const& source : sources_) __builtin_prefetch(&source.next_cell());
+  if (!payloads_in_place_) return;
+  for (auto const& source : sources_) {
+    shm::Cell const& cell = source.next_cell();
+    // What has not arrived is left to its sender, who is writing it.
+    if (!source.is_next(cell.word.load(std::memory_order_acquire))) continue;
+    __builtin_prefetch(own_.landing().data() + cell.offset_units * shm::kOffsetUnit + kHeaderBytes);
+  }
 }
 
 bool ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
@@ -158,6 +170,7 @@ bool ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
     shm::Cell const& cell = source.next_cell();
     std::uint64_t const word = cell.word.load(std::memory_order_acquire);  // Partner: put().
     if (!source.is_next(word)) break;
+    payloads_in_place_ = cell.payload_bytes == 0;
     if (cell.header_bytes != 0 || cell.payload_bytes != 0) place_inline(cell);
     ++source.num_taken;
     sink.arrived(source.rank, Tag::unpack(static_cast<std::uint32_t>(word)));
@@ -203,7 +216,7 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
 }
 
 bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
-  auto const landing = owner == rank_ ? own_.landing() : links_[index(owner)].region.landing();
+  auto const landing = owner == rank_ ? own_.landing() : outboxes_[index(owner)].landing;
   expects(offset % sizeof value == 0 && offset <= landing.size() && sizeof value <= landing.size() - offset,
           "claim: the word is outside of the landing segment");
   std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(landing.data() + offset));

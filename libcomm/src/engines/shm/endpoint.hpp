@@ -27,7 +27,7 @@ class ShmEndpoint final : public Endpoint {
   ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes);
 
   [[nodiscard]] int rank() const override { return rank_; }
-  [[nodiscard]] int size() const override { return static_cast<int>(links_.size()); }
+  [[nodiscard]] int size() const override { return size_; }
   [[nodiscard]] PeerTraits traits(int peer) const override;
   [[nodiscard]] std::span<std::byte> landing() override { return own_.landing(); }
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
@@ -56,8 +56,11 @@ class ShmEndpoint final : public Endpoint {
   /// The sending side of one pair.
   struct Outbox {
     shm::Inbox* inbox = nullptr;  ///< At the peer. Null: not a peer of this engine.
+    std::span<std::byte> landing;
     std::uint64_t num_put = 0, known_taken = 0;
     bool has_unsubmitted = false;
+
+    [[nodiscard]] shm::Cell& next_cell() const { return inbox->cells[num_put % shm::kCells]; }
   };
   /// The receiving side of one pair.
   struct Source {
@@ -73,7 +76,7 @@ class ShmEndpoint final : public Endpoint {
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   void watch(int fd);
-  void fetch_cell_of(int peer);
+  void fetch_arrivals() const;
   bool take_cells(Source& source, ArrivalSink& sink);
   void place_inline(shm::Cell const& cell);
   /// @returns whether it reported anything.
@@ -81,7 +84,7 @@ class ShmEndpoint final : public Endpoint {
   bool read_notices(int peer, ArrivalSink& sink);
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
-  int rank_;
+  int rank_, size_;
   shm::Region own_;
   Doorbell bell_;
   AsymmetricFence bells_;
@@ -91,6 +94,7 @@ class ShmEndpoint final : public Endpoint {
   std::vector<int> unsubmitted_;
   FileDescriptor lifelines_, activity_;  ///< epoll descriptors.
   unsigned num_polls_ = 0;
+  bool payloads_in_place_ = false;               ///< The last message taken carried none: that is taken to go on.
   std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
 };
 
