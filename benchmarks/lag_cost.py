@@ -1,7 +1,8 @@
 """What a bound k > 0 costs when no rank is late: groups of different bounds take turns in the same processes.
 
-All bounds walk through the same sets of buffers, one more than the largest bound, so that the bound alone differs. A row
-of its own tells what blocking calls save by using one set over and over, which a program with calls in flight cannot.
+All bounds walk through the same sets of buffers, one more than the largest bound, so that the bound alone differs. A
+row of its own tells what blocking calls save by using one set over and over, which a program with calls in flight
+cannot.
 """
 
 from __future__ import annotations
