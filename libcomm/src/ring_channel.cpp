@@ -1,7 +1,8 @@
 #include "ring_channel.hpp"
 
+#include "small_copy.hpp"
+
 #include <algorithm>
-#include <cstring>
 
 namespace headway::comm {
 
@@ -91,9 +92,7 @@ bool RingChannel::post(RingOperation& operation) {
     ++operation.next_to_post;
   }
   auto const self = static_cast<std::size_t>(wire_.rank());
-  if (!operation.sends[self].empty()) {
-    std::memcpy(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
-  }
+  copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
   if (trace_capacity_ != 0) operation.posted_s = now_s();
   ++num_posted_;
   return true;
@@ -264,7 +263,7 @@ void RingChannel::revocation_arrived(int source, std::uint64_t number) {
 void RingChannel::copy_out(RingOperation& operation, int source) {
   std::uint64_t const slot = wire_.layout().ring_slot(source, ring_, operation.slot);
   auto const output = operation.receives[static_cast<std::size_t>(source)];
-  if (!output.empty()) std::memcpy(output.data(), wire_.landed(slot + kHeaderBytes), output.size());
+  copy_bytes(output.data(), wire_.landed(slot + kHeaderBytes), output.size());
   operation.part_done();
 }
 

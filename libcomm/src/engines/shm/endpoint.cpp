@@ -1,6 +1,7 @@
 #include "engines/shm/endpoint.hpp"
 
 #include "available_cores.hpp"
+#include "small_copy.hpp"
 
 #include <sys/epoll.h>
 #include <sys/uio.h>
@@ -109,12 +110,10 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   cell.offset_units = static_cast<std::uint32_t>(destination.offset / shm::kOffsetUnit);
   cell.header_bytes = static_cast<std::uint16_t>(header.size());
   cell.payload_bytes = static_cast<std::uint16_t>(is_inline ? payload.size() : 0);
-  if (!header.empty()) std::memcpy(cell.bytes.data(), header.data(), header.size());
-  if (!payload.empty()) {
-    std::byte* const to =
-        is_inline ? cell.bytes.data() + header.size() : outbox.landing.data() + destination.offset + kHeaderBytes;
-    std::memcpy(to, payload.data(), payload.size());
-  }
+  copy_bytes(cell.bytes.data(), header.data(), header.size());
+  std::byte* const to =
+      is_inline ? cell.bytes.data() + header.size() : outbox.landing.data() + destination.offset + kHeaderBytes;
+  copy_bytes(to, payload.data(), payload.size());
   cell.word.store(cell_word(outbox.num_put, tag), std::memory_order_release);  // Partner: take_cells().
   ++outbox.num_put;
   if (!std::exchange(outbox.has_unsubmitted, true)) unsubmitted_.push_back(destination.peer);
@@ -147,7 +146,11 @@ bool ShmEndpoint::poll(ArrivalSink& sink) {
     found = check_lifelines(sink);
   }
   fetch_arrivals();
-  for (auto& source : sources_) found = take_cells(source, sink) || found;
+  for (auto& source : sources_) {
+    if (!source.has_next()) continue;
+    take_cells(source, sink);
+    found = true;
+  }
   return found;
 }
 
@@ -157,27 +160,21 @@ void ShmEndpoint::fetch_arrivals() const {
   for (auto const& source : sources_) __builtin_prefetch(&source.next_cell());
   if (!payloads_in_place_) return;
   for (auto const& source : sources_) {
-    shm::Cell const& cell = source.next_cell();
-    // What has not arrived is left to its sender, who is writing it.
-    if (!source.is_next(cell.word.load(std::memory_order_acquire))) continue;
-    __builtin_prefetch(own_.landing().data() + cell.offset_units * shm::kOffsetUnit + kHeaderBytes);
+    if (!source.has_next()) continue;  // What has not arrived is left to its sender, who is writing it.
+    __builtin_prefetch(own_.landing().data() + source.next_cell().offset_units * shm::kOffsetUnit + kHeaderBytes);
   }
 }
 
-bool ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
-  std::uint64_t const before = source.num_taken;
-  for (;;) {
+void ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
+  while (source.has_next()) {
     shm::Cell const& cell = source.next_cell();
-    std::uint64_t const word = cell.word.load(std::memory_order_acquire);  // Partner: put().
-    if (!source.is_next(word)) break;
+    auto const tag = static_cast<std::uint32_t>(cell.word.load(std::memory_order_relaxed));
     payloads_in_place_ = cell.payload_bytes == 0;
     if (cell.header_bytes != 0 || cell.payload_bytes != 0) place_inline(cell);
     ++source.num_taken;
-    sink.arrived(source.rank, Tag::unpack(static_cast<std::uint32_t>(word)));
+    sink.arrived(source.rank, Tag::unpack(tag));
   }
-  if (source.num_taken == before) return false;
   source.inbox->taken.store(source.num_taken, std::memory_order_release);  // Partner: put().
-  return true;
 }
 
 void ShmEndpoint::place_inline(shm::Cell const& cell) {
@@ -192,7 +189,7 @@ void ShmEndpoint::place_inline(shm::Cell const& cell) {
   std::byte* const to = landing.data() + offset;
   // A fixed size is faster, and the area is the header's alone.
   if (header_bytes != 0) std::memcpy(to, cell.bytes.data(), shm::kCellBytes);
-  if (payload_bytes != 0) std::memcpy(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
+  copy_bytes(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
 }
 
 Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> local) {

@@ -69,7 +69,8 @@ class ShmEndpoint final : public Endpoint {
     std::uint64_t num_taken = 0;
 
     [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
-    [[nodiscard]] bool is_next(std::uint64_t word) const {
+    [[nodiscard]] bool has_next() const {
+      auto const word = next_cell().word.load(std::memory_order_acquire);  // Partner: put().
       return word >> 32 == static_cast<std::uint32_t>(num_taken + 1);
     }
   };
@@ -77,7 +78,7 @@ class ShmEndpoint final : public Endpoint {
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   void watch(int fd);
   void fetch_arrivals() const;
-  bool take_cells(Source& source, ArrivalSink& sink);
+  void take_cells(Source& source, ArrivalSink& sink);
   void place_inline(shm::Cell const& cell);
   /// @returns whether it reported anything.
   bool check_lifelines(ArrivalSink& sink);
