@@ -26,7 +26,7 @@ class TcpEndpointTest : public testing::Test {
       lifelines[peer].fd = fds[0];
       (peer == 1 ? peer_1_ : peer_2_) = FileDescriptor(fds[1]);
     }
-    endpoint_ = std::make_unique<TcpEndpoint>(0, 3, lifelines, std::make_unique<tcp::LandingMemory>(kLandingBytes));
+    endpoint_ = std::make_unique<TcpEndpoint>(0, 3, lifelines, std::make_unique<LandingMemory>(kLandingBytes));
   }
 
   template <typename Predicate>

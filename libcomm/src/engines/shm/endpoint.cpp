@@ -55,7 +55,7 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, st
     sources_.push_back({.rank = peer, .inbox = &own_.inbox(peer)});
     outboxes_[index(peer)].inbox = &link.region.inbox(rank);
     outboxes_[index(peer)].landing = link.region.landing();
-    watch(link.socket.get());
+    watch(link.socket.fd());
     if (link.pidfd.valid()) watch(link.pidfd.get());
   }
   for (int const fd : {lifelines_.get(), bell_.fd()}) {

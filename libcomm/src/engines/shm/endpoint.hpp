@@ -82,7 +82,6 @@ class ShmEndpoint final : public Endpoint {
   void place_inline(shm::Cell const& cell);
   /// @returns whether it reported anything.
   bool check_lifelines(ArrivalSink& sink);
-  bool read_notices(int peer, ArrivalSink& sink);
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
   int rank_, size_;

@@ -103,7 +103,7 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
   std::vector<PeerLink> links(lifelines.size());
   for (std::size_t peer = 0; peer < links.size(); ++peer) {
     if (static_cast<int>(peer) == rank || lifelines[peer].fd < 0) continue;
-    links[peer].socket = FileDescriptor(lifelines[peer].fd);
+    links[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
     links[peer].pid = lifelines[peer].peer_pid;
     send_hello(lifelines[peer].fd, own_hello, own.fd(), own_bell, peer);
   }
@@ -111,13 +111,13 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
     PeerLink& link = links[peer];
     if (!link.socket.valid()) continue;
     FileDescriptor memory;
-    Hello const hello = receive_hello(link.socket.get(), memory, link.bell, peer);
+    Hello const hello = receive_hello(link.socket.fd(), memory, link.bell, peer);
     link.region = Region::map(std::move(memory), size, landing_bytes);
     link.region.close_fd();
     link.cores = hello.cores;
     link.can_get = can_read(link.pid, hello);
     if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));
-    fcntl(link.socket.get(), F_SETFL, O_NONBLOCK);
+    fcntl(link.socket.fd(), F_SETFL, O_NONBLOCK);
   }
   return links;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engines/notice_socket.hpp"
 #include "engines/shm/memory.hpp"
 #include "file_descriptor.hpp"
 #include "rendezvous/lifeline.hpp"
@@ -12,7 +13,7 @@ namespace headway::comm::shm {
 
 /// What a rank holds of one peer on its host.
 struct PeerLink {
-  FileDescriptor socket;   ///< Notices, and end of file when the peer closes.
+  NoticeSocket socket;
   FileDescriptor bell;     ///< eventfd that wakes the peer.
   FileDescriptor pidfd;    ///< Readable when the peer's process ends; invalid where the kernel has none.
   Region region;           ///< The peer's memory file.
@@ -21,7 +22,6 @@ struct PeerLink {
   cpu_set_t cores{};       ///< That the peer may run on.
   bool has_ended = false;  ///< Its process, when last looked.
   bool lost = false;
-  std::vector<char> input;  ///< Received part of notices.
 };
 
 /// Exchanges memory files and doorbells with all peers over their lifelines, which it takes. Entries whose lifeline has

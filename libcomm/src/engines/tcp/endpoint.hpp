@@ -1,8 +1,8 @@
 #pragma once
 
 #include "engines/doorbell.hpp"
+#include "engines/landing_memory.hpp"
 #include "engines/tcp/frame_reader.hpp"
-#include "engines/tcp/memory.hpp"
 #include "engines/tcp/send_queue.hpp"
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
@@ -26,7 +26,7 @@ class TcpEndpoint final : public Endpoint {
   /// the endpoint. Landing segments of all ranks have one size.
   TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing);
   /// The same with landing memory of its own.
-  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<tcp::LandingMemory> memory);
+  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<LandingMemory> memory);
   /// Waits up to a second until the peers have what was flushed: closing earlier could destroy it.
   ~TcpEndpoint() override;
 
@@ -88,7 +88,7 @@ class TcpEndpoint final : public Endpoint {
   void linger() noexcept;
 
   int rank_;
-  std::unique_ptr<tcp::LandingMemory> own_memory_;
+  std::unique_ptr<LandingMemory> own_memory_;
   std::span<std::byte> landing_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<int> unsubmitted_;

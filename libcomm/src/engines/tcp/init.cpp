@@ -46,7 +46,7 @@ TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifeli
 }
 
 TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                         std::unique_ptr<tcp::LandingMemory> memory)
+                         std::unique_ptr<LandingMemory> memory)
     : TcpEndpoint(rank, size, lifelines, memory->bytes()) {
   own_memory_ = std::move(memory);
 }
@@ -99,7 +99,7 @@ void TcpEndpoint::linger() noexcept {
 
 std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
                                             std::size_t landing_bytes) {
-  return std::make_unique<TcpEndpoint>(rank, size, lifelines, std::make_unique<tcp::LandingMemory>(landing_bytes));
+  return std::make_unique<TcpEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes));
 }
 
 }  // namespace headway::comm

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-namespace headway::comm::tcp {
+namespace headway::comm {
 
 /// Private zeroed memory, page-aligned; pages are there when first touched.
 class LandingMemory {
@@ -20,4 +20,4 @@ class LandingMemory {
   std::span<std::byte> bytes_;
 };
 
-}  // namespace headway::comm::tcp
+}  // namespace headway::comm

@@ -1,4 +1,4 @@
-#include "engines/tcp/memory.hpp"
+#include "engines/landing_memory.hpp"
 
 #include "headway/comm/status.hpp"
 
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <string>
 
-namespace headway::comm::tcp {
+namespace headway::comm {
 
 LandingMemory::LandingMemory(std::size_t num_bytes) {
   if (num_bytes == 0) return;
@@ -23,4 +23,4 @@ LandingMemory::~LandingMemory() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }
 
-}  // namespace headway::comm::tcp
+}  // namespace headway::comm

@@ -1,0 +1,56 @@
+#include "engines/notice_socket.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+namespace headway::comm {
+
+namespace {
+
+constexpr std::size_t kMaxNoticeBytes = 4096;
+
+}  // namespace
+
+bool NoticeSocket::is_hung_up() const {
+  pollfd entry{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+void NoticeSocket::send(std::string_view text) const noexcept {
+  auto const length = static_cast<std::uint32_t>(std::min(text.size(), kMaxNoticeBytes));
+  std::array<char, sizeof length + kMaxNoticeBytes> frame;
+  std::memcpy(frame.data(), &length, sizeof length);
+  std::memcpy(frame.data() + sizeof length, text.data(), length);
+  [[maybe_unused]] auto const sent =
+      ::send(socket_.get(), frame.data(), sizeof length + length, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+bool NoticeSocket::receive(int peer, ArrivalSink& sink) {
+  bool is_open = true;
+  for (;;) {
+    std::array<char, kMaxNoticeBytes> buffer;
+    ssize_t const count = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0 || (count < 0 && errno != EAGAIN)) is_open = false;
+    if (count <= 0) break;
+    input_.insert(input_.end(), buffer.data(), buffer.data() + count);
+  }
+  for (;;) {
+    std::uint32_t length = 0;
+    if (input_.size() < sizeof length) break;
+    std::memcpy(&length, input_.data(), sizeof length);
+    if (length > kMaxNoticeBytes) return false;
+    if (input_.size() < sizeof length + length) break;
+    sink.notice(peer, std::string_view(input_.data() + sizeof length, length));
+    input_.erase(input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(sizeof length + length));
+  }
+  return is_open;
+}
+
+}  // namespace headway::comm
