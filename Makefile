@@ -5,12 +5,12 @@ JOBS ?= $(shell nproc)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint format doctor clean
+.PHONY: help setup build demo test test-rdma lint format doctor clean
 
 help: ## show this list
 	@echo "Headway: collectives that let ranks run a bounded distance apart."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'The first run installs what is missing (torch: 4.7 GB, a few minutes); later runs start at once.'
 	@echo 'Pass arguments through ARGS, for example: make demo ARGS="--ranks 2 --lag 0 2"'
@@ -26,6 +26,9 @@ demo: build ## run DLRM inference on 4 processes; report in out/demo/report.html
 
 test: build ## run every test; the last line is "N passed, N failed, N skipped"
 	@$(VENV)/python tools/run_tests.py $(ARGS)
+
+test-rdma: build ## run the tests of RDMA in a guest that emulates a device (QEMU, about 4 minutes)
+	@$(VENV)/python tools/rdma_guest/guest_suite.py $(ARGS)
 
 lint: build ## clang-format, clang-tidy, ruff, mypy --strict, layer check
 	@$(VENV)/python tools/run_ci.py --only lint $(ARGS)

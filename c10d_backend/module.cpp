@@ -25,14 +25,16 @@ template <typename T>
 using IntrusiveClass = py::class_<T, c10::intrusive_ptr<T>>;
 
 std::map<std::string, comm::Engine> const& engines() {
-  static std::map<std::string, comm::Engine> const by_name{
-      {"auto", comm::Engine::kAuto}, {"shm", comm::Engine::kShm}, {"tcp", comm::Engine::kTcp}};
+  static std::map<std::string, comm::Engine> const by_name{{"auto", comm::Engine::kAuto},
+                                                           {"shm", comm::Engine::kShm},
+                                                           {"tcp", comm::Engine::kTcp},
+                                                           {"verbs", comm::Engine::kVerbs}};
   return by_name;
 }
 
 comm::Engine engine_named(std::string const& name) {
   auto const found = engines().find(name);
-  if (found == engines().end()) throw py::value_error("engine must be auto, shm or tcp, not '" + name + "'");
+  if (found == engines().end()) throw py::value_error("engine must be auto, shm, tcp or verbs, not '" + name + "'");
   return found->second;
 }
 

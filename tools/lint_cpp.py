@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -50,7 +51,8 @@ def check_tidy(build_dir: Path) -> int:
     if shutil.which("clang-tidy") is None:
         print("clang-tidy is not installed (Debian, Ubuntu: apt install clang-tidy)")
         return NOT_HERE
-    files = sources(["libcomm"], (".cpp",))
+    compiled = {Path(entry["file"]) for entry in json.loads((build_dir / "compile_commands.json").read_text())}
+    files = [file for file in sources(["libcomm"], (".cpp",)) if file in compiled]
     bad = 0
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for output in pool.map(lambda file: _tidy_file(file, build_dir), files):

@@ -88,6 +88,7 @@ install_optional_packages() {
   command -v ccache >/dev/null || want "a clean build takes longer" ccache
   command -v spin >/dev/null || want "the model check of bounded lag is skipped" spin
   command -v mpicxx >/dev/null || want "no comparison with MPI" libopenmpi-dev openmpi-bin
+  [ -e /usr/include/infiniband/verbs.h ] || want "engine verbs (RDMA) is not built" libibverbs-dev
 }
 
 install_ci_packages() {

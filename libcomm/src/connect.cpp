@@ -3,6 +3,9 @@
 #include "engines/inproc/endpoint.hpp"
 #include "engines/shm/endpoint.hpp"
 #include "engines/tcp/endpoint.hpp"
+#if HEADWAY_HAS_VERBS
+#include "engines/verbs/endpoint.hpp"
+#endif
 #include "group_impl.hpp"
 #include "rendezvous/lifeline.hpp"
 
@@ -25,11 +28,22 @@ void check(int rank, int size, GroupOptions& options) {
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
 }
 
+std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t landing_bytes,
+                                        std::vector<Lifeline> const& lifelines, GroupOptions const& options) {
+#if HEADWAY_HAS_VERBS
+  return make_verbs_endpoint(rank, size, lifelines, landing_bytes, options.rdma_device);
+#else
+  for (auto const& lifeline : lifelines) FileDescriptor(lifeline.fd).reset();
+  throw UsageError("this build has no engine verbs: the headers of libibverbs were not there");
+#endif
+}
+
 /// The endpoint for all peers: shm for those on this host, tcp for the rest, both where there are both.
 std::unique_ptr<Endpoint> connect_processes(int rank, int size, std::size_t landing_bytes, Store& store,
                                             GroupOptions const& options) {
   Agreement const agreement{.size = size, .landing_bytes = landing_bytes, .options = &options};
   auto lifelines = connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout);
+  if (options.engine == Engine::kVerbs) return connect_verbs(rank, size, landing_bytes, lifelines, options);
   std::vector<bool> same_host;
   for (auto const& lifeline : lifelines) same_host.push_back(lifeline.same_host);
   same_host[static_cast<std::size_t>(rank)] = false;

@@ -36,7 +36,7 @@ def test_a_deep_copy_is_equal_and_independent() -> None:
         ({"max_lag": 3, "max_lag_limit": 2}, "max_lag_limit must be -1"),
         ({"slot_bytes": 0}, "slot_bytes must be above 0"),
         ({"num_channels": 65}, "num_channels must be 1 to 64"),
-        ({"engine": "rdma"}, "engine must be auto, shm or tcp, not 'rdma'"),
+        ({"engine": "rdma"}, "engine must be auto, shm, tcp or verbs, not 'rdma'"),
         ({"timeout": timedelta(0)}, "timeout must be above 0"),
     ],
 )

@@ -15,6 +15,8 @@ std::string name_of(Engine engine) {
       return "shm";
     case Engine::kTcp:
       return "tcp";
+    case Engine::kVerbs:
+      return "verbs";
   }
   return "engine " + std::to_string(static_cast<int>(engine));
 }

@@ -7,8 +7,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -53,6 +55,18 @@ inline constexpr GroupCase kGroupCases[] = {
     {"faulty_fragments_inproc", Engine::kInproc, true, 14, false},
 };
 
+inline constexpr GroupCase kRdmaGroupCases[] = {
+    {"verbs", Engine::kVerbs},
+    {"checked_verbs", Engine::kVerbs, true},
+    {"faulty_verbs", Engine::kVerbs, true, 15},
+};
+
+/// The cases of this run: those that need an RDMA device where HEADWAY_TEST_RDMA is set, all others elsewhere.
+inline std::vector<GroupCase> group_cases() {
+  if (std::getenv("HEADWAY_TEST_RDMA") != nullptr) return {std::begin(kRdmaGroupCases), std::end(kRdmaGroupCases)};
+  return {std::begin(kGroupCases), std::end(kGroupCases)};
+}
+
 /// Base of the tests of Group that run in every case.
 class GroupTest : public testing::TestWithParam<GroupCase> {
  protected:
@@ -89,8 +103,8 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
 };
 
 /// Runs the tests of `Suite`, derived from GroupTest, in every case.
-#define HEADWAY_TEST_GROUPS(Suite)                                       \
-  INSTANTIATE_TEST_SUITE_P(Group, Suite, testing::ValuesIn(kGroupCases), \
+#define HEADWAY_TEST_GROUPS(Suite)                                         \
+  INSTANTIATE_TEST_SUITE_P(Group, Suite, testing::ValuesIn(group_cases()), \
                            [](auto const& tested) { return std::string(tested.param.name); })
 
 }  // namespace headway::comm

@@ -21,6 +21,7 @@ enum class Engine {
   kInproc,  ///< Ranks are threads of this process.
   kShm,
   kTcp,
+  kVerbs,  ///< RDMA to all peers, also on this host. Only where the build has it and the host a device that is up.
 };
 
 /// Settings of a group. All ranks must give the same values, except max_lag and timeout.
@@ -44,6 +45,7 @@ struct GroupOptions {
   std::string name;               ///< Distinguishes groups that use one store; part of the handshake.
   std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
   std::string interface_address;  ///< Address that tcp listens on; empty: all.
+  std::string rdma_device;        ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
   bool wrap_checked = false;      ///< Verify the transport contract (engine `checked`): tests.
   std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
   std::string mutant;             ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.

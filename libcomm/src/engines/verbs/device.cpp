@@ -1,0 +1,119 @@
+#include "engines/verbs/device.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace headway::comm::verbs {
+
+namespace {
+
+/// The list of devices; freed with it.
+class DeviceList {
+ public:
+  DeviceList() : devices_(library().get_device_list(&count_)) {}
+  ~DeviceList() {
+    if (devices_ != nullptr) library().free_device_list(devices_);
+  }
+  DeviceList(DeviceList const&) = delete;
+  DeviceList& operator=(DeviceList const&) = delete;
+  [[nodiscard]] int size() const { return devices_ == nullptr ? 0 : count_; }
+  [[nodiscard]] ibv_device* operator[](int i) const { return devices_[i]; }
+
+ private:
+  int count_ = 0;
+  ibv_device** devices_;
+};
+
+bool is_ipv4(ibv_gid const& gid) { return IN6_IS_ADDR_V4MAPPED(reinterpret_cast<in6_addr const*>(gid.raw)); }
+bool is_link_local(ibv_gid const& gid) { return IN6_IS_ADDR_LINKLOCAL(reinterpret_cast<in6_addr const*>(gid.raw)); }
+
+std::string gid_text(ibv_gid const& gid) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  bool const v4 = is_ipv4(gid);
+  inet_ntop(v4 ? AF_INET : AF_INET6, gid.raw + (v4 ? 12 : 0), text.data(), text.size());
+  return text.data();
+}
+
+void add_port(std::vector<Address>& found, ibv_context* context, std::string const& name, std::uint8_t port) {
+  ibv_port_attr attributes{};
+  if (library().query_port(context, port, reinterpret_cast<_compat_ibv_port_attr*>(&attributes)) != 0) return;
+  if (attributes.state != IBV_PORT_ACTIVE) return;
+  bool const is_ethernet = attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
+  for (int index = 0; index < attributes.gid_tbl_len; ++index) {
+    ibv_gid_entry entry{};
+    auto const gid_index = static_cast<std::uint32_t>(index);
+    if (library().query_gid_ex(context, port, gid_index, &entry, 0, sizeof entry) != 0) continue;
+    if (entry.gid_type != (is_ethernet ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB)) continue;
+    found.push_back({.device = name,
+                     .port = port,
+                     .gid_index = gid_index,
+                     .gid = entry.gid,
+                     .lid = attributes.lid,
+                     .mtu = attributes.active_mtu,
+                     .is_ethernet = is_ethernet});
+  }
+}
+
+/// "DEVICE:PORT:GID_INDEX", of which the tail may be missing.
+bool matches(Address const& address, std::string const& wanted) {
+  std::string const port = address.device + ":" + std::to_string(address.port);
+  return wanted == address.device || wanted == port || wanted == port + ":" + std::to_string(address.gid_index);
+}
+
+}  // namespace
+
+std::string Address::text() const {
+  return device + " port " + std::to_string(port) + ", GID " + std::to_string(gid_index) + " (" + gid_text(gid) + ")";
+}
+
+std::vector<Address> find_addresses() {
+  std::vector<Address> found;
+  try {
+    DeviceList const devices;
+    for (int i = 0; i < devices.size(); ++i) {
+      Context const context(library().open_device(devices[i]));
+      ibv_device_attr attributes{};
+      if (!context || library().query_device(context.get(), &attributes) != 0) continue;
+      for (int port = 1; port <= attributes.phys_port_cnt; ++port) {
+        add_port(found, context.get(), library().get_device_name(devices[i]), static_cast<std::uint8_t>(port));
+      }
+    }
+  } catch (SystemError const&) {
+    return {};
+  }
+  std::ranges::stable_sort(found, {}, [](Address const& each) { return each.is_ethernet && is_link_local(each.gid); });
+  return found;
+}
+
+Address choose_address(std::string const& wanted, std::string const& local_ip) {
+  (void)library();  // Says why, if it is missing.
+  auto addresses = find_addresses();
+  std::string present;
+  for (auto const& each : addresses) present += (present.empty() ? "" : "; ") + each.text();
+  if (!wanted.empty()) std::erase_if(addresses, [&](auto const& each) { return !matches(each, wanted); });
+  if (addresses.empty()) {
+    throw SystemError("engine verbs: no active port" + (wanted.empty() ? "" : " matches " + wanted) +
+                      (present.empty() ? "; this host has no RDMA device that is up" : "; there are " + present));
+  }
+  auto const holder = std::ranges::find_if(addresses, [&](auto const& each) { return gid_text(each.gid) == local_ip; });
+  return holder == addresses.end() ? addresses.front() : *holder;
+}
+
+Context open_device(std::string const& name) {
+  DeviceList const devices;
+  for (int i = 0; i < devices.size(); ++i) {
+    if (name != library().get_device_name(devices[i])) continue;
+    Context context(library().open_device(devices[i]));
+    if (!context) throw SystemError("ibv_open_device", errno, name);
+    return context;
+  }
+  throw SystemError("ibv_open_device", ENODEV, name);
+}
+
+}  // namespace headway::comm::verbs

@@ -1,0 +1,54 @@
+#pragma once
+
+#include "engines/verbs/library.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::comm::verbs {
+
+/// Destroys a libibverbs object with the function that belongs to it.
+template <auto Destroy>
+struct Release {
+  template <typename Object>
+  void operator()(Object* object) const noexcept {
+    (library().*Destroy)(object);
+  }
+};
+using Context = std::unique_ptr<ibv_context, Release<&Library::close_device>>;
+using ProtectionDomain = std::unique_ptr<ibv_pd, Release<&Library::dealloc_pd>>;
+using MemoryRegion = std::unique_ptr<ibv_mr, Release<&Library::dereg_mr>>;
+using CompletionChannel = std::unique_ptr<ibv_comp_channel, Release<&Library::destroy_comp_channel>>;
+using CompletionQueue = std::unique_ptr<ibv_cq, Release<&Library::destroy_cq>>;
+using SharedReceiveQueue = std::unique_ptr<ibv_srq, Release<&Library::destroy_srq>>;
+using QueuePair = std::unique_ptr<ibv_qp, Release<&Library::destroy_qp>>;
+
+/// One address of one port: where queue pairs are made.
+struct Address {
+  std::string device;  ///< As libibverbs names it.
+  std::uint8_t port = 1;
+  std::uint32_t gid_index = 0;
+  ibv_gid gid{};
+  std::uint16_t lid = 0;       ///< InfiniBand; 0 on Ethernet.
+  ibv_mtu mtu = IBV_MTU_1024;  ///< Active.
+  bool is_ethernet = true;
+
+  /// "rxe0 port 1, GID 2 (fd00:77::1)"
+  [[nodiscard]] std::string text() const;
+};
+
+/// The addresses of all active ports of this host, best first: RoCE v2 or InfiniBand, routable before link-local. Empty
+/// where there is no device or no libibverbs.
+std::vector<Address> find_addresses();
+
+/// Chooses one. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one that holds
+/// `local_ip` (as text; "": unknown) is taken before others.
+/// @throws SystemError that names what was looked for and what there is.
+Address choose_address(std::string const& wanted, std::string const& local_ip);
+
+/// @throws SystemError.
+Context open_device(std::string const& name);
+
+}  // namespace headway::comm::verbs

@@ -1,0 +1,240 @@
+// The path of messages.
+
+#include "engines/verbs/endpoint.hpp"
+
+#include "engines/verbs/limits.hpp"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace headway::comm {
+
+using verbs::library;
+
+namespace {
+
+/// A caller that spins without ever sleeping must notice a lost peer too.
+constexpr unsigned kPollsPerLifelineCheck = 4096;
+constexpr int kCompletionsPerCall = 32;
+constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
+
+std::uint64_t label(int peer, std::uint64_t number) {
+  return static_cast<std::uint64_t>(peer) << 40 | (number & ((std::uint64_t{1} << 40) - 1));
+}
+
+}  // namespace
+
+PeerTraits VerbsEndpoint::traits(int peer) const {
+  expects(peer >= 0 && peer < size_ && links_[index(peer)].is_peer, "verbs does not reach that rank");
+  return {.engine = "verbs"};
+}
+
+VerbsEndpoint::Link& VerbsEndpoint::checked_link(int peer) {
+  expects(peer >= 0 && peer < size_ && links_[index(peer)].is_peer, "a put needs another rank that verbs reaches");
+  return links_[index(peer)];
+}
+
+std::uint64_t VerbsEndpoint::Link::num_flushed() const {
+  if (is_lost || !loss.empty()) return num_put;
+  auto const oldest = std::ranges::find_if(unreclaimed, [](auto const& each) { return each.put_count != 0; });
+  return oldest == unreclaimed.end() ? num_put : oldest->put_count - 1;
+}
+
+std::atomic_ref<std::uint64_t> VerbsEndpoint::taken_by(int peer) const {
+  auto* const word = credit_memory_.bytes().data() + index(peer) * verbs::kCreditWordBytes;
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(word));
+}
+
+Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte const> header,
+                          std::span<std::byte const> payload, Tag tag) {
+  int const peer = destination.peer;
+  Link& to = checked_link(peer);
+  expects(destination.segment == kLandingSegment, "put: engine verbs has no exposed segments");
+  expects(header.size() <= kMaxHeaderBytes, "put: the header is larger than kMaxHeaderBytes");
+  expects(destination.offset % 64 == 0, "put: the offset is not a multiple of 64");
+  std::size_t const needed = payload.empty() ? header.size() : kHeaderBytes + payload.size();
+  expects(destination.offset <= landing_.size() && needed <= landing_.size() - destination.offset,
+          "put: the range leaves the landing segment");
+  if (to.is_lost || !to.loss.empty()) {
+    return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost: " + to.loss};
+  }
+  // Partner of the acquire: the peer's device, which writes after it has posted the receives again.
+  if (to.num_put - taken_by(peer).load(std::memory_order_acquire) >= verbs::kCredits) return Status::would_block();
+  if (to.num_requests - to.num_reclaimed >= verbs::kSendRequests - verbs::kReservedRequests) {
+    return Status::would_block();
+  }
+  bool const is_copied = payload.size() <= verbs::kMaxCopiedBytes;
+  std::size_t const lead = header.empty() ? 0 : payload.empty() ? header.size() : kHeaderBytes;
+  auto const staged = to.staging.take(lead + (is_copied ? payload.size() : 0));
+  if (!staged) return Status::would_block();
+
+  if (lead != 0) {
+    std::memset(staged->data(), 0, lead);
+    std::memcpy(staged->data(), header.data(), header.size());
+  }
+  if (is_copied && !payload.empty()) std::memcpy(staged->data() + lead, payload.data(), payload.size());
+  std::uint64_t const offset = destination.offset + (header.empty() && !payload.empty() ? kHeaderBytes : 0);
+  Request& request = add_request(to, peer, to.remote.landing_address + offset, to.remote.landing_key);
+  request.work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  request.work.imm_data = htonl(tag.packed());
+  if (!staged->empty()) {
+    request.pieces[0] = {.addr = reinterpret_cast<std::uintptr_t>(staged->data()),
+                         .length = static_cast<std::uint32_t>(staged->size()),
+                         .lkey = staging_region_->lkey};
+    request.work.num_sge = 1;
+  }
+  ++to.num_put;
+  if (is_copied) {
+    if (staged->size() <= inline_bytes_) request.work.send_flags |= IBV_SEND_INLINE;
+    return {};
+  }
+  auto* const source = const_cast<std::byte*>(payload.data());
+  verbs::MemoryRegion registration(library().reg_mr(domain_.get(), source, payload.size(), 0));
+  if (!registration) {
+    int const error = errno;
+    break_link(to, "its payload could not be registered");
+    throw SystemError("ibv_reg_mr", error, std::to_string(payload.size()) + " bytes; see ulimit -l");
+  }
+  request.pieces[static_cast<std::size_t>(request.work.num_sge++)] = {
+      .addr = reinterpret_cast<std::uintptr_t>(source),
+      .length = static_cast<std::uint32_t>(payload.size()),
+      .lkey = registration->lkey};
+  signal(to, request);
+  to.unreclaimed.back().put_count = to.num_put;
+  to.unreclaimed.back().registration = std::move(registration);
+  return {};
+}
+
+VerbsEndpoint::Request& VerbsEndpoint::add_request(Link& to, int peer, std::uint64_t remote_address,
+                                                   std::uint32_t remote_key) {
+  if (to.unposted.empty()) unsubmitted_.push_back(peer);
+  Request& request = to.unposted.emplace_back();
+  request.work = {};
+  request.work.wr_id = label(peer, ++to.num_requests);
+  request.work.opcode = IBV_WR_RDMA_WRITE;
+  request.work.wr.rdma.remote_addr = remote_address;
+  request.work.wr.rdma.rkey = remote_key;
+  bool const is_due = to.num_requests - to.num_at_signal >= verbs::kRequestsPerSignal ||
+                      to.staging.position() - to.staging_at_signal >= verbs::kStagingBytes / 4;
+  if (is_due) signal(to, request);
+  return request;
+}
+
+void VerbsEndpoint::signal(Link& to, Request& request) {
+  request.work.send_flags |= IBV_SEND_SIGNALED;
+  to.num_at_signal = to.num_requests;
+  to.staging_at_signal = to.staging.position();
+  to.unreclaimed.push_back(
+      {.number = to.num_requests, .staging_position = to.staging.position(), .put_count = 0, .registration = nullptr});
+}
+
+void VerbsEndpoint::submit() {
+  for (int const peer : unsubmitted_) post(links_[index(peer)]);
+  unsubmitted_.clear();
+}
+
+void VerbsEndpoint::post(Link& to) {
+  if (to.unposted.empty()) return;
+  for (std::size_t i = 0; i < to.unposted.size(); ++i) {
+    ibv_send_wr& work = to.unposted[i].work;
+    work.sg_list = to.unposted[i].pieces.data();
+    work.next = i + 1 < to.unposted.size() ? &to.unposted[i + 1].work : nullptr;
+  }
+  ibv_send_wr* failed = nullptr;
+  int const error = to.queue_pair ? ibv_post_send(to.queue_pair.get(), &to.unposted.front().work, &failed) : 0;
+  to.unposted.clear();
+  if (error != 0) break_link(to, std::string("ibv_post_send: ") + std::strerror(error));
+}
+
+bool VerbsEndpoint::poll(ArrivalSink& sink) {
+  bool found = false;
+  if (lifeline_is_ready_.load(std::memory_order_relaxed) || ++num_polls_ % kPollsPerLifelineCheck == 0) [[unlikely]] {
+    found = check_lifelines(sink);
+  }
+  found = take_completions(&sink) || found;
+  if (has_broken_links_) [[unlikely]]
+    found = check_lifelines(sink) || found;
+  report_credits();
+  return found;
+}
+
+bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
+  bool found = false;
+  for (int call = 0; call < kCallsPerPoll; ++call) {
+    std::array<ibv_wc, kCompletionsPerCall> done;
+    int const count = ibv_poll_cq(completions_.get(), kCompletionsPerCall, done.data());
+    for (int i = 0; i < count; ++i) {
+      ibv_wc const& each = done[static_cast<std::size_t>(i)];
+      bool const is_receive = each.wr_id == verbs::kReceiveLabel;
+      if (is_receive) ++num_receives_taken_;
+      auto const of = peer_of_queue_pair_.find(each.qp_num);
+      if (of == peer_of_queue_pair_.end()) continue;  // Of a connection that is lost.
+      Link& link = links_[index(of->second)];
+      if (each.status != IBV_WC_SUCCESS) {
+        break_link(link, library().wc_status_str(each.status));
+      } else if (!is_receive) {
+        reclaim(link, each.wr_id & ((std::uint64_t{1} << 40) - 1));
+      } else if (each.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
+        break_link(link, "it sent something that has no tag");
+      } else {
+        ++link.num_arrived;
+        if (sink != nullptr) sink->arrived(of->second, Tag::unpack(ntohl(each.imm_data)));
+      }
+      found = true;
+    }
+    if (num_receives_taken_ > 0) post_receives(std::exchange(num_receives_taken_, 0));
+    if (count < kCompletionsPerCall) break;
+  }
+  return found;
+}
+
+void VerbsEndpoint::reclaim(Link& of, std::uint64_t number) {
+  while (!of.unreclaimed.empty() && of.unreclaimed.front().number <= number) {
+    of.num_reclaimed = of.unreclaimed.front().number;
+    of.staging.give_back(of.unreclaimed.front().staging_position);
+    of.unreclaimed.pop_front();
+  }
+}
+
+VerbsEndpoint::Request* VerbsEndpoint::add_credits(Link& to, int peer) {
+  if (to.num_requests - to.num_reclaimed >= verbs::kSendRequests) return nullptr;
+  auto const staged = to.staging.take(sizeof to.num_arrived);
+  if (!staged) return nullptr;
+  std::memcpy(staged->data(), &to.num_arrived, sizeof to.num_arrived);
+  to.num_reported = to.num_arrived;
+  Request& request = add_request(to, peer, to.remote.credit_address, to.remote.credit_key);
+  request.pieces[0] = {.addr = reinterpret_cast<std::uintptr_t>(staged->data()),
+                       .length = sizeof to.num_arrived,
+                       .lkey = staging_region_->lkey};
+  request.work.num_sge = 1;
+  return &request;
+}
+
+void VerbsEndpoint::report_credits() {
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& to = links_[index(peer)];
+    if (to.num_arrived - to.num_reported < verbs::kCredits / 4 || !to.queue_pair) continue;
+    if (add_credits(to, peer) == nullptr) continue;  // The next poll may find room.
+    post(to);
+    std::erase(unsubmitted_, peer);
+  }
+}
+
+Status VerbsEndpoint::get(int peer, std::uint64_t /*address*/, std::span<std::byte> /*local*/) {
+  throw UsageError("verbs does not read the memory of rank " + std::to_string(peer));
+}
+
+bool VerbsEndpoint::claim(int /*owner*/, std::uint64_t /*offset*/, std::uint64_t /*value*/) {
+  throw UsageError("verbs has no words that two ranks can claim");
+}
+
+void VerbsEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
+  throw UsageError("expose: engine verbs has no exposed segments");
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,281 @@
+// How an endpoint comes and goes, and everything besides messages.
+
+#include "engines/verbs/endpoint.hpp"
+#include "engines/verbs/limits.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <thread>
+
+namespace headway::comm {
+
+using verbs::library;
+
+namespace {
+
+FileDescriptor make_epoll() {
+  FileDescriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll.valid()) throw SystemError("epoll_create1", errno, "engine verbs");
+  return epoll;
+}
+
+void watch(FileDescriptor const& epoll, int fd) {
+  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine verbs");
+}
+
+bool is_readable(int fd) {
+  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+void make_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+/// This end's address of a connection, as text; "" if it is no internet connection.
+std::string local_ip(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  void const* bytes = nullptr;
+  if (address.ss_family == AF_INET) bytes = &reinterpret_cast<sockaddr_in const*>(&address)->sin_addr;
+  if (address.ss_family == AF_INET6) bytes = &reinterpret_cast<sockaddr_in6 const*>(&address)->sin6_addr;
+  if (bytes == nullptr || ::inet_ntop(address.ss_family, bytes, text.data(), text.size()) == nullptr) return "";
+  std::string const result = text.data();
+  return result.starts_with("::ffff:") ? result.substr(7) : result;
+}
+
+verbs::MemoryRegion register_memory(ibv_pd* domain, std::span<std::byte> memory, int access) {
+  verbs::MemoryRegion region(library().reg_mr(domain, memory.data(), memory.size(), access));
+  if (!region) throw SystemError("ibv_reg_mr", errno, std::to_string(memory.size()) + " bytes; see ulimit -l");
+  return region;
+}
+
+std::uint32_t random_packet_number() { return std::random_device()() & 0xffffff; }
+
+}  // namespace
+
+VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
+                             std::string const& device)
+    : rank_(rank),
+      size_(size),
+      landing_(landing),
+      credit_memory_(static_cast<std::size_t>(size) * verbs::kCreditWordBytes),
+      staging_memory_(static_cast<std::size_t>(size) * verbs::kStagingBytes),
+      links_(static_cast<std::size_t>(size)),
+      lifelines_(make_epoll()),
+      activity_(make_epoll()) {
+  take_over(lifelines, device);
+  make_queues();
+  connect_peers();
+  watch_descriptors();
+}
+
+VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+                             std::unique_ptr<LandingMemory> memory, std::string const& device)
+    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), device) {
+  own_memory_ = std::move(memory);
+}
+
+void VerbsEndpoint::take_over(std::vector<Lifeline> const& lifelines, std::string const& device) {
+  for (std::size_t peer = 0; peer < lifelines.size() && peer < links_.size(); ++peer) {
+    links_[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
+    links_[peer].is_peer = links_[peer].socket.valid();
+  }
+  expects(lifelines.size() == links_.size(), "an endpoint needs one lifeline for each rank");
+  expects(!links_[index(rank_)].is_peer, "a rank has no lifeline to itself");
+  auto const first = std::ranges::find_if(links_, [](Link const& link) { return link.is_peer; });
+  address_ = verbs::choose_address(device, first == links_.end() ? "" : local_ip(first->socket.fd()));
+}
+
+void VerbsEndpoint::make_queues() {
+  context_ = verbs::open_device(address_.device);
+  domain_.reset(library().alloc_pd(context_.get()));
+  if (!domain_) throw SystemError("ibv_alloc_pd", errno, address_.device);
+  int const written_by_peers = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  landing_region_ = register_memory(domain_.get(), landing_, written_by_peers);
+  credit_region_ = register_memory(domain_.get(), credit_memory_.bytes(), written_by_peers);
+  staging_region_ = register_memory(domain_.get(), staging_memory_.bytes(), 0);
+
+  auto const num_peers =
+      static_cast<std::uint32_t>(std::ranges::count_if(links_, [](Link const& link) { return link.is_peer; }));
+  std::uint32_t const num_receives = std::max(num_peers, 1U) * static_cast<std::uint32_t>(verbs::kCredits);
+  std::uint32_t const num_completions = num_receives + num_peers * verbs::kSendRequests;
+  channel_.reset(library().create_comp_channel(context_.get()));
+  if (!channel_) throw SystemError("ibv_create_comp_channel", errno, address_.device);
+  make_non_blocking(channel_->fd);
+  completions_.reset(
+      library().create_cq(context_.get(), static_cast<int>(num_completions), nullptr, channel_.get(), 0));
+  if (!completions_) throw SystemError("ibv_create_cq", errno, std::to_string(num_completions) + " entries");
+  ibv_srq_init_attr attributes{};
+  attributes.attr = {.max_wr = num_receives, .max_sge = 1, .srq_limit = 0};
+  receives_.reset(library().create_srq(domain_.get(), &attributes));
+  if (!receives_) throw SystemError("ibv_create_srq", errno, std::to_string(num_receives) + " receives");
+  post_receives(num_receives);
+}
+
+void VerbsEndpoint::post_receives(std::size_t count) {
+  std::array<ibv_recv_wr, 64> receives;
+  while (count > 0) {
+    std::size_t const batch = std::min(count, receives.size());
+    for (std::size_t i = 0; i < batch; ++i) {
+      receives[i] = {.wr_id = verbs::kReceiveLabel,
+                     .next = i + 1 < batch ? &receives[i + 1] : nullptr,
+                     .sg_list = nullptr,
+                     .num_sge = 0};
+    }
+    ibv_recv_wr* failed = nullptr;
+    int const error = ibv_post_srq_recv(receives_.get(), receives.data(), &failed);
+    if (error != 0) throw SystemError("ibv_post_srq_recv", error, address_.device);
+    count -= batch;
+  }
+}
+
+void VerbsEndpoint::connect_peers() {
+  std::vector<verbs::Hello> hellos(links_.size());
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& link = links_[index(peer)];
+    if (!link.is_peer) continue;
+    link.staging =
+        verbs::StagingRing(staging_memory_.bytes().subspan(index(peer) * verbs::kStagingBytes, verbs::kStagingBytes));
+    verbs::QueuePairSizes sizes{.send_requests = verbs::kSendRequests, .inline_bytes = verbs::kInlineBytes};
+    link.queue_pair = verbs::make_queue_pair(domain_.get(), completions_.get(), receives_.get(), sizes);
+    inline_bytes_ = sizes.inline_bytes;
+    peer_of_queue_pair_.emplace(link.queue_pair->qp_num, peer);
+    hellos[index(peer)] = {.landing_address = reinterpret_cast<std::uintptr_t>(landing_.data()),
+                           .credit_address = reinterpret_cast<std::uintptr_t>(credit_memory_.bytes().data()) +
+                                             index(peer) * verbs::kCreditWordBytes,
+                           .landing_key = landing_region_->rkey,
+                           .credit_key = credit_region_->rkey,
+                           .queue_pair_number = link.queue_pair->qp_num,
+                           .packet_number = random_packet_number(),
+                           .mtu = static_cast<std::uint32_t>(address_.mtu),
+                           .lid = address_.lid,
+                           .gid = address_.gid};
+    verbs::send_all(link.socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& link = links_[index(peer)];
+    if (!link.is_peer) continue;
+    verbs::receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer);
+    verbs::connect_queue_pair(link.queue_pair.get(), address_, hellos[index(peer)], link.remote, peer);
+  }
+  // Nobody may write to a queue pair that is not ready: each rank says so to all.
+  std::array<std::byte, 1> ready{std::byte{1}};
+  for (int peer = 0; peer < size_; ++peer) {
+    if (links_[index(peer)].is_peer) verbs::send_all(links_[index(peer)].socket.fd(), ready, peer);
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (links_[index(peer)].is_peer) verbs::receive_all(links_[index(peer)].socket.fd(), ready, peer);
+  }
+}
+
+void VerbsEndpoint::watch_descriptors() {
+  for (Link const& link : links_) {
+    if (!link.is_peer) continue;
+    make_non_blocking(link.socket.fd());
+    watch(lifelines_, link.socket.fd());
+  }
+  for (int const fd : {lifelines_.get(), channel_->fd, bell_.fd()}) watch(activity_, fd);
+}
+
+VerbsEndpoint::~VerbsEndpoint() { linger(); }
+
+// What was put is on its way until the peer's device has acknowledged it, and lost if the queue pair goes before.
+void VerbsEndpoint::linger() noexcept {
+  try {
+    for (int peer = 0; peer < size_; ++peer) {
+      Link& to = links_[index(peer)];
+      if (!to.queue_pair || !to.loss.empty() || to.num_requests == to.num_reclaimed) continue;
+      if (Request* const last = add_credits(to, peer)) signal(to, *last);
+    }
+    submit();
+    auto const is_out = [](Link const& link) {
+      return !link.queue_pair || !link.loss.empty() || link.num_requests == link.num_reclaimed ||
+             link.socket.is_hung_up();
+    };
+    Deadline const deadline = Clock::now() + std::chrono::seconds(1);
+    while (!std::ranges::all_of(links_, is_out) && Clock::now() < deadline) {
+      if (!take_completions(nullptr)) std::this_thread::yield();
+    }
+  } catch (std::exception const&) {
+    // Best effort.
+  }
+}
+
+void VerbsEndpoint::send_notice(int peer, std::string_view text) noexcept {
+  if (peer < 0 || peer >= size_) return;
+  Link const& link = links_[index(peer)];
+  if (link.is_peer && !link.is_lost) link.socket.send(text);
+}
+
+void VerbsEndpoint::arm() {
+  bell_.arm();
+  ibv_req_notify_cq(completions_.get(), 0);
+}
+
+void VerbsEndpoint::sleep(Deadline deadline) {
+  std::array<epoll_event, 3> events;
+  int const count = ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
+  for (int i = 0; i < count; ++i) {
+    int const fd = events[static_cast<std::size_t>(i)].data.fd;
+    if (fd == lifelines_.get()) lifeline_is_ready_.store(true);
+    if (fd == bell_.fd()) bell_.drain();
+    if (fd != channel_->fd) continue;
+    ibv_cq* of = nullptr;
+    void* unused = nullptr;
+    while (library().get_cq_event(channel_.get(), &of, &unused) == 0) library().ack_cq_events(of, 1);
+  }
+}
+
+void VerbsEndpoint::break_link(Link& link, std::string reason) {
+  if (!link.loss.empty() || link.is_lost) return;
+  link.loss = std::move(reason);
+  has_broken_links_ = true;
+}
+
+bool VerbsEndpoint::check_lifelines(ArrivalSink& sink) {
+  lifeline_is_ready_.store(false);
+  if (!std::exchange(has_broken_links_, false) && !is_readable(lifelines_.get())) return false;
+  // All notices before any loss: a peer that left because another was lost says so.
+  std::vector<int> leaving;
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& link = links_[index(peer)];
+    if (!link.is_peer || link.is_lost) continue;
+    bool const is_open = link.socket.receive(peer, sink);
+    if (!is_open || !link.loss.empty()) leaving.push_back(peer);
+  }
+  if (!leaving.empty()) take_completions(&sink);  // What a peer put before it left comes before its loss.
+  for (int const peer : leaving) {
+    std::string const& loss = links_[index(peer)].loss;
+    report_loss(peer, loss.empty() ? "it closed the connection" : loss, sink);
+  }
+  return true;
+}
+
+void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink& sink) {
+  Link& link = links_[index(peer)];
+  link.is_lost = true;
+  if (link.loss.empty()) link.loss = reason;
+  ::epoll_ctl(lifelines_.get(), EPOLL_CTL_DEL, link.socket.fd(), nullptr);
+  peer_of_queue_pair_.erase(link.queue_pair->qp_num);
+  link.queue_pair.reset();  // From here on the device reads nothing and writes nothing for this peer.
+  link.unposted.clear();
+  std::erase(unsubmitted_, peer);
+  link.unreclaimed.clear();
+  sink.lost(peer, reason);
+}
+
+std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+                                              std::size_t landing_bytes, std::string const& device) {
+  return std::make_unique<VerbsEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes), device);
+}
+
+}  // namespace headway::comm
