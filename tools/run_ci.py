@@ -1,4 +1,4 @@
-"""All that CI checks: the tests, lint, and the C++ tests under sanitizers and for aarch64.
+"""All that CI checks: the tests, lint, RDMA in a guest, and the C++ tests under sanitizers and for aarch64.
 
 Each stage prints its time. The last line sums up the tests of all stages, a lint stage counting as one:
 N passed, N failed, N skipped. The exit status is 1 when anything failed.
@@ -84,6 +84,13 @@ def all_stages() -> list[Stage]:
     return [
         Stage(name="test", group="test", commands=[["make", "test"]], limit_s=2400, has_counts=True),
         *lint_stages(),
+        Stage(
+            name="rdma",
+            group="rdma",
+            commands=[[sys.executable, "tools/rdma_guest/guest_suite.py"]],
+            limit_s=600,
+            has_counts=True,
+        ),
         Stage(name="wheel", group="wheel", commands=[[sys.executable, "tools/check_wheel.py"]], limit_s=1200),
         cpp_test_stage("asan", ["-DHEADWAY_SANITIZE=address"]),
         cpp_test_stage("tsan", ["-DHEADWAY_SANITIZE=thread"]),
