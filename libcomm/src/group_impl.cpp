@@ -72,7 +72,11 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
 }
 
 GroupImpl::~GroupImpl() {
-  if (getpid() != owner_) return;  // A forked child never says goodbye for its parent.
+  // A forked child never says goodbye for its parent: sockets, queue pairs and locks are the parent's.
+  if (getpid() != owner_) {
+    wire_.abandon();
+    return;
+  }
   if (progress_thread_) progress_thread_->detach(*this);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) wire_.endpoint().send_notice(peer, kGoodbye);

@@ -34,6 +34,8 @@ class Wire {
   }
 
   [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
+  /// Leaves the endpoint as it is, never to be destroyed here.
+  void abandon() { static_cast<void>(endpoint_.release()); }
   [[nodiscard]] LandingLayout const& layout() const { return layout_; }
   [[nodiscard]] GroupStats& stats() { return stats_; }
   [[nodiscard]] PeerStats& peer_stats(int peer) { return stats_.peers[static_cast<std::size_t>(peer)]; }

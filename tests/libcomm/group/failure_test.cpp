@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -119,6 +122,29 @@ TEST_P(FailureTest, AbortFailsPendingAndLaterWorkOfEveryRankWithItsReason) {
         },
         OperationError);
     all_failed.arrive_and_wait();
+  });
+}
+
+TEST_P(FailureTest, AForkedChildThatDestroysItsCopyHarmsNobody) {
+  run_ranks(2, options(), [&](Group& group) {
+    Exchange pending(group.rank(), 2, 0, even_sizes(100));
+    pending.start(group);
+    if (group.rank() == 0) {
+      pid_t const child = ::fork();
+      if (child == 0) {
+        std::destroy_at(&group);
+        ::_exit(0);
+      }
+      int status = -1;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+    }
+    for (std::uint64_t number = 1; number < 20; ++number) {
+      Exchange exchange(group.rank(), 2, number, even_sizes(20000));
+      exchange.start(group);
+      exchange.finish(group);
+    }
+    pending.finish(group);
   });
 }
 
