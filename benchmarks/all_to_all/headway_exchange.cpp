@@ -24,7 +24,8 @@ struct CallBlocks {
 
 class HeadwayExchange final : public Exchange {
  public:
-  explicit HeadwayExchange(std::unique_ptr<comm::Group> group) : group_(std::move(group)) {}
+  explicit HeadwayExchange(std::unique_ptr<comm::Group> group)
+      : group_(std::move(group)), is_blocking_(group_->options().max_lag == 0) {}
 
   void use(std::span<CallBuffers> sets) override {
     sets_.assign(sets.size(), {});
@@ -37,19 +38,26 @@ class HeadwayExchange final : public Exchange {
   }
 
   void start(std::size_t set) override {
-    pending_.push_back(group_->all_to_all_v({.sends = sets_[set].sends, .receives = sets_[set].receives}));
+    comm::AllToAllArgs const args{.sends = sets_[set].sends, .receives = sets_[set].receives};
+    if (is_blocking_) return expect_ok(group_->all_to_all_v_and_wait(args));
+    pending_.push_back(group_->all_to_all_v(args));
   }
 
   void finish_oldest() override {
-    comm::Status const status = group_->wait(*pending_.front());
-    if (!status.ok()) throw comm::OperationError(status);
+    if (is_blocking_) return;
+    expect_ok(group_->wait(*pending_.front()));
     pending_.pop_front();
   }
 
   std::uint64_t reserved_bytes() override { return group_->stats().landing_bytes; }
 
  private:
+  static void expect_ok(comm::Status const& status) {
+    if (!status.ok()) throw comm::OperationError(status);
+  }
+
   std::unique_ptr<comm::Group> group_;
+  bool is_blocking_;  ///< Without lag a call is one call, as it is for MPI.
   std::vector<CallBlocks> sets_;
   std::deque<comm::OperationPtr> pending_;
 };

@@ -89,6 +89,16 @@ PeerTraits GroupImpl::traits(int peer) const { return const_cast<Wire&>(wire_).e
 
 OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {
   Visit visit(*this);
+  return start_all_to_all_v(args);
+}
+
+Status GroupImpl::all_to_all_v_and_wait(AllToAllArgs const& args) {
+  Visit visit(*this);
+  auto const operation = start_all_to_all_v(args);
+  return wait(visit, *operation, std::nullopt);
+}
+
+std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const& args) {
   throw_if_failed();
   expects(args.channel >= 0 && args.channel < options_.num_channels,
           "all_to_all_v: channel is not below the group's num_channels");
@@ -248,6 +258,10 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
   auto& operation = static_cast<OperationState&>(base);
   if (operation.done()) return operation.status();
   Visit visit(*this);
+  return wait(visit, operation, timeout);
+}
+
+Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout) {
   Deadline const deadline = timeout ? Clock::now() + *timeout : Deadline::max();
   Backoff backoff(cores_are_shared_);
   for (;;) {

@@ -36,6 +36,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] PeerTraits traits(int peer) const override;
 
   OperationPtr all_to_all_v(AllToAllArgs const& args) override;
+  Status all_to_all_v_and_wait(AllToAllArgs const& args) override;
   OperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) override;
   OperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type) override;
   OperationPtr receive_any(std::span<std::byte> block, std::uint64_t match, DataType type) override;
@@ -95,6 +96,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
   [[nodiscard]] int activity_fd() const override { return activity_fd_; }
 
+  std::shared_ptr<RingOperation> start_all_to_all_v(AllToAllArgs const& args);
+  Status wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   void progress();
   void check_failures();
   void check_deadlines(Clock::time_point now);

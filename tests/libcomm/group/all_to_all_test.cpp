@@ -161,6 +161,24 @@ TEST_P(AllToAllTest, WaitingForAnExchangeCompletesAllOlderOnes) {
   });
 }
 
+TEST_P(AllToAllTest, ABlockingExchangeBringsItsBytesAndCompletesAllOlderOnes) {
+  auto with_lag = options();
+  with_lag.max_lag = 2;
+  run_ranks(3, with_lag, [](Group& group) {
+    std::deque<Exchange> exchanges;
+    for (std::uint64_t number = 0; number < 20; ++number) {
+      exchanges.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 9000));
+      if (number % 4 != 3) {
+        exchanges.back().start(group);
+        continue;
+      }
+      Status const status = exchanges.back().run(group);
+      EXPECT_TRUE(status.ok()) << status.message();
+      for (auto const& exchange : exchanges) exchange.check();
+    }
+  });
+}
+
 TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;

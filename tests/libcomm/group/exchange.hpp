@@ -60,6 +60,11 @@ class Exchange {
     return operation_;
   }
 
+  /// Starts and waits in one call.
+  [[nodiscard]] Status run(Group& group) {
+    return group.all_to_all_v_and_wait({.sends = sends_, .receives = receives_, .data_type = 1});
+  }
+
   [[nodiscard]] OperationPtr const& operation() const { return operation_; }
 
   /// @throws OperationError if the operation failed, std::runtime_error if it brought wrong bytes.

@@ -42,6 +42,20 @@ TEST_P(FailureTest, AnExchangeThatTimesOutNamesWhomItLacks) {
   });
 }
 
+TEST_P(FailureTest, ABlockingExchangeThatTimesOutNamesWhomItLacks) {
+  auto impatient = options();
+  impatient.timeout = milliseconds(300);
+  std::barrier all_failed(3);
+  run_ranks(3, impatient, [&](Group& group) {
+    if (group.rank() == 0) {
+      Status const status = Exchange(0, 3, 1, even_sizes(100)).run(group);
+      EXPECT_EQ(status.code(), StatusCode::kTimeout);
+      EXPECT_TRUE(names(status.message(), "rank 1") && names(status.message(), "rank 2")) << status.message();
+    }
+    all_failed.arrive_and_wait();
+  });
+}
+
 TEST_P(FailureTest, AReceiveThatTimesOutNamesItsPeer) {
   auto impatient = options();
   impatient.timeout = milliseconds(200);

@@ -121,6 +121,8 @@ class Group {
 
   /// Bounded-lag exchange: receives[r] gets what rank r gave as sends[rank()].
   virtual OperationPtr all_to_all_v(AllToAllArgs const& args) = 0;
+  /// The same, and wait(): for callers with nothing to do meanwhile. It costs less than the two calls.
+  virtual Status all_to_all_v_and_wait(AllToAllArgs const& args) = 0;
 
   /// Messages between two ranks with equal `match` arrive in order. `match` below 2^63.
   virtual OperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) = 0;
