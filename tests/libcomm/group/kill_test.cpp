@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -141,8 +142,13 @@ TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
   }
 }
 
+std::vector<char const*> engines() {
+  if (std::getenv("HEADWAY_TEST_RDMA") != nullptr) return {"verbs"};
+  return {"shm", "tcp"};
+}
+
 INSTANTIATE_TEST_SUITE_P(Group, KillTest,
-                         testing::Combine(testing::Values("shm", "tcp"), testing::Values(100, 200000),
+                         testing::Combine(testing::ValuesIn(engines()), testing::Values(100, 200000),
                                           testing::Values(0, 2)),
                          [](auto const& tested) {
                            return std::string(std::get<0>(tested.param)) + "_" +

@@ -13,6 +13,7 @@
 #include <deque>
 #include <exception>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 
 namespace {
@@ -30,6 +31,13 @@ void exchange_forever(Group& group, std::size_t bytes, std::size_t lag) {
   }
 }
 
+Engine engine_named(std::string const& name) {
+  if (name == "shm") return Engine::kShm;
+  if (name == "tcp") return Engine::kTcp;
+  if (name == "verbs") return Engine::kVerbs;
+  throw std::invalid_argument("no engine " + name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,7 +48,7 @@ int main(int argc, char** argv) {
     int const rank = std::atoi(argv[1]), size = std::atoi(argv[2]);
     FileStore store(argv[3]);
     GroupOptions options;
-    options.engine = std::string(argv[4]) == "shm" ? Engine::kShm : Engine::kTcp;
+    options.engine = engine_named(argv[4]);
     options.slot_bytes = 4096;
     options.max_lag = std::atoi(argv[6]);
     auto const group = Group::connect(rank, size, store, options);

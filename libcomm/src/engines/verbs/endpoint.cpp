@@ -40,7 +40,7 @@ VerbsEndpoint::Link& VerbsEndpoint::checked_link(int peer) {
 }
 
 std::uint64_t VerbsEndpoint::Link::num_flushed() const {
-  if (is_lost || !loss.empty()) return num_put;
+  if (!loss.empty()) return num_put;
   auto const oldest = std::ranges::find_if(unreclaimed, [](auto const& each) { return each.put_count != 0; });
   return oldest == unreclaimed.end() ? num_put : oldest->put_count - 1;
 }
@@ -60,9 +60,7 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   std::size_t const needed = payload.empty() ? header.size() : kHeaderBytes + payload.size();
   expects(destination.offset <= landing_.size() && needed <= landing_.size() - destination.offset,
           "put: the range leaves the landing segment");
-  if (to.is_lost || !to.loss.empty()) {
-    return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost: " + to.loss};
-  }
+  if (!to.loss.empty()) return lost_status(peer);
   // Partner of the acquire: the peer's device, which writes after it has posted the receives again.
   if (to.num_put - taken_by(peer).load(std::memory_order_acquire) >= verbs::kCredits) return Status::would_block();
   if (to.num_requests - to.num_reclaimed >= verbs::kSendRequests - verbs::kReservedRequests) {
@@ -72,6 +70,15 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   std::size_t const lead = header.empty() ? 0 : payload.empty() ? header.size() : kHeaderBytes;
   auto const staged = to.staging.take(lead + (is_copied ? payload.size() : 0));
   if (!staged) return Status::would_block();
+  verbs::MemoryRegion registration;
+  if (!is_copied) {
+    registration.reset(library().reg_mr(domain_.get(), const_cast<std::byte*>(payload.data()), payload.size(), 0));
+    if (!registration) {
+      break_link(to, "a payload of " + std::to_string(payload.size()) +
+                         " bytes could not be registered: " + std::strerror(errno) + "; see ulimit -l");
+      return lost_status(peer);
+    }
+  }
 
   if (lead != 0) {
     std::memset(staged->data(), 0, lead);
@@ -82,32 +89,28 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   Request& request = add_request(to, peer, to.remote.landing_address + offset, to.remote.landing_key);
   request.work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   request.work.imm_data = htonl(tag.packed());
-  if (!staged->empty()) {
-    request.pieces[0] = {.addr = reinterpret_cast<std::uintptr_t>(staged->data()),
-                         .length = static_cast<std::uint32_t>(staged->size()),
-                         .lkey = staging_region_->lkey};
-    request.work.num_sge = 1;
-  }
+  if (!staged->empty()) add_piece(request, *staged, staging_region_->lkey);
   ++to.num_put;
   if (is_copied) {
     if (staged->size() <= inline_bytes_) request.work.send_flags |= IBV_SEND_INLINE;
     return {};
   }
-  auto* const source = const_cast<std::byte*>(payload.data());
-  verbs::MemoryRegion registration(library().reg_mr(domain_.get(), source, payload.size(), 0));
-  if (!registration) {
-    int const error = errno;
-    break_link(to, "its payload could not be registered");
-    throw SystemError("ibv_reg_mr", error, std::to_string(payload.size()) + " bytes; see ulimit -l");
-  }
-  request.pieces[static_cast<std::size_t>(request.work.num_sge++)] = {
-      .addr = reinterpret_cast<std::uintptr_t>(source),
-      .length = static_cast<std::uint32_t>(payload.size()),
-      .lkey = registration->lkey};
+  add_piece(request, payload, registration->lkey);
   signal(to, request);
   to.unreclaimed.back().put_count = to.num_put;
   to.unreclaimed.back().registration = std::move(registration);
   return {};
+}
+
+Status VerbsEndpoint::lost_status(int peer) const {
+  return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost: " + links_[index(peer)].loss};
+}
+
+void VerbsEndpoint::add_piece(Request& request, std::span<std::byte const> piece, std::uint32_t key) {
+  request.pieces[static_cast<std::size_t>(request.work.num_sge++)] = {
+      .addr = reinterpret_cast<std::uintptr_t>(piece.data()),
+      .length = static_cast<std::uint32_t>(piece.size()),
+      .lkey = key};
 }
 
 VerbsEndpoint::Request& VerbsEndpoint::add_request(Link& to, int peer, std::uint64_t remote_address,
@@ -187,7 +190,9 @@ bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
       }
       found = true;
     }
-    if (num_receives_taken_ > 0) post_receives(std::exchange(num_receives_taken_, 0));
+    if (int const error = post_receives(std::exchange(num_receives_taken_, 0)); error != 0) {
+      for (Link& link : links_) break_link(link, std::string("ibv_post_srq_recv: ") + std::strerror(error));
+    }
     if (count < kCompletionsPerCall) break;
   }
   return found;
@@ -208,10 +213,7 @@ VerbsEndpoint::Request* VerbsEndpoint::add_credits(Link& to, int peer) {
   std::memcpy(staged->data(), &to.num_arrived, sizeof to.num_arrived);
   to.num_reported = to.num_arrived;
   Request& request = add_request(to, peer, to.remote.credit_address, to.remote.credit_key);
-  request.pieces[0] = {.addr = reinterpret_cast<std::uintptr_t>(staged->data()),
-                       .length = sizeof to.num_arrived,
-                       .lkey = staging_region_->lkey};
-  request.work.num_sge = 1;
+  add_piece(request, *staged, staging_region_->lkey);
   return &request;
 }
 

@@ -85,7 +85,7 @@ class VerbsEndpoint final : public Endpoint {
     verbs::QueuePair queue_pair;  ///< Null: not a peer of this engine, or lost.
     verbs::Hello remote{};
     bool is_peer = false, is_lost = false;
-    std::string loss;  ///< Why sending failed; the peer counts as lost once its notices are read.
+    std::string loss;  ///< Why nothing goes to it any more; the peer counts as lost once its notices are read.
 
     std::uint64_t num_put = 0;
     std::uint64_t num_requests = 0, num_reclaimed = 0, num_at_signal = 0;
@@ -106,7 +106,10 @@ class VerbsEndpoint final : public Endpoint {
   void make_queues();
   void connect_peers();
   void watch_descriptors();
-  void post_receives(std::size_t count);
+  /// @returns an errno value.
+  int post_receives(std::size_t count);
+  [[nodiscard]] Status lost_status(int peer) const;
+  static void add_piece(Request& request, std::span<std::byte const> piece, std::uint32_t key);
   /// Adds a write to what submit() posts. The device may read `pieces` until the request is reclaimed.
   Request& add_request(Link& to, int peer, std::uint64_t remote_address, std::uint32_t remote_key);
   /// Asks for a completion of the newest request: it tells of all requests before it.

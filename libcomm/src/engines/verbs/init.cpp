@@ -118,10 +118,12 @@ void VerbsEndpoint::make_queues() {
   attributes.attr = {.max_wr = num_receives, .max_sge = 1, .srq_limit = 0};
   receives_.reset(library().create_srq(domain_.get(), &attributes));
   if (!receives_) throw SystemError("ibv_create_srq", errno, std::to_string(num_receives) + " receives");
-  post_receives(num_receives);
+  if (int const error = post_receives(num_receives); error != 0) {
+    throw SystemError("ibv_post_srq_recv", error, address_.device);
+  }
 }
 
-void VerbsEndpoint::post_receives(std::size_t count) {
+int VerbsEndpoint::post_receives(std::size_t count) {
   std::array<ibv_recv_wr, 64> receives;
   while (count > 0) {
     std::size_t const batch = std::min(count, receives.size());
@@ -133,9 +135,10 @@ void VerbsEndpoint::post_receives(std::size_t count) {
     }
     ibv_recv_wr* failed = nullptr;
     int const error = ibv_post_srq_recv(receives_.get(), receives.data(), &failed);
-    if (error != 0) throw SystemError("ibv_post_srq_recv", error, address_.device);
+    if (error != 0) return error;
     count -= batch;
   }
+  return 0;
 }
 
 void VerbsEndpoint::connect_peers() {
@@ -236,7 +239,7 @@ void VerbsEndpoint::sleep(Deadline deadline) {
 }
 
 void VerbsEndpoint::break_link(Link& link, std::string reason) {
-  if (!link.loss.empty() || link.is_lost) return;
+  if (!link.is_peer || !link.loss.empty()) return;
   link.loss = std::move(reason);
   has_broken_links_ = true;
 }
