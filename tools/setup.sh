@@ -126,7 +126,8 @@ import sys
 
 from headway_launcher import main
 
-sys.exit(main())
+if __name__ == "__main__":  # Processes that are spawned import this file again.
+    sys.exit(main())
 SCRIPT
   chmod +x "$venv/bin/headway"
 }

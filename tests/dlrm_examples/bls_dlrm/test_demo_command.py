@@ -42,6 +42,20 @@ def rows_in(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_the_installed_command_runs_the_demo_on_a_machine_that_has_no_converted_log(tmp_path: Path) -> None:
+    command = Path(sys.executable).parent / "headway"
+    if not command.exists():
+        pytest.skip("the headway command is not installed beside this Python")
+    finished = subprocess.run(
+        [command, "demo", *SMALL, "--systems", "sync", "--out", tmp_path / "out", "--store", tmp_path / "store"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "out/report.html").exists()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_demo_writes_a_table_rows_plots_and_a_self_contained_report(tmp_path: Path, backend: str) -> None:
     write_criteo_log(tmp_path / "log.tsv", num_rows=60)
