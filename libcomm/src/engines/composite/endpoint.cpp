@@ -1,25 +1,15 @@
 #include "engines/composite/endpoint.hpp"
 
+#include "engines/epoll.hpp"
+
 #include <sys/epoll.h>
 
 #include <array>
-#include <cerrno>
 
 namespace headway::comm {
 namespace {
 
-FileDescriptor make_epoll() {
-  FileDescriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll.valid()) throw SystemError("epoll_create1", errno, "composite endpoint");
-  return epoll;
-}
-
-void watch(FileDescriptor const& epoll, int fd) {
-  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    throw SystemError("epoll_ctl", errno, "composite endpoint");
-  }
-}
+constexpr char const* kName = "composite endpoint";
 
 }  // namespace
 
@@ -28,18 +18,18 @@ CompositeEndpoint::CompositeEndpoint(std::unique_ptr<Endpoint> same_host, std::u
     : same_host_(std::move(same_host)),
       remote_(std::move(remote)),
       peer_is_same_host_(std::move(peer_is_same_host)),
-      lifelines_(make_epoll()),
-      activity_(make_epoll()) {
+      lifelines_(make_epoll(kName)),
+      activity_(make_epoll(kName)) {
   expects(same_host_->rank() == remote_->rank() && same_host_->size() == remote_->size(),
           "both engines must be of one rank and group");
   expects(peer_is_same_host_.size() == static_cast<std::size_t>(size()), "one entry is needed for each rank");
   expects(same_host_->landing().data() == remote_->landing().data(), "both engines must land in one segment");
   for (auto const* engine : {same_host_.get(), remote_.get()}) {
     expects(engine->lifeline_fd() >= 0 && engine->activity_fd() >= 0, "an engine must have descriptors to be combined");
-    watch(lifelines_, engine->lifeline_fd());
-    watch(activity_, engine->activity_fd());
+    watch(lifelines_, engine->lifeline_fd(), kName);
+    watch(activity_, engine->activity_fd(), kName);
   }
-  watch(activity_, bell_.fd());
+  watch(activity_, bell_.fd(), kName);
 }
 
 void CompositeEndpoint::submit() {

@@ -1,9 +1,9 @@
 #include "engines/shm/endpoint.hpp"
 
 #include "available_cores.hpp"
+#include "engines/epoll.hpp"
 #include "small_copy.hpp"
 
-#include <sys/epoll.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -15,6 +15,7 @@ namespace headway::comm {
 
 namespace {
 
+constexpr char const* kName = "engine shm";
 /// A caller that spins without ever sleeping must notice a lost peer too.
 constexpr unsigned kPollsPerLifelineCheck = 4096;
 /// Beyond this the processor's own prefetching of a running copy does as well.
@@ -44,10 +45,9 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, st
       own_(shm::Region::create(size, landing_bytes)),
       links_(shm::exchange_links(rank, std::move(lifelines), own_, bell_.fd(), landing_bytes)),
       outboxes_(links_.size()),
-      lifelines_(epoll_create1(EPOLL_CLOEXEC)),
-      activity_(epoll_create1(EPOLL_CLOEXEC)) {
+      lifelines_(make_epoll(kName)),
+      activity_(make_epoll(kName)) {
   own_.close_fd();
-  if (!lifelines_.valid() || !activity_.valid()) throw SystemError("epoll_create1", errno, "engine shm");
   for (int distance = 1; distance < size; ++distance) {
     int const peer = (rank + distance) % size;
     auto const& link = links_[index(peer)];
@@ -55,18 +55,10 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, st
     sources_.push_back({.rank = peer, .inbox = &own_.inbox(peer)});
     outboxes_[index(peer)].inbox = &link.region.inbox(rank);
     outboxes_[index(peer)].landing = link.region.landing();
-    watch(link.socket.fd());
-    if (link.pidfd.valid()) watch(link.pidfd.get());
+    watch(lifelines_, link.socket.fd(), kName);
+    if (link.pidfd.valid()) watch(lifelines_, link.pidfd.get(), kName);
   }
-  for (int const fd : {lifelines_.get(), bell_.fd()}) {
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-    if (epoll_ctl(activity_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine shm");
-  }
-}
-
-void ShmEndpoint::watch(int fd) {
-  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-  if (epoll_ctl(lifelines_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine shm");
+  for (int const fd : {lifelines_.get(), bell_.fd()}) watch(activity_, fd, kName);
 }
 
 PeerTraits ShmEndpoint::traits(int peer) const {

@@ -76,7 +76,6 @@ class ShmEndpoint final : public Endpoint {
   };
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
-  void watch(int fd);
   void fetch_arrivals() const;
   void take_cells(Source& source, ArrivalSink& sink);
   void place_inline(shm::Cell const& cell);

@@ -1,22 +1,11 @@
 // What is not on the path of messages: sleeping, notices, and noticing that a peer is gone.
 
+#include "engines/epoll.hpp"
 #include "engines/shm/endpoint.hpp"
-
-#include <poll.h>
-#include <sys/epoll.h>
 
 #include <array>
 
 namespace headway::comm {
-
-namespace {
-
-bool is_readable(int fd) {
-  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
-  return ::poll(&entry, 1, 0) > 0;
-}
-
-}  // namespace
 
 void ShmEndpoint::sleep(Deadline deadline) {
   std::array<epoll_event, 2> events;

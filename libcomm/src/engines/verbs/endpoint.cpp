@@ -23,10 +23,6 @@ constexpr unsigned kPollsPerLifelineCheck = 4096;
 constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
 
-std::uint64_t label(int peer, std::uint64_t number) {
-  return static_cast<std::uint64_t>(peer) << 40 | (number & ((std::uint64_t{1} << 40) - 1));
-}
-
 }  // namespace
 
 PeerTraits VerbsEndpoint::traits(int peer) const {
@@ -118,7 +114,7 @@ VerbsEndpoint::Request& VerbsEndpoint::add_request(Link& to, int peer, std::uint
   if (to.unposted.empty()) unsubmitted_.push_back(peer);
   Request& request = to.unposted.emplace_back();
   request.work = {};
-  request.work.wr_id = label(peer, ++to.num_requests);
+  request.work.wr_id = ++to.num_requests;
   request.work.opcode = IBV_WR_RDMA_WRITE;
   request.work.wr.rdma.remote_addr = remote_address;
   request.work.wr.rdma.rkey = remote_key;
@@ -181,7 +177,7 @@ bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
       if (each.status != IBV_WC_SUCCESS) {
         break_link(link, library().wc_status_str(each.status));
       } else if (!is_receive) {
-        reclaim(link, each.wr_id & ((std::uint64_t{1} << 40) - 1));
+        reclaim(link, each.wr_id);
       } else if (each.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
         break_link(link, "it sent something that has no tag");
       } else {

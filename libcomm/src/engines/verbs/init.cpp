@@ -1,12 +1,11 @@
 // How an endpoint comes and goes, and everything besides messages.
 
+#include "engines/epoll.hpp"
 #include "engines/verbs/endpoint.hpp"
 #include "engines/verbs/limits.hpp"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -20,21 +19,7 @@ using verbs::library;
 
 namespace {
 
-FileDescriptor make_epoll() {
-  FileDescriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll.valid()) throw SystemError("epoll_create1", errno, "engine verbs");
-  return epoll;
-}
-
-void watch(FileDescriptor const& epoll, int fd) {
-  epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "engine verbs");
-}
-
-bool is_readable(int fd) {
-  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
-  return ::poll(&entry, 1, 0) > 0;
-}
+constexpr char const* kName = "engine verbs";
 
 void make_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
@@ -70,8 +55,8 @@ VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& li
       credit_memory_(static_cast<std::size_t>(size) * verbs::kCreditWordBytes),
       staging_memory_(static_cast<std::size_t>(size) * verbs::kStagingBytes),
       links_(static_cast<std::size_t>(size)),
-      lifelines_(make_epoll()),
-      activity_(make_epoll()) {
+      lifelines_(make_epoll(kName)),
+      activity_(make_epoll(kName)) {
   take_over(lifelines, device);
   make_queues();
   connect_peers();
@@ -184,9 +169,9 @@ void VerbsEndpoint::watch_descriptors() {
   for (Link const& link : links_) {
     if (!link.is_peer) continue;
     make_non_blocking(link.socket.fd());
-    watch(lifelines_, link.socket.fd());
+    watch(lifelines_, link.socket.fd(), kName);
   }
-  for (int const fd : {lifelines_.get(), channel_->fd, bell_.fd()}) watch(activity_, fd);
+  for (int const fd : {lifelines_.get(), channel_->fd, bell_.fd()}) watch(activity_, fd, kName);
 }
 
 VerbsEndpoint::~VerbsEndpoint() { linger(); }
