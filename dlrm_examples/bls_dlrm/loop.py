@@ -17,6 +17,7 @@ import torch.distributed as dist
 from headway import LagQueue
 
 from dlrm_examples.bls_dlrm.model import Dlrm, EmbeddingShard, pool_rows
+from dlrm_examples.bls_dlrm.placement import TablePlacement
 from dlrm_examples.bls_dlrm.recurrence import RankWork
 from dlrm_examples.bls_dlrm.step_inputs import StepInputs
 
@@ -100,9 +101,12 @@ class Pending(NamedTuple):
 class InferenceRank:
     """One rank's model, tables and preloaded inputs."""
 
-    def __init__(self, model: Dlrm, shard: EmbeddingShard, inputs: Sequence[StepInputs]) -> None:
+    def __init__(
+        self, model: Dlrm, shard: EmbeddingShard, placement: TablePlacement, inputs: Sequence[StepInputs]
+    ) -> None:
         self._model = model
         self._shard = shard
+        self._placement = placement
         self._inputs = inputs
 
     @torch.no_grad()
@@ -169,5 +173,5 @@ class InferenceRank:
         receive_offsets = self._inputs[pending.step].receive_offsets
         if receive_offsets is not None:
             rows = pool_rows(rows, receive_offsets)
-        predictions.append(self._model.predict(pending.dense_output, rows))
+        predictions.append(self._model.predict(pending.dense_output, self._placement.in_table_order(rows)))
         times.predicted[pending.step] = time.perf_counter()

@@ -1,12 +1,13 @@
 """DLRM for inference, its embedding tables spread over the ranks table by table.
 
-Shapes: B rows of a rank's mini-batch, R ranks, T tables, D columns of an embedding row, F dense inputs.
+Shapes: B rows of a rank's mini-batch, T tables, D columns of an embedding row, F dense inputs.
 Source: Naumov et al., "Deep Learning Recommendation Model"; sizes of its Criteo Kaggle configuration.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,20 +63,10 @@ class DlrmConfig:
         return (self.dim + num_vectors * (num_vectors - 1) // 2, *self.top_hidden, 1)
 
 
-def tables_of_rank(num_tables: int, *, rank: int, num_ranks: int) -> range:
-    """Tables that a rank owns: neighbours, one more on the first ranks where they do not divide evenly.
-
-    Because they are neighbours, the rows received from ranks 0 to R - 1 lie one behind the other in table order.
-    """
-    share, left_over = divmod(num_tables, num_ranks)
-    first = rank * share + min(rank, left_over)
-    return range(first, first + share + (rank < left_over))
-
-
 class EmbeddingShard:
     """The tables of one rank, stacked in one matrix so that one call looks up all of them."""
 
-    def __init__(self, config: DlrmConfig, tables: range) -> None:
+    def __init__(self, config: DlrmConfig, tables: Sequence[int]) -> None:
         rows = [config.table_rows[table] for table in tables]
         self.tables = tables
         self.first_row = [sum(rows[:i]) for i in range(len(rows))]
@@ -115,18 +106,16 @@ class Dlrm:
             dense = torch.relu(F.linear(dense, weight, bias))
         return dense
 
-    def predict(self, dense_output: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+    def predict(self, dense_output: torch.Tensor, pooled: Sequence[torch.Tensor]) -> torch.Tensor:
         """Probability of a click.
 
         Args:
             dense_output: (B, D) of the bottom MLP.
-            pooled: (T * B, D) embedding vectors, table by table.
+            pooled: for each table, table 0 first, (B, D) embedding vectors.
         Returns:
             (B,) float32 in [0, 1].
         """
-        batch = dense_output.shape[0]
-        by_row = pooled.view(self.config.num_tables, batch, self.config.dim).transpose(0, 1)
-        vectors = torch.cat([dense_output.unsqueeze(1), by_row], dim=1)
+        vectors = torch.stack([dense_output, *pooled], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         hidden = torch.cat([dense_output, products.index_select(1, self._pair)], dim=1)
         for weight, bias in self._top[:-1]:

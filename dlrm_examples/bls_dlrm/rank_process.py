@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Protocol
@@ -21,7 +21,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from dlrm_examples.bls_dlrm.loop import InferenceRank, LoopResult
 from dlrm_examples.bls_dlrm.measurement import Failed, Finished, GroupStats, Measurement, Message, Ready
-from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, tables_of_rank
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard
+from dlrm_examples.bls_dlrm.placement import place_tables
 from dlrm_examples.bls_dlrm.plan import Plan, Point, Workload
 from dlrm_examples.bls_dlrm.request_source import LogRequests, RandomRequests, RequestSource
 from dlrm_examples.bls_dlrm.settings import draw_delays
@@ -100,7 +101,10 @@ def _measure_runs(
 
 
 def _prepare(plan: Plan, workload: Workload, config: DlrmConfig, rank: int) -> tuple[list[StepInputs], InferenceRank]:
-    tables = tables_of_rank(config.num_tables, rank=rank, num_ranks=plan.num_ranks)
+    placement = place_tables(
+        config.table_rows, num_ranks=plan.num_ranks, lookups_per_row=workload.conditions.lookups_per_row
+    )
+    tables = placement.tables_of_rank[rank]
     shard = EmbeddingShard(config, tables)
     source = make_source(plan, workload, config, tables)
     inputs = [
@@ -109,15 +113,15 @@ def _prepare(plan: Plan, workload: Workload, config: DlrmConfig, rank: int) -> t
             shard,
             step,
             rank=rank,
-            num_ranks=plan.num_ranks,
+            placement=placement,
             pool_at_receiver=workload.conditions.pool_at_receiver,
         )
         for step in range(plan.num_steps)
     ]
-    return inputs, InferenceRank(Dlrm(config), shard, inputs)
+    return inputs, InferenceRank(Dlrm(config), shard, placement, inputs)
 
 
-def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: range) -> RequestSource:
+def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequence[int]) -> RequestSource:
     """The requests of a workload, with the ids of some tables."""
     num_rows = plan.num_ranks * plan.mini_batch
     if workload.log is None:

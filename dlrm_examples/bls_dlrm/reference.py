@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, pool_rows
+from dlrm_examples.bls_dlrm.placement import place_tables
 from dlrm_examples.bls_dlrm.request_source import Ids, RequestSource
 from dlrm_examples.bls_dlrm.step_inputs import make_step_inputs
 
@@ -20,16 +21,19 @@ def predict_in_one_process(
     Returns:
         for each rank and step a (B,) tensor.
     """
+    placement = place_tables(config.table_rows, num_ranks=1)
     model, shard = Dlrm(config), EmbeddingShard(config, range(config.num_tables))
     predictions: list[list[torch.Tensor]] = [[] for _ in range(num_ranks)]
     for step in range(num_steps):
         for rank in range(num_ranks):
             window = _Rows(source, rank, num_ranks)
-            inputs = make_step_inputs(window, shard, step, rank=0, num_ranks=1, pool_at_receiver=pool_at_receiver)
+            inputs = make_step_inputs(
+                window, shard, step, rank=0, placement=placement, pool_at_receiver=pool_at_receiver
+            )
             rows = shard.look_up(inputs.indices, inputs.bag_offsets)
             if inputs.receive_offsets is not None:
                 rows = pool_rows(rows, inputs.receive_offsets)
-            predictions[rank].append(model.predict(model.bottom(inputs.dense), rows))
+            predictions[rank].append(model.predict(model.bottom(inputs.dense), placement.in_table_order(rows)))
     return predictions
 
 

@@ -6,6 +6,7 @@ give the same batches to every rank, so no rank has to be told about another's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -37,7 +38,9 @@ class RequestSource(Protocol):
 class LogRequests:
     """Batches from a click log: one id per row and table, ids reduced modulo the rows of the table."""
 
-    def __init__(self, log: ColumnarLog, config: DlrmConfig, *, tables: range, num_rows: int, num_steps: int) -> None:
+    def __init__(
+        self, log: ColumnarLog, config: DlrmConfig, *, tables: Sequence[int], num_rows: int, num_steps: int
+    ) -> None:
         """Loads what one rank needs.
 
         Args:

@@ -33,6 +33,11 @@ class Setting:
         """Whether the requests come from a log rather than from the random generator."""
         return self.max_lookups == 1
 
+    @property
+    def lookups_per_row(self) -> float:
+        """Mean number of embedding rows that an owner reads for one row that it sends."""
+        return 1.0 if self.pool_at_receiver else (1 + self.max_lookups) / 2
+
 
 SETTINGS = {
     setting.name: setting

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dlrm_examples.bls_dlrm.model import EmbeddingShard, tables_of_rank
+from dlrm_examples.bls_dlrm.model import EmbeddingShard
+from dlrm_examples.bls_dlrm.placement import TablePlacement
 from dlrm_examples.bls_dlrm.request_source import Ids, RequestSource
 
 
@@ -33,18 +34,22 @@ class StepInputs:
 
 
 def make_step_inputs(
-    source: RequestSource, shard: EmbeddingShard, step: int, *, rank: int, num_ranks: int, pool_at_receiver: bool
+    source: RequestSource,
+    shard: EmbeddingShard,
+    step: int,
+    *,
+    rank: int,
+    placement: TablePlacement,
+    pool_at_receiver: bool,
 ) -> StepInputs:
     """Builds the inputs of ``rank`` for one step; takes part in no communication."""
+    num_ranks = placement.num_ranks
     mini_batch = source.num_rows // num_ranks
     lookups = source.lookups(step)
     single = bool((lookups == 1).all())
     pool_at_receiver = pool_at_receiver and not single
     rows_per_table = lookups * mini_batch if pool_at_receiver else np.full(len(lookups), mini_batch)
-    receive_rows = [
-        int(rows_per_table[list(tables_of_rank(len(lookups), rank=peer, num_ranks=num_ranks))].sum())
-        for peer in range(num_ranks)
-    ]
+    receive_rows = [int(rows_per_table[list(tables)].sum()) for tables in placement.tables_of_rank]
     pool_at_owner = not single and not pool_at_receiver
     return StepInputs(
         dense=torch.from_numpy(source.dense(step, rank * mini_batch, (rank + 1) * mini_batch).copy()),
@@ -52,7 +57,7 @@ def make_step_inputs(
         bag_offsets=_offsets(lookups[list(shard.tables)], mini_batch, num_ranks) if pool_at_owner else None,
         send_rows=[receive_rows[rank]] * num_ranks,
         receive_rows=receive_rows,
-        receive_offsets=_offsets(lookups, mini_batch, 1) if pool_at_receiver else None,
+        receive_offsets=_offsets(lookups[placement.arrival_order], mini_batch, 1) if pool_at_receiver else None,
     )
 
 

@@ -1,18 +1,11 @@
-"""The model: tables dealt to ranks, weights that do not depend on them, and an interaction computed by hand."""
+"""The model: weights that do not depend on who holds a table, and an interaction computed by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, pool_rows, tables_of_rank
-
-
-@pytest.mark.parametrize(("num_tables", "num_ranks"), [(26, 4), (26, 1), (5, 3), (2, 4), (23, 8)])
-def test_tables_are_dealt_in_order_and_evenly(num_tables: int, num_ranks: int) -> None:
-    shares = [tables_of_rank(num_tables, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
-    assert [table for share in shares for table in share] == list(range(num_tables))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, pool_rows
 
 
 def test_the_sizes_are_those_of_criteo_kaggle() -> None:
@@ -24,8 +17,9 @@ def test_the_sizes_are_those_of_criteo_kaggle() -> None:
 def test_a_tables_weights_do_not_depend_on_who_holds_it() -> None:
     config = DlrmConfig(table_rows=(3, 5, 8, 2), seed=9)
     whole = EmbeddingShard(config, range(4))
-    split = [EmbeddingShard(config, tables_of_rank(4, rank=rank, num_ranks=3)) for rank in range(3)]
-    assert torch.equal(whole.weight, torch.cat([shard.weight for shard in split]))
+    split = [EmbeddingShard(config, tables) for tables in ((2, 0), (), (3, 1))]
+    by_table = torch.cat([split[0].weight[8:], split[2].weight[2:], split[0].weight[:8], split[2].weight[:2]])
+    assert torch.equal(whole.weight, by_table)
     assert not torch.equal(whole.weight, EmbeddingShard(DlrmConfig(table_rows=(3, 5, 8, 2), seed=8), range(4)).weight)
 
 
@@ -41,7 +35,7 @@ def test_the_top_mlp_sees_the_dense_output_and_each_pair_once() -> None:
     config = DlrmConfig(table_rows=(4, 4), num_dense=2, dim=2, bottom_hidden=(), top_hidden=())
     model = Dlrm(config)
     dense = torch.tensor([[1.0, 2.0]])
-    pooled = torch.tensor([[3.0, 4.0], [5.0, 6.0]])  # table 0, table 1
+    pooled = [torch.tensor([[3.0, 4.0]]), torch.tensor([[5.0, 6.0]])]
     ((weight, bias),) = model._top
     seen = torch.tensor([[1.0, 2.0, 1 * 3 + 2 * 4, 1 * 5 + 2 * 6, 3 * 5 + 4 * 6]])
     assert torch.allclose(model.predict(dense, pooled), torch.sigmoid(seen @ weight.T + bias).squeeze(1))

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from rank_processes import BACKENDS, make_group, run_ranks
 
 from dlrm_examples.bls_dlrm.loop import InferenceRank
-from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard, tables_of_rank
+from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard
+from dlrm_examples.bls_dlrm.placement import TablePlacement, place_tables
 from dlrm_examples.bls_dlrm.reference import predict_in_one_process
 from dlrm_examples.bls_dlrm.request_source import RandomRequests
 from dlrm_examples.bls_dlrm.step_inputs import make_step_inputs
@@ -26,13 +27,15 @@ def requests(num_ranks: int, max_lookups: int) -> RandomRequests:
 
 def predict_at_every_lag(rank: int, backend: str, max_lookups: int, pool_at_receiver: bool) -> dict[str, list[bytes]]:
     num_ranks = dist.get_world_size()
-    shard = EmbeddingShard(CONFIG, tables_of_rank(CONFIG.num_tables, rank=rank, num_ranks=num_ranks))
+    placement = place_tables(CONFIG.table_rows, num_ranks=num_ranks)
+    assert num_ranks == 1 or placement.arrival_order != sorted(placement.arrival_order), "a mix-up would be seen"
+    shard = EmbeddingShard(CONFIG, placement.tables_of_rank[rank])
     source = requests(num_ranks, max_lookups)
     inputs = [
-        make_step_inputs(source, shard, step, rank=rank, num_ranks=num_ranks, pool_at_receiver=pool_at_receiver)
+        make_step_inputs(source, shard, step, rank=rank, placement=placement, pool_at_receiver=pool_at_receiver)
         for step in range(STEPS)
     ]
-    inference = InferenceRank(Dlrm(CONFIG), shard, inputs)
+    inference = InferenceRank(Dlrm(CONFIG), shard, placement, inputs)
     delays_s = np.random.default_rng(rank).uniform(0, 0.004, STEPS)
     runs = {"sync": inference.run_synchronous(make_group(backend, max_lag=0, slot_bytes=1 << 20), delays_s)}
     for max_lag in LAGS:
@@ -70,9 +73,10 @@ def test_predictions_do_not_depend_on_the_bound_nor_on_the_ranks(
 def test_ranks_may_be_more_than_tables() -> None:
     """A rank without tables sends nothing and still predicts."""
     config = DlrmConfig(table_rows=(5, 6))
-    shard = EmbeddingShard(config, tables_of_rank(2, rank=2, num_ranks=3))
+    placement = TablePlacement(((0,), (1,), ()))
+    shard = EmbeddingShard(config, ())
     source = RandomRequests(config, num_rows=6, max_lookups=1, seed=0)
-    inputs = make_step_inputs(source, shard, 0, rank=2, num_ranks=3, pool_at_receiver=False)
+    inputs = make_step_inputs(source, shard, 0, rank=2, placement=placement, pool_at_receiver=False)
     assert inputs.send_rows == [0, 0, 0]
     assert inputs.receive_rows == [2, 2, 0]
     assert shard.look_up(inputs.indices, inputs.bag_offsets).shape == (0, 16)
