@@ -16,18 +16,19 @@ inline void cpu_pause() {
 #endif
 }
 
-/// How a waiter spends its time: spins (cores to spare) or yields (more ranks than cores), then sleeps.
+/// How a waiter spends its time: looks again at once, then with pauses between looks (cores to spare), or yields (more
+/// ranks than cores); then sleeps.
 class Backoff {
  public:
-  enum class Step { kSpin, kYield, kSleep };
+  enum class Step { kLookAgain, kPause, kYield, kSleep };
 
   explicit Backoff(bool cores_are_shared) : cores_are_shared_(cores_are_shared) {}
 
   /// What to do next. Looks at the clock only every kClockInterval steps.
   Step next() {
-    if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kSpin;
+    if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kLookAgain;
     if (steps_ == kFreeSteps) started_ = Clock::now();
-    if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kSpin;
+    if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kPause;
     if (Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) return Step::kSleep;
     return Step::kYield;  // Also with cores to spare: the peer may have been put on this very one.
   }

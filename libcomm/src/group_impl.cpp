@@ -269,7 +269,9 @@ Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<st
     if (operation.done()) break;
     visit.give_way();
     switch (backoff.next()) {
-      case Backoff::Step::kSpin:
+      case Backoff::Step::kLookAgain:  // The shortest exchanges are over before a pause would be.
+        break;
+      case Backoff::Step::kPause:
         cpu_pause();
         break;
       case Backoff::Step::kYield:
