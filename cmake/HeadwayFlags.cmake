@@ -12,6 +12,8 @@ function(headway_apply_flags target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                            # GCC 12 sees overlaps in std::string that are not there (its bug 105651).
                                            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+                                           # Nobody replaces our functions at run time, so they may be inlined.
+                                           -fno-semantic-interposition
                                            $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
 endfunction()
 

@@ -48,6 +48,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
           "all_to_all_v needs one block to send and one to receive for each rank");
   expects(args.sends[self].size() == args.receives[self].size(),
           "all_to_all_v: the block to the own rank has another size than the one from it");
+  if (may_post(num_started_)) prepare_payloads(args);  // They come while the rest of this is done.
   auto operation = recycled_operation();
   operation->reset(Verb::kAllToAll, num_started_++, timeout);
   operation->sends.assign(args.sends.begin(), args.sends.end());
@@ -83,13 +84,14 @@ bool RingChannel::may_post(std::uint64_t number) const {
 
 bool RingChannel::post(RingOperation& operation) {
   auto const size = static_cast<int>(size_);
-  if (operation.next_to_post == 0) prepare_peers(operation);
-  while (operation.next_to_post < size - 1) {
-    // Ranks start with different peers, so that no receiver is the first of all senders.
+  // Ranks start with different peers, so that no receiver is the first of all senders.
+  auto const peer = [&] {
     int const unwrapped = wire_.rank() + 1 + operation.next_to_post;
-    int const peer = unwrapped < size ? unwrapped : unwrapped - size;
-    if (!send_block(operation, peer)) return false;
-    ++operation.next_to_post;
+    return unwrapped < size ? unwrapped : unwrapped - size;
+  };
+  if (operation.next_to_post < size - 1) wire_.endpoint().prepare({.peer = peer()}, MessageHeader::kShortBytes, 0);
+  for (; operation.next_to_post < size - 1; ++operation.next_to_post) {
+    if (!send_block(operation, peer())) return false;
   }
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
@@ -98,10 +100,10 @@ bool RingChannel::post(RingOperation& operation) {
   return true;
 }
 
-void RingChannel::prepare_peers(RingOperation const& operation) {
-  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
+void RingChannel::prepare_payloads(AllToAllArgs const& args) {
+  std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, started_slot_);
   for (int peer = 0; peer < wire_.size(); ++peer) {
-    std::size_t const bytes = operation.sends[static_cast<std::size_t>(peer)].size();
+    std::size_t const bytes = args.sends[static_cast<std::size_t>(peer)].size();
     if (peer == wire_.rank() || bytes <= kSmallBytes || bytes > wire_.layout().ring_slot_bytes()) continue;
     wire_.endpoint().prepare({.peer = peer, .offset = slot}, MessageHeader::kShortBytes, bytes);
   }

@@ -83,7 +83,7 @@ class RingChannel {
   std::shared_ptr<RingOperation> recycled_operation();
   [[nodiscard]] bool may_post(std::uint64_t number) const;
   bool post(RingOperation& operation);
-  void prepare_peers(RingOperation const& operation);
+  void prepare_payloads(AllToAllArgs const& args);
   bool send_block(RingOperation& operation, int peer);
   [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);
   /// Whether the slots that blocks of this size use in turn are too large to stay in cache.

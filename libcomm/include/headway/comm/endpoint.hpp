@@ -87,7 +87,8 @@ class Endpoint {
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 
-  /// Says that a put with this destination and these sizes comes next. An engine may use it to get ready.
+  /// Says that a put with this destination and these sizes comes soon; one without a payload, at once. An engine may
+  /// use it to get ready.
   virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/,
                        std::size_t /*payload_bytes*/) {}
 

@@ -113,9 +113,11 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
 }
 
 void ShmEndpoint::prepare(Destination const& destination, std::size_t header_bytes, std::size_t payload_bytes) {
-  // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
+  Outbox const& outbox = outboxes_[index(destination.peer)];
+  if (payload_bytes == 0) return fetch_for_writing(&outbox.next_cell());
   if (header_bytes + payload_bytes <= shm::kCellBytes) return;
-  std::byte* const payload = outboxes_[index(destination.peer)].landing.data() + destination.offset + kHeaderBytes;
+  // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
+  std::byte* const payload = outbox.landing.data() + destination.offset + kHeaderBytes;
   for (std::size_t at = 0; at < std::min(payload_bytes, kMaxFetchedBytes); at += 64) fetch_for_writing(payload + at);
 }
 
