@@ -56,7 +56,7 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
       lifeline_fd_(endpoint->lifeline_fd()),
       activity_fd_(endpoint->activity_fd()),
       wire_(std::move(endpoint), layout, options_),
-      transfers_(wire_, [this](OperationState& operation) { finish(operation); }),
+      transfers_(wire_, options_, [this](OperationState& operation) { finish(operation); }),
       pair_(wire_, transfers_, [this](OperationState& operation) { finish(operation); }),
       left_at_(static_cast<std::size_t>(size_)),
       has_gone_(static_cast<std::size_t>(size_)),
@@ -89,20 +89,20 @@ PeerTraits GroupImpl::traits(int peer) const { return const_cast<Wire&>(wire_).e
 
 OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {
   Visit visit(*this);
-  return start_all_to_all_v(args);
+  return start_all_to_all_v(args, false);
 }
 
 Status GroupImpl::all_to_all_v_and_wait(AllToAllArgs const& args) {
   Visit visit(*this);
-  auto const operation = start_all_to_all_v(args);
+  auto const operation = start_all_to_all_v(args, true);
   return wait(visit, *operation, std::nullopt);
 }
 
-std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const& args) {
+std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const& args, bool is_attended) {
   throw_if_failed();
   expects(args.channel >= 0 && args.channel < options_.num_channels,
           "all_to_all_v: channel is not below the group's num_channels");
-  auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_);
+  auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_, is_attended);
   complete_rings();
   return operation;
 }

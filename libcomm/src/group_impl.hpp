@@ -96,7 +96,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
   [[nodiscard]] int activity_fd() const override { return activity_fd_; }
 
-  std::shared_ptr<RingOperation> start_all_to_all_v(AllToAllArgs const& args);
+  std::shared_ptr<RingOperation> start_all_to_all_v(AllToAllArgs const& args, bool is_attended);
   Status wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   void progress();
   void check_failures();

@@ -13,6 +13,7 @@ enum class MessageKind : std::uint8_t {
   kEager,           ///< The payload follows the header.
   kOffer,           ///< The payload stays with the sender until the receiver asks for it: see transfer.hpp.
   kRevocableOffer,  ///< The same, until the sender claims it back and sends it: see ring_channel.hpp.
+  kAttendedOffer,   ///< As kOffer, and the sender looks at what arrives all the time until the payload is taken.
 };
 
 /// Which call a message belongs to; ranks that disagree get an error that names both.

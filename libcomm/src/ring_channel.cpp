@@ -42,7 +42,8 @@ std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
   return pool_.back();
 }
 
-std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std::chrono::milliseconds timeout) {
+std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std::chrono::milliseconds timeout,
+                                                  bool is_attended) {
   auto const self = static_cast<std::size_t>(wire_.rank());
   expects(args.sends.size() == size_ && args.receives.size() == size_,
           "all_to_all_v needs one block to send and one to receive for each rank");
@@ -54,6 +55,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operation->sends.assign(args.sends.begin(), args.sends.end());
   operation->receives.assign(args.receives.begin(), args.receives.end());
   operation->data_type = args.data_type;
+  operation->is_attended = is_attended;
   operation->ring = ring_;
   operation->slot = started_slot_;
   started_slot_ = next_slot(started_slot_);
@@ -140,7 +142,11 @@ bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header
   auto const block = operation.sends[static_cast<std::size_t>(peer)];
   bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
   bool const is_revocable = fits && max_lag_ > 0;
-  if (is_revocable) header.kind = MessageKind::kRevocableOffer;
+  if (is_revocable) {
+    header.kind = MessageKind::kRevocableOffer;
+  } else if (operation.is_attended) {
+    header.kind = MessageKind::kAttendedOffer;
+  }
   transfers_.prepare_offer(peer, block, header);
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
   if (!wire_.put(peer, slot, header, {}, tag_of(operation, 0))) return false;
@@ -252,7 +258,7 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
       return;
     }
   }
-  transfers_.take(source, header, output, operation);
+  transfers_.take(source, header, output, operation, operation.is_attended);
 }
 
 void RingChannel::revocation_arrived(int source, std::uint64_t number) {

@@ -35,6 +35,7 @@ class RingOperation final : public OperationState {
   };
   std::vector<Offer> offers;               ///< Those that may be open.
   Clock::time_point lacks_only_offers_at;  ///< When that was seen first; the epoch: not yet.
+  bool is_attended = false;                ///< A thread waits for it from its start to its end.
   bool has_large_blocks = false;           ///< A block to receive may come as an offer.
   int last_arrival = -1;                   ///< Source of the newest block.
   double started_s = 0, posted_s = 0;      ///< Only while tracing.
@@ -54,7 +55,8 @@ class RingChannel {
  public:
   RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& options, int ring);
 
-  std::shared_ptr<RingOperation> start(AllToAllArgs const& args, std::chrono::milliseconds timeout);
+  /// `is_attended`: the caller waits until the operation is done.
+  std::shared_ptr<RingOperation> start(AllToAllArgs const& args, std::chrono::milliseconds timeout, bool is_attended);
   void arrived(int source, Tag tag);
   /// Posts what may be posted and completes what is complete; appends the completed to `completed`.
   void progress(std::vector<std::shared_ptr<OperationState>>& completed);

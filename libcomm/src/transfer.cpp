@@ -1,7 +1,9 @@
 #include "transfer.hpp"
 
+#include "small_copy.hpp"
+#include "streaming_copy.hpp"
+
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace headway::comm {
@@ -17,8 +19,11 @@ SegmentId exposed_segment(std::uint16_t number) { return 1u + number; }
 
 }  // namespace
 
-Transfers::Transfers(Wire& wire, PartDone on_part_done)
-    : wire_(wire), on_part_done_(std::move(on_part_done)), peers_(static_cast<std::size_t>(wire.size())) {}
+Transfers::Transfers(Wire& wire, GroupOptions const& options, PartDone on_part_done)
+    : wire_(wire),
+      stream_bytes_(options.stream_bytes),
+      on_part_done_(std::move(on_part_done)),
+      peers_(static_cast<std::size_t>(wire.size())) {}
 
 void Transfers::prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const {
   if (header.kind == MessageKind::kEager) header.kind = MessageKind::kOffer;
@@ -34,9 +39,11 @@ std::uint16_t Transfers::accepted(int peer, std::span<std::byte const> payload, 
   return number;
 }
 
-void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation) {
+void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation,
+                     bool is_attended) {
   auto const number = static_cast<std::uint16_t>(offer.transfer);
-  if (wire_.pulls_from(source)) {
+  bool const both_attend = is_attended && offer.kind == MessageKind::kAttendedOffer;
+  if (wire_.pulls_from(source) && !(both_attend && output.size() >= stream_bytes_)) {
     Status const status = wire_.endpoint().get(source, offer.source_address, output);
     if (!status.ok()) return wire_.report_symptom(std::string(status.message()));
     wire_.signal(source, {.channel = kTransferDoneChannel, .operation = number});
@@ -122,7 +129,8 @@ void Transfers::fragment_arrived(int source, Tag tag) {
     std::size_t const begin = transfer.copied * kFragmentBytes;
     std::size_t const size = std::min(kFragmentBytes, transfer.output.size() - begin);
     std::uint64_t const offset = wire_.layout().transfer_slot(source, transfer.copied) + kHeaderBytes;
-    std::memcpy(transfer.output.data() + begin, wire_.landed(offset), size);
+    bool const is_streamed = transfer.output.size() >= stream_bytes_;
+    (is_streamed ? copy_streaming : copy_bytes)(transfer.output.data() + begin, wire_.landed(offset), size);
     transfer.arrived_mask >>= 1u;
     ++transfer.copied;
     if (transfer.copied < fragments_of(transfer.output.size())) grant(source, transfer);

@@ -17,12 +17,13 @@ namespace headway::comm {
 /// knows the output, takes the payload in the best way the engine has:
 ///   get       reads it from the sender's memory, then signals done            (shm where the host allows it, inproc)
 ///   exposed   exposes its output and signals ready; the sender puts it there  (tcp)
-///   fragments grants fragments that the sender puts into a small area which stays in cache (everywhere else)
+///   fragments grants fragments that the sender puts into a small area which stays in cache (everywhere else, and for
+///             the largest payloads while both sides attend to them)
 /// Each part ends with part_done() on the operation that it belongs to, and `on_part_done` is told.
 class Transfers {
  public:
   using PartDone = std::function<void(OperationState&)>;
-  Transfers(Wire& wire, PartDone on_part_done);
+  Transfers(Wire& wire, GroupOptions const& options, PartDone on_part_done);
 
   /// Fills the offer's fields of `header` for `payload`, which must stay valid until the part is done.
   /// Call accepted() after the offer was put.
@@ -39,7 +40,9 @@ class Transfers {
   }
 
   /// Takes the payload that `offer` announces into `output`, whose size was compared with the offer's.
-  void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation);
+  /// `is_attended`: this rank looks at what arrives all the time until then.
+  void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation,
+            bool is_attended = false);
 
   void arrived(int source, Tag tag);
   /// Moves puts on that had no credit.
@@ -81,6 +84,7 @@ class Transfers {
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 
   Wire& wire_;
+  std::size_t stream_bytes_;
   PartDone on_part_done_;
   std::vector<Peer> peers_;
   int num_pending_ = 0;  ///< Entries of all peers.

@@ -179,6 +179,25 @@ TEST_P(AllToAllTest, ABlockingExchangeBringsItsBytesAndCompletesAllOlderOnes) {
   });
 }
 
+TEST_P(AllToAllTest, TheLargestBlocksAreRightWhoeverWaitsInTheCall) {
+  auto streaming = options();
+  streaming.pull_bytes = 1024;
+  streaming.stream_bytes = 150'000;
+  run_ranks(3, streaming, [](Group& group) {
+    for (std::uint64_t number = 0; number < 12; ++number) {
+      Exchange exchange(group.rank(), group.size(), number, uneven_sizes(number, 400'000));
+      if (number % 3 == static_cast<std::uint64_t>(group.rank())) {
+        exchange.start(group);
+        exchange.finish(group);
+      } else {
+        Status const status = exchange.run(group);
+        EXPECT_TRUE(status.ok()) << status.message();
+        exchange.check();
+      }
+    }
+  });
+}
+
 TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;

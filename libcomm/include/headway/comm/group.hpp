@@ -32,6 +32,9 @@ struct GroupOptions {
   std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
   std::size_t pull_bytes =
       64 * 1024;  ///< Blocks of all-to-alls from this size are read from the sender's memory where that works.
+  /// Such blocks go in fragments nevertheless from this size, if sender and receiver are both in
+  /// all_to_all_v_and_wait(): the fragments stay in cache, and the output is written past it.
+  std::size_t stream_bytes = std::size_t{8} << 20;
   /// With a bound above 0: how large what a rank sends in one exchange must be, times the depth of the ring, for such
   /// blocks to be read there. Below, the slots stay in cache, and going through them is faster.
   std::size_t offer_footprint = std::size_t{4} << 20;

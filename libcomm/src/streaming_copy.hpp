@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace headway::comm {
+
+/// memcpy() past the cache, for a destination that would not stay there: its lines are not read before they are
+/// written. All is written when it returns.
+inline void copy_streaming(std::byte* to, std::byte const* from, std::size_t size) {
+#if defined(__SSE2__)
+  constexpr std::size_t kLineBytes = 64, kFetchAheadBytes = 1024;
+  std::size_t at = (kLineBytes - reinterpret_cast<std::uintptr_t>(to) % kLineBytes) % kLineBytes;
+  if (at >= size) at = size;
+  std::memcpy(to, from, at);
+  for (; size - at >= kLineBytes; at += kLineBytes) {
+    __builtin_prefetch(from + at + kFetchAheadBytes);
+    for (std::size_t part = at; part < at + kLineBytes; part += sizeof(__m128i)) {
+      __m128i const bytes = _mm_loadu_si128(reinterpret_cast<__m128i const*>(from + part));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + part), bytes);
+    }
+  }
+  std::memcpy(to + at, from + at, size - at);
+  _mm_sfence();
+#else
+  std::memcpy(to, from, size);
+#endif
+}
+
+}  // namespace headway::comm
