@@ -58,7 +58,8 @@ void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
 c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, std::optional<std::int64_t> slot_bytes,
                                                 int num_channels, std::string const& engine,
                                                 std::optional<Milliseconds> timeout, Milliseconds connect_timeout,
-                                                std::string secret, std::string interface_address) {
+                                                std::string secret, std::string interface_address,
+                                                std::string rdma_device) {
   expects_value(max_lag >= 0, "max_lag must be at least 0, not " + std::to_string(max_lag));
   expects_value(max_lag_limit == -1 || max_lag_limit >= max_lag,
                 "max_lag_limit must be -1 (as max_lag) or at least max_lag, not " + std::to_string(max_lag_limit));
@@ -75,6 +76,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, 
   settings.connect_timeout = connect_timeout;
   settings.secret = std::move(secret);
   settings.interface_address = std::move(interface_address);
+  settings.rdma_device = std::move(rdma_device);
   auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
   options->has_timeout = timeout.has_value();
   if (slot_bytes) set_slot_bytes(*options, *slot_bytes);
@@ -102,7 +104,7 @@ void define_options(py::module_& module, py::object const& base) {
            py::arg("max_lag_limit") = defaults.max_lag_limit, py::arg("slot_bytes") = py::none(),
            py::arg("num_channels") = defaults.num_channels, py::arg("engine") = "auto", py::arg("timeout") = py::none(),
            py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
-           py::arg("interface_address") = "")
+           py::arg("interface_address") = "", py::arg("rdma_device") = "")
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
       .def("__repr__", &describe)
@@ -118,6 +120,8 @@ void define_options(py::module_& module, py::object const& base) {
       .def_property(
           "engine", [](HeadwayOptions const& options) { return name_of(options.group.engine); },
           [](HeadwayOptions& options, std::string const& name) { options.group.engine = engine_named(name); })
+      .def_property("rdma_device", reader(&comm::GroupOptions::rdma_device),
+                    [](HeadwayOptions& options, std::string name) { options.group.rdma_device = std::move(name); })
       .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
       .def_property_readonly("has_slot_bytes", [](HeadwayOptions const& options) { return options.has_slot_bytes; })
       .def("_set_secret", [](HeadwayOptions& options, std::string secret) { options.group.secret = std::move(secret); })

@@ -1,15 +1,21 @@
 #include "engines/checked/endpoint.hpp"
 #include "engines/composite/endpoint.hpp"
 #include "engines/inproc/endpoint.hpp"
+#include "engines/rdma_reach.hpp"
 #include "engines/shm/endpoint.hpp"
 #include "engines/tcp/endpoint.hpp"
 #if HEADWAY_HAS_VERBS
+#include "engines/verbs/device.hpp"
 #include "engines/verbs/endpoint.hpp"
 #endif
+#include "file_descriptor.hpp"
 #include "group_impl.hpp"
 #include "rendezvous/lifeline.hpp"
 
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -28,35 +34,105 @@ void check(int rank, int size, GroupOptions& options) {
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
 }
 
-std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t landing_bytes,
-                                        std::vector<Lifeline> const& lifelines, GroupOptions const& options) {
+/// How a peer is reached, in the order in which engines are made: the first one's memory is where all land.
+enum class Way { kShm, kVerbs, kTcp, kSelf };
+constexpr std::array kEngineWays{Way::kShm, Way::kVerbs, Way::kTcp};
+
+/// The connections of a rank until engines have taken them.
+class Lifelines {
+ public:
+  explicit Lifelines(std::vector<Lifeline> all) : all_(std::move(all)) {}
+  Lifelines(Lifelines const&) = delete;
+  Lifelines& operator=(Lifelines const&) = delete;
+  ~Lifelines() {
+    for (auto const& each : all_) FileDescriptor(each.fd).reset();
+  }
+
+  [[nodiscard]] std::vector<Lifeline> const& all() const { return all_; }
+  /// Those of the peers that are reached by `way`; the others have no descriptor.
+  std::vector<Lifeline> take(std::vector<Way> const& ways, Way way) {
+    auto taken = all_;
+    for (std::size_t peer = 0; peer < all_.size(); ++peer) (ways[peer] == way ? all_ : taken)[peer].fd = -1;
+    return taken;
+  }
+
+ private:
+  std::vector<Lifeline> all_;
+};
+
 #if HEADWAY_HAS_VERBS
-  return make_verbs_endpoint(rank, size, lifelines, landing_bytes, options.rdma_device);
+using RdmaAddress = verbs::Address;
+
+/// The address for RDMA, where there is one. @throws SystemError if the options name one that is not there.
+std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::vector<Lifeline> const& lifelines) {
+  bool const may_be_missing = options.engine == Engine::kAuto && options.rdma_device.empty();
+  if (may_be_missing && verbs::find_addresses().empty()) return std::nullopt;
+  return verbs::choose_address(options.rdma_device, lifelines);
+}
 #else
-  for (auto const& lifeline : lifelines) FileDescriptor(lifeline.fd).reset();
-  throw UsageError("this build has no engine verbs: the headers of libibverbs were not there");
+struct RdmaAddress {
+  [[nodiscard]] static RdmaReach reach() { return {}; }
+};
+
+std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::vector<Lifeline> const&) {
+  expects(options.engine != Engine::kVerbs && options.rdma_device.empty(),
+          "this build has no engine verbs: the headers of libibverbs were not there");
+  return std::nullopt;
+}
 #endif
+
+/// shm for peers on this host; for the others verbs if both have RDMA devices that reach each other, else tcp.
+std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, Engine engine,
+                             std::optional<RdmaAddress> const& rdma) {
+  std::vector<Way> ways(lifelines.size(), engine == Engine::kVerbs ? Way::kVerbs : Way::kTcp);
+  ways[static_cast<std::size_t>(rank)] = Way::kSelf;
+  if (engine == Engine::kVerbs) return ways;
+  RdmaReach const own = rdma ? rdma->reach() : RdmaReach();
+  auto const reaches =
+      engine == Engine::kAuto ? exchange_rdma_reach(lifelines, own) : std::vector<RdmaReach>(lifelines.size());
+  for (std::size_t peer = 0; peer < ways.size(); ++peer) {
+    if (ways[peer] == Way::kSelf) continue;
+    if (lifelines[peer].same_host) ways[peer] = Way::kShm;
+    if (own.reaches(reaches[peer])) ways[peer] = Way::kVerbs;
+  }
+  return ways;
 }
 
-/// The endpoint for all peers: shm for those on this host, tcp for the rest, both where there are both.
+/// An engine that lands in `landing` or, if that is empty, in memory of its own.
+std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> lifelines,
+                                      std::size_t landing_bytes, std::span<std::byte> landing,
+                                      [[maybe_unused]] std::optional<RdmaAddress> const& rdma) {
+  if (way == Way::kShm) return make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
+#if HEADWAY_HAS_VERBS
+  if (way == Way::kVerbs && landing.empty()) return make_verbs_endpoint(rank, size, lifelines, landing_bytes, *rdma);
+  if (way == Way::kVerbs) return std::make_unique<VerbsEndpoint>(rank, size, lifelines, landing, *rdma);
+#endif
+  if (landing.empty()) return make_tcp_endpoint(rank, size, lifelines, landing_bytes);
+  return std::make_unique<TcpEndpoint>(rank, size, lifelines, landing);
+}
+
 std::unique_ptr<Endpoint> connect_processes(int rank, int size, std::size_t landing_bytes, Store& store,
                                             GroupOptions const& options) {
   Agreement const agreement{.size = size, .landing_bytes = landing_bytes, .options = &options};
-  auto lifelines = connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout);
-  if (options.engine == Engine::kVerbs) return connect_verbs(rank, size, landing_bytes, lifelines, options);
-  std::vector<bool> same_host;
-  for (auto const& lifeline : lifelines) same_host.push_back(lifeline.same_host);
-  same_host[static_cast<std::size_t>(rank)] = false;
-  auto const num_same_host = std::count(same_host.begin(), same_host.end(), true);
-  if (num_same_host == size - 1) return make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
-  if (num_same_host == 0) return make_tcp_endpoint(rank, size, lifelines, landing_bytes);
-  auto remote = lifelines;
-  for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
-    (same_host[peer] ? remote : lifelines)[peer].fd = -1;
+  Lifelines lifelines(connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout));
+  auto const is_remote = [](Lifeline const& each) { return each.fd >= 0 && !each.same_host; };
+  bool const may_use_rdma = options.engine == Engine::kVerbs ||
+                            (options.engine == Engine::kAuto && std::ranges::any_of(lifelines.all(), is_remote));
+  auto const rdma = may_use_rdma ? find_rdma_address(options, lifelines.all()) : std::nullopt;
+  auto const ways = choose_ways(rank, lifelines.all(), options.engine, rdma);
+
+  std::vector<std::unique_ptr<Endpoint>> engines;
+  std::vector<std::size_t> engine_of_peer(ways.size());
+  for (Way const way : kEngineWays) {
+    if (std::ranges::find(ways, way) == ways.end()) continue;
+    auto const landing = engines.empty() ? std::span<std::byte>() : engines.front()->landing();
+    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), landing_bytes, landing, rdma));
+    for (std::size_t peer = 0; peer < ways.size(); ++peer) {
+      if (ways[peer] == way) engine_of_peer[peer] = engines.size() - 1;
+    }
   }
-  auto local = make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
-  auto over_tcp = std::make_unique<TcpEndpoint>(rank, size, std::move(remote), local->landing());
-  return std::make_unique<CompositeEndpoint>(std::move(local), std::move(over_tcp), std::move(same_host));
+  if (engines.size() == 1) return std::move(engines.front());
+  return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
 }
 
 }  // namespace

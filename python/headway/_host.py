@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import mmap
@@ -137,13 +138,25 @@ def selected_word(path: Path) -> str | None:
     return text[text.index("[") + 1 : text.index("]")]
 
 
-def rdma_devices() -> list[str]:
-    """Ports of RDMA devices, as ``name/port: state``."""
-    ports = []
-    for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
-        state = read_text(port / "state") or "state unknown"
-        ports.append(f"{port.parents[1].name}/{port.name}: {state}")
-    return ports
+def rdma_ports() -> dict[str, str]:
+    """State of each port of an RDMA device, by ``device:port``: "4: ACTIVE"."""
+    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    return {f"{port.parents[1].name}:{port.name}": read_text(port / "state") or "unknown" for port in ports}
+
+
+def working_rdma_ports() -> list[str]:
+    """Ports that are up, ``device:port``; none without libibverbs."""
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return []
+    return [name for name, state in rdma_ports().items() if "ACTIVE" in state]
+
+
+def locked_memory_bytes() -> int | None:
+    """How much memory an unprivileged process may lock, as RDMA does; None: no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
 
 
 def run_probe(script_name: str) -> dict[str, Any]:

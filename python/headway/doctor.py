@@ -20,6 +20,8 @@ TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
 #: Descriptors that a rank of a job of 64 needs at most: one lifeline and one connection a peer, and memory files.
 NEEDED_FILES = 256
+#: Of locked memory, for RDMA: the rings of a small group.
+NEEDED_LOCKED_BYTES = 64 << 20
 
 
 class Level(enum.Enum):
@@ -68,6 +70,7 @@ def diagnose() -> Diagnosis:
     """Looks at this host; takes a few seconds, since it imports torch in a process of its own."""
     shared_memory = find_shared_memory()
     direct_reads = find_direct_reads()
+    rdma = find_rdma()
     loopback = [find_loopback(socket.AF_INET, "127.0.0.1"), find_loopback(socket.AF_INET6, "::1")]
     software = find_software()
     findings = [
@@ -77,14 +80,16 @@ def diagnose() -> Diagnosis:
         direct_reads,
         find_huge_pages(),
         *loopback,
-        find_rdma(),
+        rdma,
         find_open_files(),
         *software,
     ]
-    return Diagnosis(findings=findings, choices=choose(shared_memory, direct_reads))
+    return Diagnosis(
+        findings=findings, choices=choose(shared_memory, direct_reads, rdma_works=bool(_host.working_rdma_ports()))
+    )
 
 
-def choose(shared_memory: Finding, direct_reads: Finding) -> list[Choice]:
+def choose(shared_memory: Finding, direct_reads: Finding, *, rdma_works: bool) -> list[Choice]:
     """What Headway uses, given what works here."""
     if shared_memory.level is Level.PROBLEM:
         same_host = Choice(
@@ -106,10 +111,20 @@ def choose(shared_memory: Finding, direct_reads: Finding) -> list[Choice]:
         large = Choice(
             purpose="messages above a slot", uses="fragments", because="a rank may not read its siblings' memory"
         )
+    if rdma_works:
+        other_hosts = Choice(
+            purpose="peers on other hosts",
+            uses="verbs (RDMA), tcp to hosts without a device that reaches this one",
+            because="a port is up and libibverbs is there; HEADWAY_ENGINE=tcp does without",
+        )
+    else:
+        other_hosts = Choice(
+            purpose="peers on other hosts", uses="tcp", because="works everywhere; RDMA needs a device that is up"
+        )
     return [
         same_host,
         large,
-        Choice(purpose="peers on other hosts", uses="tcp", because="works everywhere; RDMA is not used yet"),
+        other_hosts,
         Choice(purpose="reductions", uses="Gloo (CPU)", because="Headway moves data and leaves arithmetic to it"),
     ]
 
@@ -209,10 +224,22 @@ def find_loopback(family: socket.AddressFamily, address: str) -> Finding:
 
 
 def find_rdma() -> Finding:
-    ports = _host.rdma_devices()
+    ports = _host.rdma_ports()
     if not ports:
         return Finding(name="RDMA", value="no device")
-    return Finding(name="RDMA", value=f"{', '.join(ports)} (not used yet: other hosts are reached by tcp)")
+    value = ", ".join(f"{name}: {state}" for name, state in ports.items())
+    if not any("ACTIVE" in state for state in ports.values()):
+        fix = "bring a port up to use RDMA between hosts (rdma link, ibv_devinfo)"
+        return Finding(name="RDMA", level=Level.NOTE, value=value, fix=fix)
+    if not _host.working_rdma_ports():
+        fix = "install libibverbs (libibverbs1, rdma-core) to use RDMA between hosts"
+        return Finding(name="RDMA", level=Level.NOTE, value=f"{value}; no libibverbs", fix=fix)
+    limit = _host.locked_memory_bytes()
+    if limit is not None and limit < NEEDED_LOCKED_BYTES:
+        value += f"; {limit // 1024} KiB may be locked"
+        fix = "raise the limit of locked memory (ulimit -l unlimited): RDMA registers every ring; or HEADWAY_ENGINE=tcp"
+        return Finding(name="RDMA", level=Level.PROBLEM, value=value, fix=fix)
+    return Finding(name="RDMA", value=value)
 
 
 def find_open_files() -> Finding:

@@ -39,6 +39,8 @@ def complete_options(
     options = Options() if given is None else copy.deepcopy(given)
     if options.engine == "auto" and "HEADWAY_ENGINE" in environ:
         options.engine = environ["HEADWAY_ENGINE"]
+    if not options.rdma_device:
+        options.rdma_device = environ.get("HEADWAY_RDMA_DEVICE", "")
     if not options.has_slot_bytes and "HEADWAY_SLOT_BYTES" in environ:
         options.slot_bytes = _read_integer("HEADWAY_SLOT_BYTES", environ)
     if not options.has_secret:

@@ -21,21 +21,53 @@ def finding(level: Level = Level.OK) -> Finding:
 def test_the_exit_status_is_one_where_something_would_fail(
     level: Level, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sick = Diagnosis(findings=[finding(), finding(level)], choices=choose(finding(), finding()))
+    sick = Diagnosis(findings=[finding(), finding(level)], choices=choose(finding(), finding(), rdma_works=False))
     assert doctor.main([], diagnose_host=lambda: sick) == status
     printed = capsys.readouterr().out
     assert ("fix: do this" in printed) == (level is not Level.OK)
     assert ("1 problem to fix" in printed) == (level is Level.PROBLEM)
 
 
-def uses(purpose: str, shared_memory: Level, direct_reads: Level) -> str:
-    choices = choose(finding(shared_memory), finding(direct_reads))
+def uses(purpose: str, shared_memory: Level, direct_reads: Level, *, rdma_works: bool = False) -> str:
+    choices = choose(finding(shared_memory), finding(direct_reads), rdma_works=rdma_works)
     return next(choice.uses for choice in choices if choice.purpose == purpose)
 
 
 def test_large_messages_are_pulled_only_where_siblings_may_be_read() -> None:
     assert uses("messages above a slot", Level.OK, Level.OK).startswith("pull")
     assert uses("messages above a slot", Level.OK, Level.NOTE) == "fragments"
+
+
+def test_other_hosts_are_reached_by_rdma_only_where_it_works() -> None:
+    assert uses("peers on other hosts", Level.OK, Level.OK, rdma_works=True).startswith("verbs")
+    assert uses("peers on other hosts", Level.OK, Level.OK) == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("ports", "working", "locked_bytes", "level", "text"),
+    [
+        ({}, [], None, Level.OK, "no device"),
+        ({"mlx5_0:1": "1: DOWN"}, [], None, Level.NOTE, "mlx5_0:1: 1: DOWN"),
+        ({"mlx5_0:1": "4: ACTIVE"}, [], None, Level.NOTE, "no libibverbs"),
+        ({"mlx5_0:1": "4: ACTIVE"}, ["mlx5_0:1"], None, Level.OK, "mlx5_0:1: 4: ACTIVE"),
+        ({"mlx5_0:1": "4: ACTIVE"}, ["mlx5_0:1"], 65536, Level.PROBLEM, "64 KiB may be locked"),
+    ],
+)
+def test_rdma_is_judged_by_ports_library_and_locked_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    ports: dict[str, str],
+    working: list[str],
+    locked_bytes: int | None,
+    level: Level,
+    text: str,
+) -> None:
+    monkeypatch.setattr(_host, "rdma_ports", lambda: ports)
+    monkeypatch.setattr(_host, "working_rdma_ports", lambda: working)
+    monkeypatch.setattr(_host, "locked_memory_bytes", lambda: locked_bytes)
+    found = doctor.find_rdma()
+    assert found.level is level
+    assert text in found.value
+    assert (found.fix is None) == (level is Level.OK)
 
 
 @pytest.mark.parametrize(

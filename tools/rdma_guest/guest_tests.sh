@@ -8,4 +8,5 @@ status=0
 [ -z "${IN_RDMA_GUEST:-}" ] || tools/rdma_guest/network.sh one || exit 1
 "$build/tests/libcomm/libcomm_verbs_test" || status=1
 HEADWAY_TEST_RDMA=1 "$build/tests/libcomm/libcomm_group_test" || status=1
+[ -z "${IN_RDMA_GUEST:-}" ] || tools/rdma_guest/two_hosts.sh "$build" || status=1
 exit $status

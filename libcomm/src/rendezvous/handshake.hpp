@@ -14,7 +14,7 @@ namespace headway::comm {
 
 /// Version of everything that follows the handshake. The handshake itself keeps its form, so that any two versions can
 /// tell each other what differs.
-inline constexpr int kProtocolVersion = 1;
+inline constexpr int kProtocolVersion = 2;
 
 /// Drawn by each process for each group: tells a rank from an earlier or a foreign one at the same address.
 using InstanceId = std::array<std::byte, 16>;

@@ -18,16 +18,17 @@ struct Composite {
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
     auto local_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kShm, "local");
     auto remote_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kTcp, "remote");
-    std::vector<bool> is_same_host;
+    std::vector<std::size_t> engine_of_peer;
     for (int peer = 0; peer < size; ++peer) {
       bool const same = peer % 2 == rank % 2;
-      is_same_host.push_back(same && peer != rank);
+      engine_of_peer.push_back(same ? 0 : 1);
       int& unused = (same ? remote_lifelines : local_lifelines)[static_cast<std::size_t>(peer)].fd;
       if (unused >= 0) ::close(std::exchange(unused, -1));
     }
-    auto local = make_shm_endpoint(rank, size, std::move(local_lifelines), landing_bytes);
-    auto remote = std::make_unique<TcpEndpoint>(rank, size, std::move(remote_lifelines), local->landing());
-    return std::make_unique<CompositeEndpoint>(std::move(local), std::move(remote), std::move(is_same_host));
+    std::vector<std::unique_ptr<Endpoint>> engines;
+    engines.push_back(make_shm_endpoint(rank, size, std::move(local_lifelines), landing_bytes));
+    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, remote_lifelines, engines.front()->landing()));
+    return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
   }
 
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {

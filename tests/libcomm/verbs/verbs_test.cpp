@@ -1,11 +1,18 @@
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "engines/checked/endpoint.hpp"
+#include "engines/composite/endpoint.hpp"
+#include "engines/shm/endpoint.hpp"
+#include "engines/tcp/endpoint.hpp"
 #include "engines/verbs/device.hpp"
 #include "engines/verbs/endpoint.hpp"
 
+#include <unistd.h>
+
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 namespace headway::comm {
 namespace {
@@ -24,7 +31,8 @@ class NeedsDevice final : public testing::Environment {
 struct Verbs {
   static constexpr char const* kName = "verbs";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    return make_verbs_endpoint(rank, size, connect_test_lifelines(rank, size, landing_bytes, store), landing_bytes, "");
+    auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
+    return make_verbs_endpoint(rank, size, lifelines, landing_bytes, verbs::choose_address("", lifelines));
   }
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
     return connect_in_threads<Verbs>(size, landing_bytes);
@@ -40,9 +48,45 @@ struct CheckedVerbs {
   }
 };
 
-using VerbsEngines = testing::Types<Verbs, CheckedVerbs>;
+/// Ranks of two pretended hosts, the even ones and the odd ones: shm inside a host; between the two verbs for some
+/// pairs and tcp for the others, as where some hosts have no device.
+struct ShmVerbsTcp {
+  static constexpr char const* kName = "shm_verbs_tcp";
+  static constexpr std::size_t kShm = 0, kVerbs = 1, kTcp = 2;
+
+  static std::size_t engine_between(int rank, int peer) {
+    if (rank % 2 == peer % 2) return kShm;
+    return (rank + peer) % 4 == 1 ? kVerbs : kTcp;
+  }
+
+  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
+    std::array lifelines{connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kShm, "shm"),
+                         connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kTcp, "verbs"),
+                         connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kTcp, "tcp")};
+    std::vector<std::size_t> engine_of_peer;
+    for (int peer = 0; peer < size; ++peer) {
+      engine_of_peer.push_back(engine_between(rank, peer));
+      for (std::size_t engine = 0; engine < lifelines.size(); ++engine) {
+        int& unused = lifelines[engine][static_cast<std::size_t>(peer)].fd;
+        if (engine != engine_of_peer.back() && unused >= 0) ::close(std::exchange(unused, -1));
+      }
+    }
+    std::vector<std::unique_ptr<Endpoint>> engines;
+    engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[kShm]), landing_bytes));
+    auto const landing = engines.front()->landing();
+    auto const address = verbs::choose_address("", lifelines[kVerbs]);
+    engines.push_back(std::make_unique<VerbsEndpoint>(rank, size, lifelines[kVerbs], landing, address));
+    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, lifelines[kTcp], landing));
+    return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
+  }
+  static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
+    return connect_in_threads<ShmVerbsTcp>(size, landing_bytes);
+  }
+};
+
+using VerbsEngines = testing::Types<Verbs, CheckedVerbs, ShmVerbsTcp>;
 HEADWAY_TEST_ENDPOINTS(Engine, VerbsEngines);
-using VerbsProcesses = testing::Types<Verbs>;
+using VerbsProcesses = testing::Types<Verbs, ShmVerbsTcp>;
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, VerbsProcesses);
 
 }  // namespace

@@ -4,7 +4,10 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
+#include <ranges>
+#include <utility>
 
 namespace headway::comm {
 namespace {
@@ -13,59 +16,73 @@ constexpr char const* kName = "composite endpoint";
 
 }  // namespace
 
-CompositeEndpoint::CompositeEndpoint(std::unique_ptr<Endpoint> same_host, std::unique_ptr<Endpoint> remote,
-                                     std::vector<bool> peer_is_same_host)
-    : same_host_(std::move(same_host)),
-      remote_(std::move(remote)),
-      peer_is_same_host_(std::move(peer_is_same_host)),
+CompositeEndpoint::CompositeEndpoint(std::vector<std::unique_ptr<Endpoint>> engines,
+                                     std::vector<std::size_t> engine_of_peer)
+    : engines_(std::move(engines)),
+      engine_of_peer_(std::move(engine_of_peer)),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
-  expects(same_host_->rank() == remote_->rank() && same_host_->size() == remote_->size(),
-          "both engines must be of one rank and group");
-  expects(peer_is_same_host_.size() == static_cast<std::size_t>(size()), "one entry is needed for each rank");
-  expects(same_host_->landing().data() == remote_->landing().data(), "both engines must land in one segment");
-  for (auto const* engine : {same_host_.get(), remote_.get()}) {
+  expects(!engines_.empty(), "at least one engine is needed");
+  expects(engine_of_peer_.size() == static_cast<std::size_t>(size()), "one entry is needed for each rank");
+  for (auto const& engine : engines_) {
+    expects(engine->rank() == rank() && engine->size() == size(), "all engines must be of one rank and group");
+    expects(engine->landing().data() == landing().data(), "all engines must land in one segment");
     expects(engine->lifeline_fd() >= 0 && engine->activity_fd() >= 0, "an engine must have descriptors to be combined");
     watch(lifelines_, engine->lifeline_fd(), kName);
     watch(activity_, engine->activity_fd(), kName);
   }
+  for (std::size_t const engine : engine_of_peer_) expects(engine < engines_.size(), "there is no such engine");
   watch(activity_, bell_.fd(), kName);
 }
 
+CompositeEndpoint::~CompositeEndpoint() {
+  while (!engines_.empty()) engines_.pop_back();  // The first owns the memory in which the others land.
+}
+
 void CompositeEndpoint::submit() {
-  // Remote first: what the network takes on its way overlaps with the copies of the other.
-  remote_->submit();
-  same_host_->submit();
+  // Networks first: what they take on their way overlaps with the copies on this host.
+  for (auto const& engine : std::views::reverse(engines_)) engine->submit();
 }
 
 bool CompositeEndpoint::poll(ArrivalSink& sink) {
-  bool const found_here = same_host_->poll(sink);
-  bool const found_remote = remote_->poll(sink);
-  return found_here || found_remote;
+  bool found = false;
+  for (auto const& engine : engines_) found = engine->poll(sink) || found;
+  return found;
+}
+
+void CompositeEndpoint::retract() noexcept {
+  for (auto const& engine : engines_) engine->retract();
 }
 
 void CompositeEndpoint::arm() {
   bell_.arm();
-  same_host_->arm();
-  remote_->arm();
+  for (auto const& engine : engines_) engine->arm();
 }
 
 void CompositeEndpoint::disarm() {
-  remote_->disarm();
-  same_host_->disarm();
+  for (auto const& engine : engines_) engine->disarm();
   bell_.disarm();
 }
 
 void CompositeEndpoint::sleep(Deadline deadline) {
-  std::array<epoll_event, 3> events;
-  int const count = ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
-  for (int i = 0; i < count; ++i) {
-    if (events[static_cast<std::size_t>(i)].data.fd == bell_.fd()) bell_.drain();
-  }
+  std::array<epoll_event, 1> events;
+  ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
   bell_.drain();
   // These do not block: an engine may take note in its sleep() of what ended it.
-  same_host_->sleep(Deadline::min());
-  remote_->sleep(Deadline::min());
+  for (auto const& engine : engines_) engine->sleep(Deadline::min());
+}
+
+HostShare CompositeEndpoint::host_share() const {
+  HostShare most;
+  for (auto const& engine : engines_) {
+    HostShare const share = engine->host_share();
+    if (share.num_ranks > most.num_ranks) most = share;
+  }
+  return most;
+}
+
+bool CompositeEndpoint::lands_by_polling() const {
+  return std::ranges::any_of(engines_, [](auto const& engine) { return engine->lands_by_polling(); });
 }
 
 }  // namespace headway::comm

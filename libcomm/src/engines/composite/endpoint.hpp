@@ -4,22 +4,24 @@
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
 namespace headway::comm {
 
-/// One endpoint out of two over the same landing memory: peers on this host by one engine, the rest by another.
+/// One endpoint out of several over the same landing memory: each peer is reached by one of them.
 class CompositeEndpoint final : public Endpoint {
  public:
-  /// Both are connected for all ranks of the group and have one landing segment, which `same_host` owns.
-  CompositeEndpoint(std::unique_ptr<Endpoint> same_host, std::unique_ptr<Endpoint> remote,
-                    std::vector<bool> peer_is_same_host);
+  /// All engines are connected for one rank of one group and have one landing segment, which the first owns.
+  /// `engine_of_peer` has an index for each rank; that of the own rank means nothing.
+  CompositeEndpoint(std::vector<std::unique_ptr<Endpoint>> engines, std::vector<std::size_t> engine_of_peer);
+  ~CompositeEndpoint() override;
 
-  [[nodiscard]] int rank() const override { return same_host_->rank(); }
-  [[nodiscard]] int size() const override { return same_host_->size(); }
+  [[nodiscard]] int rank() const override { return owner().rank(); }
+  [[nodiscard]] int size() const override { return owner().size(); }
   [[nodiscard]] PeerTraits traits(int peer) const override { return of(peer).traits(peer); }
-  [[nodiscard]] std::span<std::byte> landing() override { return same_host_->landing(); }
+  [[nodiscard]] std::span<std::byte> landing() override { return owner().landing(); }
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
              Tag tag) override {
     return of(destination.peer).put(destination, header, payload, tag);
@@ -34,13 +36,10 @@ class CompositeEndpoint final : public Endpoint {
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     return of(peer).get(peer, address, local);
   }
-  bool claim(int owner, std::uint64_t offset, std::uint64_t value) override {
-    return (owner == rank() ? *same_host_ : of(owner)).claim(owner, offset, value);
+  bool claim(int owning_rank, std::uint64_t offset, std::uint64_t value) override {
+    return (owning_rank == rank() ? owner() : of(owning_rank)).claim(owning_rank, offset, value);
   }
-  void retract() noexcept override {
-    same_host_->retract();
-    remote_->retract();
-  }
+  void retract() noexcept override;
   void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
     of(peer).expose(peer, segment, memory);
   }
@@ -52,23 +51,21 @@ class CompositeEndpoint final : public Endpoint {
   void wake() noexcept override { bell_.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return lifelines_.get(); }
   [[nodiscard]] int activity_fd() const override { return activity_.get(); }
-  [[nodiscard]] HostShare host_share() const override { return same_host_->host_share(); }
-  [[nodiscard]] bool lands_by_polling() const override {
-    return same_host_->lands_by_polling() || remote_->lands_by_polling();
-  }
+  [[nodiscard]] HostShare host_share() const override;
+  [[nodiscard]] bool lands_by_polling() const override;
 
  private:
+  [[nodiscard]] Endpoint& owner() const { return *engines_.front(); }
   /// A rank out of range goes to an engine all the same, which refuses it.
   [[nodiscard]] Endpoint& of(int peer) const {
-    bool const in_range = peer >= 0 && static_cast<std::size_t>(peer) < peer_is_same_host_.size();
-    return in_range && peer_is_same_host_[static_cast<std::size_t>(peer)] ? *same_host_ : *remote_;
+    auto const index = static_cast<std::size_t>(peer);
+    return index < engine_of_peer_.size() ? *engines_[engine_of_peer_[index]] : owner();
   }
 
-  // The remote endpoint lands in the other's memory, so it goes first.
-  std::unique_ptr<Endpoint> same_host_, remote_;
-  std::vector<bool> peer_is_same_host_;
+  std::vector<std::unique_ptr<Endpoint>> engines_;
+  std::vector<std::size_t> engine_of_peer_;
   Doorbell bell_;
-  FileDescriptor lifelines_, activity_;  ///< epoll; they nest those of both engines, the second also the bell.
+  FileDescriptor lifelines_, activity_;  ///< epoll; they nest those of all engines, the second also the bell.
 };
 
 }  // namespace headway::comm

@@ -2,9 +2,6 @@
 
 #include "headway/comm/status.hpp"
 
-#include <sys/socket.h>
-#include <sys/time.h>
-
 #include <algorithm>
 #include <cerrno>
 
@@ -12,7 +9,6 @@ namespace headway::comm::verbs {
 
 namespace {
 
-constexpr int kExchangeTimeoutS = 60;
 // A lost packet is sent again after 4.096 us * 2^14 = 67 ms, at most 6 times: a cut wire shows in half a second. (7
 // would mean for ever on Soft-RoCE.)
 constexpr std::uint8_t kTimeout = 14, kRetries = 6;
@@ -41,27 +37,6 @@ ibv_ah_attr path_to(Address const& own, Hello const& peer) {
 }
 
 }  // namespace
-
-void send_all(int socket, std::span<std::byte const> bytes, int peer) {
-  while (!bytes.empty()) {
-    ssize_t const count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw SystemError("send", errno, rank_text(peer));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-}
-
-void receive_all(int socket, std::span<std::byte> bytes, int peer) {
-  timeval const limit{.tv_sec = kExchangeTimeoutS, .tv_usec = 0};
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  while (!bytes.empty()) {
-    ssize_t const count = ::recv(socket, bytes.data(), bytes.size(), 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0) throw SystemError("recv", ECONNRESET, rank_text(peer) + " went away while connecting");
-    if (count < 0) throw SystemError("recv", errno, rank_text(peer));
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-}
 
 QueuePair make_queue_pair(ibv_pd* domain, ibv_cq* completions, ibv_srq* receives, QueuePairSizes& sizes) {
   ibv_qp_init_attr attributes{};

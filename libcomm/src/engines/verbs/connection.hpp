@@ -2,10 +2,7 @@
 
 #include "engines/verbs/device.hpp"
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
-#include <string>
 
 namespace headway::comm::verbs {
 
@@ -21,10 +18,6 @@ struct Hello {
   std::uint32_t lid;
   ibv_gid gid;
 };
-
-/// Sends a fixed-size message over a lifeline, or receives one within a minute. @throws SystemError naming `peer`.
-void send_all(int socket, std::span<std::byte const> bytes, int peer);
-void receive_all(int socket, std::span<std::byte> bytes, int peer);
 
 /// What the queue pairs of an endpoint have alike.
 struct QueuePairSizes {

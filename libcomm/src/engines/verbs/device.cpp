@@ -3,6 +3,7 @@
 #include "headway/comm/status.hpp"
 
 #include <arpa/inet.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -60,6 +61,28 @@ void add_port(std::vector<Address>& found, ibv_context* context, std::string con
   }
 }
 
+/// This end's address of a connection, as text; "" if it is no internet connection.
+std::string ip_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  void const* bytes = nullptr;
+  if (address.ss_family == AF_INET) bytes = &reinterpret_cast<sockaddr_in const*>(&address)->sin_addr;
+  if (address.ss_family == AF_INET6) bytes = &reinterpret_cast<sockaddr_in6 const*>(&address)->sin6_addr;
+  if (bytes == nullptr || ::inet_ntop(address.ss_family, bytes, text.data(), text.size()) == nullptr) return "";
+  std::string const result = text.data();
+  return result.starts_with("::ffff:") ? result.substr(7) : result;
+}
+
+/// Of the first connection to another host, else of the first connection.
+std::string own_ip(std::vector<Lifeline> const& lifelines) {
+  auto const is_there = [](Lifeline const& each) { return each.fd >= 0; };
+  auto found = std::ranges::find_if(lifelines, [&](auto const& each) { return is_there(each) && !each.same_host; });
+  if (found == lifelines.end()) found = std::ranges::find_if(lifelines, is_there);
+  return found == lifelines.end() ? "" : ip_of(found->fd);
+}
+
 /// "DEVICE:PORT:GID_INDEX", of which the tail may be missing.
 bool matches(Address const& address, std::string const& wanted) {
   std::string const port = address.device + ":" + std::to_string(address.port);
@@ -91,7 +114,13 @@ std::vector<Address> find_addresses() {
   return found;
 }
 
-Address choose_address(std::string const& wanted, std::string const& local_ip) {
+RdmaReach Address::reach() const {
+  using Kind = RdmaReach::Kind;
+  if (!is_ethernet) return {.kind = Kind::kInfiniBand, .subnet_prefix = gid.global.subnet_prefix};
+  return {.kind = is_ipv4(gid) ? Kind::kRoceIpv4 : is_link_local(gid) ? Kind::kRoceLinkLocal : Kind::kRoceIpv6};
+}
+
+Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines) {
   (void)library();  // Says why, if it is missing.
   auto addresses = find_addresses();
   std::string present;
@@ -101,7 +130,8 @@ Address choose_address(std::string const& wanted, std::string const& local_ip) {
     throw SystemError("engine verbs: no active port" + (wanted.empty() ? "" : " matches " + wanted) +
                       (present.empty() ? "; this host has no RDMA device that is up" : "; there are " + present));
   }
-  auto const holder = std::ranges::find_if(addresses, [&](auto const& each) { return gid_text(each.gid) == local_ip; });
+  std::string const ip = own_ip(lifelines);
+  auto const holder = std::ranges::find_if(addresses, [&](auto const& each) { return gid_text(each.gid) == ip; });
   return holder == addresses.end() ? addresses.front() : *holder;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engines/rdma_reach.hpp"
 #include "engines/verbs/library.hpp"
 
 #include <cstdint>
@@ -37,16 +38,17 @@ struct Address {
 
   /// "rxe0 port 1, GID 2 (fd00:77::1)"
   [[nodiscard]] std::string text() const;
+  [[nodiscard]] RdmaReach reach() const;
 };
 
 /// The addresses of all active ports of this host, best first: RoCE v2 or InfiniBand, routable before link-local. Empty
 /// where there is no device or no libibverbs.
 std::vector<Address> find_addresses();
 
-/// Chooses one. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one that holds
-/// `local_ip` (as text; "": unknown) is taken before others.
+/// Chooses one. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one with this host's
+/// address of the first connection to another host (to any rank, if there is none) is taken before others.
 /// @throws SystemError that names what was looked for and what there is.
-Address choose_address(std::string const& wanted, std::string const& local_ip);
+Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines);
 
 /// @throws SystemError.
 Context open_device(std::string const& name);

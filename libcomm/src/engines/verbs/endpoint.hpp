@@ -32,10 +32,10 @@ class VerbsEndpoint final : public Endpoint {
   /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
   /// the endpoint. Landing segments of all ranks have one size.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
-                std::string const& device);
+                verbs::Address address);
   /// The same with landing memory of its own.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<LandingMemory> memory,
-                std::string const& device);
+                verbs::Address address);
   /// Waits up to a second until the peers' devices have what was put.
   ~VerbsEndpoint() override;
 
@@ -102,7 +102,7 @@ class VerbsEndpoint final : public Endpoint {
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   [[nodiscard]] Link& checked_link(int peer);
   [[nodiscard]] std::atomic_ref<std::uint64_t> taken_by(int peer) const;
-  void take_over(std::vector<Lifeline> const& lifelines, std::string const& device);
+  void take_over(std::vector<Lifeline> const& lifelines);
   void make_queues();
   void connect_peers();
   void watch_descriptors();
@@ -149,6 +149,6 @@ class VerbsEndpoint final : public Endpoint {
 };
 
 std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                                              std::size_t landing_bytes, std::string const& device);
+                                              std::size_t landing_bytes, verbs::Address address);
 
 }  // namespace headway::comm

@@ -1,12 +1,11 @@
 // How an endpoint comes and goes, and everything besides messages.
 
 #include "engines/epoll.hpp"
+#include "engines/lifeline_messages.hpp"
 #include "engines/verbs/endpoint.hpp"
 #include "engines/verbs/limits.hpp"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,20 +22,6 @@ constexpr char const* kName = "engine verbs";
 
 void make_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
-/// This end's address of a connection, as text; "" if it is no internet connection.
-std::string local_ip(int socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  void const* bytes = nullptr;
-  if (address.ss_family == AF_INET) bytes = &reinterpret_cast<sockaddr_in const*>(&address)->sin_addr;
-  if (address.ss_family == AF_INET6) bytes = &reinterpret_cast<sockaddr_in6 const*>(&address)->sin6_addr;
-  if (bytes == nullptr || ::inet_ntop(address.ss_family, bytes, text.data(), text.size()) == nullptr) return "";
-  std::string const result = text.data();
-  return result.starts_with("::ffff:") ? result.substr(7) : result;
-}
-
 verbs::MemoryRegion register_memory(ibv_pd* domain, std::span<std::byte> memory, int access) {
   verbs::MemoryRegion region(library().reg_mr(domain, memory.data(), memory.size(), access));
   if (!region) throw SystemError("ibv_reg_mr", errno, std::to_string(memory.size()) + " bytes; see ulimit -l");
@@ -48,36 +33,35 @@ std::uint32_t random_packet_number() { return std::random_device()() & 0xffffff;
 }  // namespace
 
 VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
-                             std::string const& device)
+                             verbs::Address address)
     : rank_(rank),
       size_(size),
+      address_(std::move(address)),
       landing_(landing),
       credit_memory_(static_cast<std::size_t>(size) * verbs::kCreditWordBytes),
       staging_memory_(static_cast<std::size_t>(size) * verbs::kStagingBytes),
       links_(static_cast<std::size_t>(size)),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
-  take_over(lifelines, device);
+  take_over(lifelines);
   make_queues();
   connect_peers();
   watch_descriptors();
 }
 
 VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                             std::unique_ptr<LandingMemory> memory, std::string const& device)
-    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), device) {
+                             std::unique_ptr<LandingMemory> memory, verbs::Address address)
+    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), std::move(address)) {
   own_memory_ = std::move(memory);
 }
 
-void VerbsEndpoint::take_over(std::vector<Lifeline> const& lifelines, std::string const& device) {
+void VerbsEndpoint::take_over(std::vector<Lifeline> const& lifelines) {
   for (std::size_t peer = 0; peer < lifelines.size() && peer < links_.size(); ++peer) {
     links_[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
     links_[peer].is_peer = links_[peer].socket.valid();
   }
   expects(lifelines.size() == links_.size(), "an endpoint needs one lifeline for each rank");
   expects(!links_[index(rank_)].is_peer, "a rank has no lifeline to itself");
-  auto const first = std::ranges::find_if(links_, [](Link const& link) { return link.is_peer; });
-  address_ = verbs::choose_address(device, first == links_.end() ? "" : local_ip(first->socket.fd()));
 }
 
 void VerbsEndpoint::make_queues() {
@@ -147,21 +131,21 @@ void VerbsEndpoint::connect_peers() {
                            .mtu = static_cast<std::uint32_t>(address_.mtu),
                            .lid = address_.lid,
                            .gid = address_.gid};
-    verbs::send_all(link.socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
+    send_all(link.socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
   }
   for (int peer = 0; peer < size_; ++peer) {
     Link& link = links_[index(peer)];
     if (!link.is_peer) continue;
-    verbs::receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer);
+    receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer);
     verbs::connect_queue_pair(link.queue_pair.get(), address_, hellos[index(peer)], link.remote, peer);
   }
   // Nobody may write to a queue pair that is not ready: each rank says so to all.
   std::array<std::byte, 1> ready{std::byte{1}};
   for (int peer = 0; peer < size_; ++peer) {
-    if (links_[index(peer)].is_peer) verbs::send_all(links_[index(peer)].socket.fd(), ready, peer);
+    if (links_[index(peer)].is_peer) send_all(links_[index(peer)].socket.fd(), ready, peer);
   }
   for (int peer = 0; peer < size_; ++peer) {
-    if (links_[index(peer)].is_peer) verbs::receive_all(links_[index(peer)].socket.fd(), ready, peer);
+    if (links_[index(peer)].is_peer) receive_all(links_[index(peer)].socket.fd(), ready, peer);
   }
 }
 
@@ -262,8 +246,9 @@ void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink
 }
 
 std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                                              std::size_t landing_bytes, std::string const& device) {
-  return std::make_unique<VerbsEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes), device);
+                                              std::size_t landing_bytes, verbs::Address address) {
+  return std::make_unique<VerbsEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes),
+                                         std::move(address));
 }
 
 }  // namespace headway::comm
