@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO
 
 from benchmarks.harness.arguments import flat, make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
@@ -20,13 +13,13 @@ from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.plots import Panel, save_plot
 from benchmarks.harness.points import Point, parse_point, write_json_lines
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
+from benchmarks.harness.torch_ranks import run_torch_ranks
 from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "torch.distributed.all_to_all_single against Gloo"
 
 _HEADWAY = "headway"
 _GLOO = "gloo"
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,13 +56,8 @@ def measure(options: argparse.Namespace, ranks: int) -> list[Point]:
 
 
 def run_ranks(options: argparse.Namespace, ranks: int) -> str:
-    """Runs all ranks to their end and returns what rank 0 printed.
-
-    Raises:
-        BenchmarkError: a rank failed or the time is over.
-    """
+    """Runs all ranks to their end and returns what rank 0 printed."""
     settings = {
-        "ranks": ranks,
         "systems": [_HEADWAY] if options.against == "none" else [_HEADWAY, _GLOO],
         "sizes": flat(options.sizes),
         "splits": options.split,
@@ -77,46 +65,8 @@ def run_ranks(options: argparse.Namespace, ranks: int) -> str:
         "repetitions": options.repetitions,
         "timeout_s": options.time_limit,
     }
-    print(f"{ranks} ranks: starting python", flush=True)
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
-        processes = []
-        try:
-            for rank in range(ranks):
-                argument = json.dumps({**settings, "rank": rank, "store": f"{folder}/store"})
-                own = Path(folder) / str(rank)
-                with own.with_suffix(".out").open("w") as output, own.with_suffix(".err").open("w") as errors:
-                    processes.append(_start(argument, output, errors))
-            _wait(processes, Path(folder), options.time_limit)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        return (Path(folder) / "0.out").read_text()
-
-
-def _start(argument: str, output: IO[str], errors: IO[str]) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    # Gloo else looks up the host's name, which not every container can resolve.
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "benchmarks.torch_ranks.all_to_all_rank", argument]
-    return subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, time_limit_s: int) -> None:
-    deadline = time.monotonic() + time_limit_s
-    while any(process.poll() is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.returncode not in (None, 0)]
-        if failed or time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    for rank, process in enumerate(processes):
-        if process.poll() not in (None, 0):
-            lines = (folder / f"{rank}.err").read_text().strip().splitlines()
-            raise BenchmarkError(f"rank {rank} failed: {lines[-1] if lines else 'no message'}")
-    if any(process.poll() is None for process in processes):
-        raise BenchmarkError(f"the ranks took longer than {time_limit_s} s")
+    module = "benchmarks.torch_ranks.all_to_all_rank"
+    return run_torch_ranks(module, settings, num_ranks=ranks, time_limit_s=options.time_limit)
 
 
 def format_points(points: Sequence[Point]) -> str:

@@ -70,6 +70,10 @@ void HeadwayBackend::setTimeout(std::chrono::milliseconds timeout) {
   for (auto& [device, reducer] : reducers_) reducer->set_timeout(timeout);
 }
 
+int HeadwayBackend::recommended_max_lag(int channel) {
+  return translate_errors("recommended_max_lag", [&] { return handle()->group().recommended_max_lag(channel); });
+}
+
 void HeadwayBackend::set_max_lag(int max_lag) {
   translate_errors("set_max_lag", [&] { handle()->group().set_max_lag(max_lag); });
   options_->group.max_lag = max_lag;

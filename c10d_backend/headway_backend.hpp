@@ -112,6 +112,7 @@ class HeadwayBackend final : public c10d::Backend {
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
   void set_max_lag(int max_lag);
+  int recommended_max_lag(int channel);
 
  private:
   WorkTitle title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout);

@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 
 namespace py = pybind11;
 
@@ -55,11 +56,21 @@ void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
   options.has_slot_bytes = true;
 }
 
-c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, std::optional<std::int64_t> slot_bytes,
-                                                int num_channels, std::string const& engine,
-                                                std::optional<Milliseconds> timeout, Milliseconds connect_timeout,
-                                                std::string secret, std::string interface_address,
-                                                std::string rdma_device) {
+constexpr char const* kAutomatic = "auto";
+constexpr int kDefaultAutomaticLimit = 8;
+using LagOrAuto = std::variant<int, std::string>;
+
+c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_lag_limit,
+                                                std::optional<std::int64_t> slot_bytes, int num_channels,
+                                                std::string const& engine, std::optional<Milliseconds> timeout,
+                                                Milliseconds connect_timeout, std::string secret,
+                                                std::string interface_address, std::string rdma_device) {
+  auto const* const name = std::get_if<std::string>(&lag);
+  expects_value(name == nullptr || *name == kAutomatic,
+                "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
+  bool const is_automatic = name != nullptr;
+  int const max_lag = is_automatic ? 0 : std::get<int>(lag);
+  if (is_automatic && max_lag_limit == -1) max_lag_limit = kDefaultAutomaticLimit;
   expects_value(max_lag >= 0, "max_lag must be at least 0, not " + std::to_string(max_lag));
   expects_value(max_lag_limit == -1 || max_lag_limit >= max_lag,
                 "max_lag_limit must be -1 (as max_lag) or at least max_lag, not " + std::to_string(max_lag_limit));
@@ -71,6 +82,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, 
   settings.engine = engine_named(engine);
   settings.max_lag = max_lag;
   settings.max_lag_limit = max_lag_limit;
+  settings.adapt_lag = is_automatic;
   settings.num_channels = num_channels;
   settings.timeout = timeout.value_or(kBackendDefaultTimeout);
   settings.connect_timeout = connect_timeout;
@@ -86,9 +98,14 @@ c10::intrusive_ptr<HeadwayOptions> make_options(int max_lag, int max_lag_limit, 
 /// Options(...) that make an equal object; a secret is not shown.
 std::string describe(HeadwayOptions const& options) {
   auto const& group = options.group;
-  return "headway.Options(max_lag=" + std::to_string(group.max_lag) +
+  return "headway.Options(max_lag=" + (group.adapt_lag ? "'auto'" : std::to_string(group.max_lag)) +
          ", max_lag_limit=" + std::to_string(group.max_lag_limit) + ", slot_bytes=" + std::to_string(group.slot_bytes) +
          ", num_channels=" + std::to_string(group.num_channels) + ", engine='" + name_of(group.engine) + "')";
+}
+
+LagOrAuto max_lag_of(HeadwayOptions const& options) {
+  if (options.group.adapt_lag) return kAutomatic;
+  return options.group.max_lag;
 }
 
 template <typename Member>
@@ -108,7 +125,7 @@ void define_options(py::module_& module, py::object const& base) {
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
       .def("__repr__", &describe)
-      .def_property_readonly("max_lag", reader(&comm::GroupOptions::max_lag))
+      .def_property_readonly("max_lag", &max_lag_of)
       .def_property_readonly("max_lag_limit", reader(&comm::GroupOptions::max_lag_limit))
       .def_property_readonly("num_channels", reader(&comm::GroupOptions::num_channels))
       .def_property_readonly("connect_timeout", reader(&comm::GroupOptions::connect_timeout))
@@ -195,6 +212,7 @@ void define_backend(py::module_& module, py::object const& base) {
       .def("all_to_all_single", &HeadwayBackend::all_to_all_single, py::arg("output"), py::arg("input"),
            py::arg("output_split_sizes"), py::arg("input_split_sizes"), py::arg("channel"),
            py::arg("timeout") = c10d::kUnsetTimeout, Release())
+      .def("recommended_max_lag", &HeadwayBackend::recommended_max_lag, py::arg("channel") = 0, Release())
       .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), Release())
       .def("engines", &engines_by_peer)
       .def("statistics", &statistics)

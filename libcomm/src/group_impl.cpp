@@ -256,12 +256,22 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
 
 Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds> timeout) {
   auto& operation = static_cast<OperationState&>(base);
-  if (operation.done()) return operation.status();
+  if (operation.done() && !options_.adapt_lag) return operation.status();
   Visit visit(*this);
   return wait(visit, operation, timeout);
 }
 
 Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout) {
+  if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_untimed(visit, operation, timeout);
+  auto& ring = *rings_[static_cast<std::size_t>(static_cast<RingOperation&>(operation).ring)];
+  ring.wait_began();
+  Status const status = wait_untimed(visit, operation, timeout);
+  ring.wait_ended();
+  return status;
+}
+
+Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
+                               std::optional<std::chrono::milliseconds> timeout) {
   Deadline const deadline = timeout ? Clock::now() + *timeout : Deadline::max();
   Backoff backoff(cores_are_shared_);
   for (;;) {
@@ -409,6 +419,13 @@ void GroupImpl::set_max_lag(int max_lag) {
   Visit visit(*this);
   for (auto& ring : rings_) ring->set_max_lag(max_lag);
   progress();
+}
+
+int GroupImpl::recommended_max_lag(int channel) {
+  expects(channel >= 0 && channel < options_.num_channels,
+          "recommended_max_lag: channel is not below the group's num_channels");
+  Visit visit(*this);
+  return rings_[static_cast<std::size_t>(channel)]->recommended_max_lag();
 }
 
 void GroupImpl::abort(std::string const& reason) {

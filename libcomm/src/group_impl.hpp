@@ -54,6 +54,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void on_done(Operation& operation, std::function<void()> callback) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
   void set_max_lag(int max_lag) override;
+  [[nodiscard]] int recommended_max_lag(int channel) override;
   void abort(std::string const& reason) override;
   [[nodiscard]] Status health() override;
   [[nodiscard]] GroupStats stats() override;
@@ -98,6 +99,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
 
   std::shared_ptr<RingOperation> start_all_to_all_v(AllToAllArgs const& args, bool is_attended);
   Status wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
+  Status wait_untimed(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   void progress();
   void check_failures();
   void check_deadlines(Clock::time_point now);

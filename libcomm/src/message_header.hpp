@@ -27,15 +27,19 @@ struct MessageHeader {
   std::uint16_t data_type = 0;
   MessageKind kind = MessageKind::kEager;
   Verb verb = Verb::kAllToAll;
+  std::uint32_t busy_before_wait_us = 0;  ///< All-to-alls that adapt the lag: see lag_advisor.hpp.
+  std::uint32_t busy_after_wait_us = 0;
   std::uint64_t match = 0;           ///< Pair messages: what the receiver matches.
   std::uint64_t source_address = 0;  ///< Offers: the payload's address in the sender's process.
   std::uint32_t consumed = 0;        ///< Pair messages: how many of the receiver's messages the sender has consumed.
   std::uint32_t transfer = 0;        ///< Offers: the sender's number for the transfer, counted per peer.
 
-  static constexpr std::size_t kShortBytes = 16;
-  [[nodiscard]] std::span<std::byte const> bytes() const {
+  static constexpr std::size_t kShortBytes = 16, kTimedBytes = 24;
+  /// `is_timed`: the busy times have a meaning.
+  [[nodiscard]] std::span<std::byte const> bytes(bool is_timed) const {
     bool const is_short = verb == Verb::kAllToAll && kind == MessageKind::kEager;
-    return std::as_bytes(std::span(this, 1)).first(is_short ? kShortBytes : sizeof(MessageHeader));
+    std::size_t const short_bytes = is_timed ? kTimedBytes : kShortBytes;
+    return std::as_bytes(std::span(this, 1)).first(is_short ? short_bytes : sizeof(MessageHeader));
   }
   static MessageHeader read(std::byte const* at) {
     MessageHeader header;
@@ -43,8 +47,10 @@ struct MessageHeader {
     return header;
   }
 };
-static_assert(offsetof(MessageHeader, match) == MessageHeader::kShortBytes);
-static_assert(sizeof(MessageHeader) == 40 && sizeof(MessageHeader) <= kHeaderBytes);
+static_assert(offsetof(MessageHeader, busy_before_wait_us) == MessageHeader::kShortBytes);
+static_assert(offsetof(MessageHeader, match) == MessageHeader::kTimedBytes);
+static_assert(sizeof(MessageHeader) == 48 && sizeof(MessageHeader) <= kMaxHeaderBytes &&
+              sizeof(MessageHeader) <= kHeaderBytes);
 
 /// Tag channels: the all-to-all rings take 0 to kMaxRings - 1.
 inline constexpr int kMaxRings = 64;

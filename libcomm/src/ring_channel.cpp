@@ -14,6 +14,10 @@ constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
+std::int64_t now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count();
+}
+
 std::string name_of(RingOperation const& operation) {
   return "operation " + std::to_string(operation.number()) + " of all_to_all_v";
 }
@@ -32,7 +36,9 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
       offer_patience_(options.offer_patience),
       arrivals_(depth_ * size_),
       revocations_(depth_ * size_),
-      num_arrivals_(size_) {}
+      num_arrivals_(size_) {
+  if (options.adapt_lag) advisor_ = std::make_unique<LagAdvisor>(wire.size(), options.max_lag_limit);
+}
 
 std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
   for (auto& pooled : pool_) {
@@ -69,6 +75,10 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
       std::any_of(args.receives.begin(), args.receives.end(), [&](auto const& block) { return block.size() >= large; });
   num_with_large_blocks_ += operation->has_large_blocks ? 1 : 0;
   operation->add_parts(static_cast<int>(size_) - 1);  // The blocks to receive; offers add their own.
+  if (advisor_) {
+    operation->busy = busy_clock_.exchange_started(now_us());
+    advisor_->add(operation->number(), wire_.rank(), operation->busy);
+  }
   operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
   operations_.push_back(operation);
   for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
@@ -118,7 +128,9 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
   MessageHeader header{.size_bytes = block.size(),
                        .operation = static_cast<std::uint32_t>(number),
                        .data_type = operation.data_type,
-                       .verb = Verb::kAllToAll};
+                       .verb = Verb::kAllToAll,
+                       .busy_before_wait_us = operation.busy.before_wait_us,
+                       .busy_after_wait_us = operation.busy.after_wait_us};
   bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
   bool const pull = block.size() >= pull_bytes_ && (max_lag_ == 0 || leaves_cache(operation)) && wire_.pulls_from(peer);
   if (!fits || pull) return offer(operation, peer, header);
@@ -250,6 +262,7 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
   ++stats.messages_received;
   stats.bytes_received += output.size();
   operation.last_arrival = source;
+  if (advisor_) advisor_->add(operation.number(), source, {header.busy_before_wait_us, header.busy_after_wait_us});
   if (header.kind == MessageKind::kEager) return copy_out(operation, source);
   if (header.kind == MessageKind::kRevocableOffer && !wire_.plants(Mutant::kPullUnclaimed)) {
     auto const word = wire_.layout().ring_claim(source, ring_, operation.slot);
@@ -318,6 +331,7 @@ void RingChannel::complete_front(std::vector<std::shared_ptr<OperationState>>& c
   ++num_completed_;
   front_slot_ = next_slot(front_slot_);
   num_with_large_blocks_ -= operation->has_large_blocks ? 1 : 0;
+  if (advisor_) advisor_->completed(operation->number());
   if (trace_capacity_ != 0) record_trace(*operation, static_cast<int>(lag));
   if (operation->done()) {  // By complete_early().
     --num_early_;
@@ -346,6 +360,14 @@ void RingChannel::waited(RingOperation& operation, Clock::time_point from) {
   auto& peer = wire_.peer_stats(operation.last_arrival);
   peer.wait_s += seconds;
   ++peer.waits;
+}
+
+void RingChannel::wait_began() { busy_clock_.wait_began(now_us()); }
+void RingChannel::wait_ended() { busy_clock_.wait_ended(now_us()); }
+
+int RingChannel::recommended_max_lag() const {
+  expects(advisor_ != nullptr, "recommended_max_lag needs a group with adapt_lag");
+  return advisor_->advice();
 }
 
 bool RingChannel::is_late(Clock::time_point now) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "lag_advisor.hpp"
 #include "operation_state.hpp"
 #include "transfer.hpp"
 #include "wire.hpp"
@@ -37,6 +38,7 @@ class RingOperation final : public OperationState {
   Clock::time_point lacks_only_offers_at;  ///< When that was seen first; the epoch: not yet.
   bool is_attended = false;                ///< A thread waits for it from its start to its end.
   bool has_large_blocks = false;           ///< A block to receive may come as an offer.
+  BusyTimes busy;                          ///< With adapt_lag.
   int last_arrival = -1;                   ///< Source of the newest block.
   double started_s = 0, posted_s = 0;      ///< Only while tracing.
 };
@@ -78,6 +80,11 @@ class RingChannel {
   std::vector<TraceEvent> drain_trace();
   /// Counts a wait for `operation`, just completed, that began at `from`.
   void waited(RingOperation& operation, Clock::time_point from);
+  /// With adapt_lag: a caller begins or ends a wait.
+  void wait_began();
+  void wait_ended();
+  /// @throws UsageError without adapt_lag.
+  [[nodiscard]] int recommended_max_lag() const;
   /// Whether an operation that is pending is late.
   [[nodiscard]] bool is_late(Clock::time_point now) const;
 
@@ -144,6 +151,8 @@ class RingChannel {
   std::vector<std::uint64_t> revocations_;   ///< (depth, size) the same for blocks that were sent after all.
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
   std::vector<std::shared_ptr<RingOperation>> pool_;
+  std::unique_ptr<LagAdvisor> advisor_;  ///< With adapt_lag.
+  BusyClock busy_clock_;
   std::vector<TraceEvent> trace_;
   std::size_t trace_capacity_ = 0;
 };

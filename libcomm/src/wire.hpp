@@ -26,6 +26,7 @@ class Wire {
         layout_(layout),
         landing_(endpoint_->landing().data()),
         allow_pull_(options.allow_pull),
+        headers_are_timed_(options.adapt_lag),
         mutant_(mutant_from(options.mutant)) {
     stats_.peers.resize(static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) {
@@ -56,7 +57,8 @@ class Wire {
   /// Puts one message. @returns whether it was accepted; if not, try again after a poll.
   [[nodiscard]] bool put(int peer, std::uint64_t offset, MessageHeader const& header,
                          std::span<std::byte const> payload, Tag tag) {
-    Status const status = endpoint_->put({.peer = peer, .offset = offset}, header.bytes(), payload, tag);
+    Status const status =
+        endpoint_->put({.peer = peer, .offset = offset}, header.bytes(headers_are_timed_), payload, tag);
     if (!status.ok()) return false;
     mark_put(peer, payload.size());
     return true;
@@ -118,6 +120,7 @@ class Wire {
   LandingLayout layout_;
   std::byte const* landing_;
   bool allow_pull_;
+  bool headers_are_timed_;
   std::vector<char> copies_at_put_;  ///< (size) Of PeerTraits, which are asked at each put.
   Mutant mutant_;
   GroupStats stats_;

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._C._distributed_c10d import Backend, Store, Work
@@ -16,7 +16,7 @@ class Options(Backend.Options):
     def __init__(
         self,
         *,
-        max_lag: int = 0,
+        max_lag: int | Literal["auto"] = 0,
         max_lag_limit: int = -1,
         slot_bytes: int | None = None,
         num_channels: int = 1,
@@ -28,7 +28,7 @@ class Options(Backend.Options):
         rdma_device: str = "",
     ) -> None: ...
     @property
-    def max_lag(self) -> int: ...
+    def max_lag(self) -> int | Literal["auto"]: ...
     @property
     def max_lag_limit(self) -> int: ...
     @property
@@ -69,6 +69,7 @@ class HeadwayBackend(Backend):
         timeout: timedelta = ...,
     ) -> Work: ...
     def set_max_lag(self, max_lag: int) -> None: ...
+    def recommended_max_lag(self, channel: int = 0) -> int: ...
     def engines(self) -> list[str]: ...
     def health_message(self) -> str: ...
     def statistics(self) -> GroupStatistics: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -40,29 +40,38 @@ class LagQueue(Generic[PayloadT]):
     The queue starts nothing and calls no collective. One thread uses it at a time.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, max_lag: int | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, *, max_lag: int | Literal["auto"] | None = None) -> None:
         """Creates an empty queue.
 
         Args:
             group: a headway group, whose ``Options.max_lag`` is the default bound; any other group needs ``max_lag``.
-            max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``.
+            max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``. With
+                ``"auto"``, which needs a group made with it, the queue begins with 0 and follows the group's
+                recommendation: the smallest bound whose throughput is within 2% of the best on the latest exchanges.
         Raises:
-            ValueError: no bound is known, or the bound is negative or above what the group allows.
+            ValueError: no bound is known, or the bound is negative or above what the group allows, or it is "auto"
+                and the group does not measure.
         """
         self._backend = None if group is None else find_backend(group)
         if max_lag is None:
             if self._backend is None:
                 raise ValueError("LagQueue needs max_lag: the group is not a headway group and has no bound of its own")
-            max_lag = int(self._backend.options.max_lag)
+            max_lag = self._backend.options.max_lag
         self._pending: deque[tuple[Waitable, PayloadT]] = deque()
-        self.max_lag = max_lag
+        if max_lag != "auto":
+            self.max_lag = max_lag
+            return
+        if self._backend is None or self._backend.options.max_lag != "auto":
+            raise ValueError("max_lag='auto' needs a group made with headway.Options(max_lag='auto')")
+        self.max_lag = 0
+        self._is_automatic = True
 
     @property
     def max_lag(self) -> int:
         """Exchanges that may stay pending after a push.
 
         May be set at any time, on each rank by itself; takes effect at the next push. Sets the bound of a headway group
-        as well, so that the group lets this rank go as far ahead.
+        as well, so that the group lets this rank go as far ahead. A queue that follows its group stops doing so.
         """
         return self._max_lag
 
@@ -72,6 +81,10 @@ class LagQueue(Generic[PayloadT]):
             raise ValueError(f"max_lag must be an integer, not {bound!r}")
         if bound < 0:
             raise ValueError(f"max_lag must be at least 0, not {bound}")
+        self._set_bound(bound)
+        self._is_automatic = False
+
+    def _set_bound(self, bound: int) -> None:
         if self._backend is not None:
             self._backend.set_max_lag(bound)
         self._max_lag = bound
@@ -99,6 +112,10 @@ class LagQueue(Generic[PayloadT]):
             whatever ``work.wait()`` raises; the failed exchange is no longer pending then.
         """
         self._pending.append((work, payload))
+        if self._is_automatic and self._backend is not None:
+            bound = self._backend.recommended_max_lag()
+            if bound != self._max_lag:
+                self._set_bound(bound)
         completed = []
         while len(self._pending) > self._max_lag:
             completed.append(self.pop())

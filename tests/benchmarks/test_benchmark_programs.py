@@ -93,6 +93,16 @@ def test_torch_all_to_all_compares_with_gloo(tmp_path: Path) -> None:
     }
 
 
+def test_adaptive_lag_measures_every_bound_and_auto(tmp_path: Path) -> None:
+    if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
+        pytest.skip("headway cannot be imported")
+    points = run_benchmark("adaptive_lag", tmp_path, "--ranks", "2", "--limit", "1", "--rounds", "1", "--steps", "20",
+                           "--patterns", "bursts", "balanced")  # fmt: skip
+    measured = [(p["params"]["pattern"], p["params"]["lag"]) for p in points]
+    assert measured == [(pattern, lag) for pattern in ("bursts", "balanced") for lag in (0, 1, "auto")]
+    assert all(0 <= point["mean_lag"] <= 1 for point in points)
+
+
 def test_missing_programs_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks.all_to_all import main
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import time
 from datetime import timedelta
 
 import headway
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,6 +36,7 @@ def test_a_deep_copy_is_equal_and_independent() -> None:
     [
         ({"max_lag": -1}, "max_lag must be at least 0, not -1"),
         ({"max_lag": 3, "max_lag_limit": 2}, "max_lag_limit must be -1"),
+        ({"max_lag": "many"}, "max_lag must be a number or 'auto', not 'many'"),
         ({"slot_bytes": 0}, "slot_bytes must be above 0"),
         ({"num_channels": 65}, "num_channels must be 1 to 64"),
         ({"engine": "rdma"}, "engine must be auto, shm, tcp or verbs, not 'rdma'"),
@@ -51,12 +54,22 @@ def complete(given: headway.Options | None, **environ: str) -> headway.Options:
 
 
 def test_the_environment_fills_what_the_caller_left_open() -> None:
-    options = complete(None, HEADWAY_ENGINE="tcp", HEADWAY_SLOT_BYTES="4096", HEADWAY_GROUP_SECRET="s")
-    assert (options.engine, options.slot_bytes, options.has_secret) == ("tcp", 4096, True)
+    options = complete(
+        None,
+        HEADWAY_ENGINE="tcp",
+        HEADWAY_RDMA_DEVICE="mlx5_0:1",
+        HEADWAY_SLOT_BYTES="4096",
+        HEADWAY_GROUP_SECRET="s",
+    )
+    assert (options.engine, options.rdma_device, options.slot_bytes) == ("tcp", "mlx5_0:1", 4096)
+    assert options.has_secret
     assert options._timeout == timedelta(seconds=7)
-    given = headway.Options(engine="shm", slot_bytes=64, timeout=timedelta(seconds=3), secret="mine")
-    options = complete(given, HEADWAY_ENGINE="tcp", HEADWAY_SLOT_BYTES="4096")
-    assert (options.engine, options.slot_bytes, options._timeout) == ("shm", 64, timedelta(seconds=3))
+    given = headway.Options(
+        engine="shm", rdma_device="rxe0", slot_bytes=64, timeout=timedelta(seconds=3), secret="mine"
+    )
+    options = complete(given, HEADWAY_ENGINE="tcp", HEADWAY_RDMA_DEVICE="mlx5_0:1", HEADWAY_SLOT_BYTES="4096")
+    assert (options.engine, options.rdma_device, options.slot_bytes) == ("shm", "rxe0", 64)
+    assert options._timeout == timedelta(seconds=3)
 
 
 def test_wrong_variables_are_refused() -> None:
@@ -85,6 +98,52 @@ def change_the_bound(rank: int) -> None:
 
 def test_the_bound_may_change_up_to_its_limit() -> None:
     run_ranks(change_the_bound, 2)
+
+
+def follow_the_group(rank: int) -> tuple[list[int], list[float]]:
+    """Exchanges, each rank late at random, then none; the queue's bound after each, and what the last ones brought."""
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag="auto", max_lag_limit=3))
+    random = np.random.default_rng(rank)
+    queue: headway.LagQueue[torch.Tensor] = headway.LagQueue(group)
+    bounds: list[int] = []
+    brought: list[torch.Tensor] = []
+    for step in range(96):
+        time.sleep(random.uniform(0.0, 0.004))
+        received = torch.empty(2)
+        work = dist.all_to_all_single(received, torch.full((2,), float(step)), group=group, async_op=True)
+        brought += queue.push(work, received)
+        assert len(queue) <= queue.max_lag
+        bounds.append(queue.max_lag)
+    brought += queue.drain()
+    assert headway.backend_of(group).options.max_lag == "auto"
+    queue.max_lag = 0  # No longer follows.
+    queue.push(dist.all_to_all_single(torch.empty(2), torch.zeros(2), group=group, async_op=True), torch.empty(0))
+    assert queue.max_lag == 0
+    return bounds, [tensor.mean().item() for tensor in brought]
+
+
+def test_a_queue_follows_a_group_whose_bound_adapts() -> None:
+    for bounds, brought in run_ranks(follow_the_group, 2):
+        assert bounds[0] == 0
+        assert 0 < max(bounds) <= 3
+        assert brought == [float(step) for step in range(96)]
+
+
+def refuse_to_follow(rank: int) -> None:
+    with pytest.raises(ValueError, match=r"needs a group made with headway\.Options\(max_lag='auto'\)"):
+        headway.LagQueue(dist.new_group(backend="headway"), max_lag="auto")
+    with pytest.raises(ValueError, match="needs a group made with"):
+        headway.LagQueue(max_lag="auto")
+
+
+def test_only_a_group_that_measures_can_be_followed() -> None:
+    run_ranks(refuse_to_follow, 1)
+
+
+def test_the_limit_of_a_bound_that_adapts() -> None:
+    assert headway.Options(max_lag="auto").max_lag_limit == 8
+    assert headway.Options(max_lag="auto", max_lag_limit=2).max_lag_limit == 2
+    assert "max_lag='auto'" in repr(headway.Options(max_lag="auto"))
 
 
 def connect_with_different_slots(rank: int) -> str:

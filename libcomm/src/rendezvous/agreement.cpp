@@ -33,6 +33,7 @@ std::vector<AgreementField> fields_of(Agreement const& agreement) {
       {"name", options.name},
       {"engine", name_of(options.engine)},
       {"max_lag_limit", std::to_string(max_lag_limit)},
+      {"adapt_lag", options.adapt_lag ? "true" : "false"},
       {"slot_bytes", std::to_string(options.slot_bytes)},
       {"num_channels", std::to_string(options.num_channels)},
       {"landing_bytes", std::to_string(agreement.landing_bytes)},

@@ -198,6 +198,34 @@ TEST_P(AllToAllTest, TheLargestBlocksAreRightWhoeverWaitsInTheCall) {
   });
 }
 
+TEST_P(AllToAllTest, AllRanksLearnWhichBoundIsWorthHaving) {
+  auto adapting = options();
+  adapting.max_lag = adapting.max_lag_limit = 4;
+  adapting.adapt_lag = true;
+  std::vector<int> advised(3);
+  run_ranks(3, adapting, [&](Group& group) {
+    std::mt19937 random(static_cast<unsigned>(group.rank()));
+    std::uniform_int_distribution<int> delay_us(0, 3000);
+    std::deque<Exchange> exchanges;
+    for (std::uint64_t number = 0; number < 160; ++number) {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay_us(random)));
+      exchanges.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 9000)).start(group);
+      if (exchanges.size() <= 4) continue;
+      exchanges.front().finish(group);
+      exchanges.pop_front();
+    }
+    for (auto& exchange : exchanges) exchange.finish(group);
+    advised[static_cast<std::size_t>(group.rank())] = group.recommended_max_lag(0);
+  });
+  EXPECT_GT(advised[0], 0);
+  EXPECT_EQ(advised[1], advised[0]);
+  EXPECT_EQ(advised[2], advised[0]);
+}
+
+TEST_P(AllToAllTest, NoBoundIsRecommendedWhereNobodyMeasures) {
+  run_ranks(2, options(), [](Group& group) { EXPECT_THROW(group.recommended_max_lag(0), UsageError); });
+}
+
 TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;

@@ -29,6 +29,9 @@ struct GroupOptions {
   Engine engine = Engine::kAuto;
   int max_lag = 0;         ///< Bound k: a rank may run this many all-to-alls ahead.
   int max_lag_limit = -1;  ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
+  /// Find out which bound is worth having, for recommended_max_lag(): each message of an all-to-all then says how long
+  /// its sender was busy, in 8 bytes.
+  bool adapt_lag = false;
   std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that lags; larger blocks are legal.
   std::size_t pull_bytes =
       64 * 1024;  ///< Blocks of all-to-alls from this size are read from the sender's memory where that works.
@@ -156,6 +159,10 @@ class Group {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   /// Bound from now on, 0 to options().max_lag_limit; local, needs no agreement.
   virtual void set_max_lag(int max_lag) = 0;
+  /// The smallest bound up to options().max_lag_limit under which the latest all-to-alls of a channel would have taken
+  /// at most 2% longer than under the best one; 0 in the beginning. Nothing follows it by itself: how far a loop runs
+  /// ahead is the loop's choice. @throws UsageError without options().adapt_lag.
+  [[nodiscard]] virtual int recommended_max_lag(int channel) = 0;
   /// Fails all pending and later work, here and at the peers, with `reason`.
   virtual void abort(std::string const& reason) = 0;
   /// The first failure of the group, or ok. Cheap; sees a lost peer without any operation pending.

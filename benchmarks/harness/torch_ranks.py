@@ -1,0 +1,70 @@
+"""Starts the ranks of a benchmark at torch's level, one Python process each, and gives back what rank 0 printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.harness.errors import BenchmarkError
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int) -> str:
+    """Runs all ranks to their end.
+
+    Args:
+        module: started with one argument, a JSON object: ``settings`` with ``rank``, ``ranks`` and ``store``, a file
+            that the ranks meet at.
+        settings: the same for all ranks.
+        num_ranks: processes.
+        time_limit_s: of the whole run.
+    Raises:
+        BenchmarkError: a rank failed or the time is over.
+    """
+    print(f"{num_ranks} ranks: starting python", flush=True)
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+        processes = []
+        try:
+            for rank in range(num_ranks):
+                argument = json.dumps({**settings, "rank": rank, "ranks": num_ranks, "store": f"{folder}/store"})
+                own = Path(folder) / str(rank)
+                with own.with_suffix(".out").open("w") as output, own.with_suffix(".err").open("w") as errors:
+                    processes.append(_start([sys.executable, "-m", module, argument], output, errors))
+            _wait(processes, Path(folder), time_limit_s)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return (Path(folder) / "0.out").read_text()
+
+
+def _start(command: Sequence[str], output: IO[str], errors: IO[str]) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    # Gloo else looks up the host's name, which not every container can resolve.
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
+    return subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, time_limit_s: int) -> None:
+    deadline = time.monotonic() + time_limit_s
+    while any(process.poll() is None for process in processes):
+        failed = [rank for rank, process in enumerate(processes) if process.returncode not in (None, 0)]
+        if failed or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    for rank, process in enumerate(processes):
+        if process.poll() not in (None, 0):
+            lines = (folder / f"{rank}.err").read_text().strip().splitlines()
+            raise BenchmarkError(f"rank {rank} failed: {lines[-1] if lines else 'no message'}")
+    if any(process.poll() is None for process in processes):
+        raise BenchmarkError(f"the ranks took longer than {time_limit_s} s")

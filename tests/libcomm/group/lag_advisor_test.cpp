@@ -1,0 +1,158 @@
+#include "lag_advisor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+constexpr int kRanks = 8, kLimit = 8;
+using BusyOf = std::function<BusyTimes(std::uint64_t number, int rank)>;
+
+void run(LagAdvisor& advisor, std::uint64_t first, std::uint64_t end, BusyOf const& busy_of) {
+  for (std::uint64_t number = first; number < end; ++number) {
+    for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
+    advisor.completed(number);
+  }
+}
+
+int advice_after(std::uint64_t count, BusyOf const& busy_of) {
+  LagAdvisor advisor(kRanks, kLimit);
+  run(advisor, 0, count, busy_of);
+  return advisor.advice();
+}
+
+BusyOf random_delays(std::uint32_t max_us, std::uint32_t work_us) {
+  return [=](std::uint64_t number, int rank) {
+    std::seed_seq seed{number, static_cast<std::uint64_t>(rank)};
+    std::mt19937 random(seed);
+    return BusyTimes{.before_wait_us = work_us,
+                     .after_wait_us = std::uniform_int_distribution<std::uint32_t>(0, max_us)(random)};
+  };
+}
+
+/// Listing 2 of the paper, written down once more and run for long: time an exchange.
+double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t count) {
+  std::vector<double> all_started(count);
+  std::array<double, kRanks> now{};
+  for (std::uint64_t number = 0; number < count; ++number) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      auto& mine = now[static_cast<std::size_t>(rank)];
+      auto const busy = busy_of(number, rank);
+      mine += busy.before_wait_us;
+      if (number > max_lag) mine = std::max(mine, all_started[number - 1 - max_lag]);
+      mine += busy.after_wait_us;
+      all_started[number] = std::max(all_started[number], mine);
+    }
+  }
+  return all_started.back() / static_cast<double>(count);
+}
+
+TEST(LagAdvisorTest, NothingIsKnownInTheBeginning) {
+  LagAdvisor const advisor(kRanks, kLimit);
+  EXPECT_EQ(advisor.advice(), 0);
+  EXPECT_EQ(advice_after(7, random_delays(10'000, 100)), 0);
+}
+
+TEST(LagAdvisorTest, LagIsNotWorthHavingWhereItCannotHelp) {
+  EXPECT_EQ(advice_after(300, [](auto, int) { return BusyTimes{.before_wait_us = 100, .after_wait_us = 900}; }), 0);
+  EXPECT_EQ(advice_after(300, [](auto, int) { return BusyTimes{}; }), 0);
+  auto const straggler = [](auto, int rank) { return BusyTimes{.after_wait_us = rank == 3 ? 6000U : 1000U}; };
+  EXPECT_EQ(advice_after(300, straggler), 0);
+}
+
+TEST(LagAdvisorTest, UnderRandomDelaysItIsTheSmallestBoundThatIsNearlyTheBest) {
+  auto const delays = random_delays(10'000, 2000);
+  LagAdvisor advisor(kRanks, kLimit);
+  run(advisor, 0, 512, delays);
+  EXPECT_GT(advisor.advice(), 0);
+  double const best = advisor.replay_us(kLimit);
+  EXPECT_LE(advisor.replay_us(advisor.advice()), best * (1 + LagAdvisor::kTolerance));
+  EXPECT_GT(advisor.replay_us(advisor.advice() - 1), best * (1 + LagAdvisor::kTolerance));
+
+  constexpr std::uint64_t kLong = 4000;
+  double const best_in_the_long_run = simulated_us(delays, kLimit, kLong);
+  EXPECT_LE(simulated_us(delays, static_cast<std::size_t>(advisor.advice()), kLong), best_in_the_long_run * 1.03);
+}
+
+TEST(LagAdvisorTest, TheReplayIsTheRecurrence) {
+  auto const delays = random_delays(5000, 700);
+  LagAdvisor advisor(kRanks, kLimit);
+  run(advisor, 0, LagAdvisor::kWindow, delays);
+  for (int max_lag = 0; max_lag <= kLimit; ++max_lag) {
+    double const expected = simulated_us(delays, static_cast<std::size_t>(max_lag), LagAdvisor::kWindow);
+    EXPECT_NEAR(advisor.replay_us(max_lag), expected, expected * 0.05) << max_lag;
+  }
+}
+
+TEST(LagAdvisorTest, WorkThatOverlapsWithTheExchangeHidesLateness) {
+  // Each in turn is late by less than what all do before they wait.
+  auto const hidden = [](std::uint64_t number, int rank) {
+    bool const is_late = number % kRanks == static_cast<std::uint64_t>(rank);
+    return BusyTimes{.before_wait_us = 2000, .after_wait_us = is_late ? 1000U : 0U};
+  };
+  auto const plain = [&](std::uint64_t number, int rank) {
+    BusyTimes const busy = hidden(number, rank);
+    return BusyTimes{.before_wait_us = 0, .after_wait_us = busy.before_wait_us + busy.after_wait_us};
+  };
+  LagAdvisor with_overlap(kRanks, kLimit), without(kRanks, kLimit);
+  run(with_overlap, 0, 256, hidden);
+  run(without, 0, 256, plain);
+  EXPECT_LT(with_overlap.replay_us(0), without.replay_us(0) * 0.9);
+  EXPECT_LE(with_overlap.advice(), without.advice());
+}
+
+TEST(LagAdvisorTest, TheBoundFollowsWhatHappens) {
+  LagAdvisor advisor(kRanks, kLimit);
+  auto const quiet = [](auto, int) { return BusyTimes{.after_wait_us = 3000}; };
+  run(advisor, 0, 256, quiet);
+  EXPECT_EQ(advisor.advice(), 0);
+  run(advisor, 256, 512, random_delays(10'000, 1000));
+  EXPECT_GT(advisor.advice(), 0);
+  run(advisor, 512, 768, quiet);
+  EXPECT_EQ(advisor.advice(), 0);
+}
+
+TEST(LagAdvisorTest, ItLooksNoFurtherThanItsLimit) {
+  LagAdvisor advisor(2, 0);
+  for (std::uint64_t number = 0; number < 100; ++number) {
+    for (int rank = 0; rank < 2; ++rank) advisor.add(number, rank, random_delays(9000, 0)(number, rank));
+    advisor.completed(number);
+  }
+  EXPECT_EQ(advisor.advice(), 0);
+}
+
+TEST(BusyClockTest, WaitingIsNotBusy) {
+  BusyClock clock;
+  auto times = clock.exchange_started(1000);
+  EXPECT_EQ(times.before_wait_us + times.after_wait_us, 0U) << "nothing is known before the first";
+  clock.wait_began(1300);
+  clock.wait_ended(9000);
+  times = clock.exchange_started(9050);
+  EXPECT_EQ(times.before_wait_us, 300U);
+  EXPECT_EQ(times.after_wait_us, 50U);
+}
+
+TEST(BusyClockTest, SeveralWaitsOrNoneMayLieBetweenTwoExchanges) {
+  BusyClock clock;
+  static_cast<void>(clock.exchange_started(0));
+  clock.wait_began(10);
+  clock.wait_ended(100);
+  clock.wait_began(130);
+  clock.wait_ended(500);
+  auto times = clock.exchange_started(507);
+  EXPECT_EQ(times.before_wait_us, 10U);
+  EXPECT_EQ(times.after_wait_us, 37U);
+  times = clock.exchange_started(600);
+  EXPECT_EQ(times.before_wait_us, 93U);
+  EXPECT_EQ(times.after_wait_us, 0U);
+}
+
+}  // namespace
+}  // namespace headway::comm
