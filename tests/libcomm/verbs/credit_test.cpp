@@ -1,0 +1,112 @@
+#include "connect_in_threads.hpp"
+#include "engines/verbs/device.hpp"
+#include "engines/verbs/endpoint.hpp"
+#include "engines/verbs/limits.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+constexpr int kRanks = 4;  ///< Rank 0 receives, the others send.
+
+/// Counts tags by source and looks whether one is missing or comes twice.
+class CountingSink final : public ArrivalSink {
+ public:
+  void arrived(int source, Tag tag) override {
+    auto& count = counts_[static_cast<std::size_t>(source)];
+    EXPECT_EQ(tag.operation, static_cast<std::uint16_t>(count)) << "of rank " << source;
+    ++count;
+  }
+  void notice(int peer, std::string_view text) override { ADD_FAILURE() << "notice of rank " << peer << ": " << text; }
+  void lost(int peer, std::string_view reason) override { ADD_FAILURE() << "rank " << peer << " lost: " << reason; }
+
+  [[nodiscard]] std::uint64_t of(int source) const { return counts_[static_cast<std::size_t>(source)]; }
+
+ private:
+  std::vector<std::uint64_t> counts_ = std::vector<std::uint64_t>(kRanks);
+};
+
+/// How often devices of this host saw a receiver that was not ready; a queue that ran dry shows there.
+std::uint64_t receivers_not_ready() {
+  std::uint64_t total = 0;
+  for (auto const& address : verbs::find_addresses()) {
+    auto const folder = "/sys/class/infiniband/" + address.device + "/ports/" + std::to_string(address.port);
+    std::error_code missing;
+    for (auto const& file : std::filesystem::directory_iterator(folder + "/hw_counters", missing)) {
+      std::uint64_t count = 0;
+      if (file.path().filename().string().find("rnr") == std::string::npos) continue;
+      if (std::ifstream(file.path()) >> count) total += count;
+    }
+  }
+  return total;
+}
+
+struct Verbs {
+  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
+    auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
+    return make_verbs_endpoint(rank, size, lifelines, landing_bytes, verbs::choose_address("", lifelines));
+  }
+};
+
+class CreditTest : public testing::Test {
+ protected:
+  /// Puts tags from `rank` to rank 0 until there is no credit or `limit` are sent in all.
+  void put_while_accepted(int rank, std::uint64_t limit) {
+    auto& sender = *endpoints_[static_cast<std::size_t>(rank)];
+    auto& sent = sent_[static_cast<std::size_t>(rank)];
+    while (sent < limit && sender.put({.peer = 0}, {}, {}, Tag{.operation = static_cast<std::uint16_t>(sent)}).ok()) {
+      ++sent;
+    }
+    sender.submit();
+  }
+  void poll(int rank) {
+    auto& endpoint = *endpoints_[static_cast<std::size_t>(rank)];
+    endpoint.poll(rank == 0 ? at_receiver_ : at_senders_);
+    endpoint.submit();
+  }
+  [[nodiscard]] bool all_arrived(std::uint64_t count) const {
+    for (int rank = 1; rank < kRanks; ++rank) {
+      if (at_receiver_.of(rank) != count) return false;
+    }
+    return true;
+  }
+
+  std::vector<std::unique_ptr<Endpoint>> endpoints_ = connect_in_threads<Verbs>(kRanks, 4096);
+  std::vector<std::uint64_t> sent_ = std::vector<std::uint64_t>(kRanks);
+  CountingSink at_receiver_, at_senders_;
+};
+
+TEST_F(CreditTest, ASenderStopsWhereItsShareOfTheReceiveQueueEnds) {
+  for (int round = 0; round < 3; ++round) {
+    for (int rank = 1; rank < kRanks; ++rank) put_while_accepted(rank, 1'000'000);
+    for (int rank = 1; rank < kRanks; ++rank) poll(rank);
+  }
+  for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(sent_[static_cast<std::size_t>(rank)], verbs::kCredits);
+}
+
+TEST_F(CreditTest, TheReceiveQueueNeverRunsDryWhoeverSendsHowMuch) {
+  std::uint64_t const before = receivers_not_ready();
+  constexpr std::uint64_t kEach = 4000;
+  std::mt19937 random(17);
+  Deadline const deadline = Clock::now() + std::chrono::seconds(100);
+  while (!all_arrived(kEach) && Clock::now() < deadline) {
+    // Mostly one sender alone, so that it takes what it can; the receiver is slow and sees many at once.
+    int const rank = 1 + static_cast<int>(random() % (kRanks - 1));
+    put_while_accepted(rank, kEach);
+    poll(rank);
+    if (random() % 8 == 0) poll(0);
+  }
+  EXPECT_TRUE(all_arrived(kEach));
+  EXPECT_EQ(receivers_not_ready(), before) << "a message found no receive";
+}
+
+}  // namespace
+}  // namespace headway::comm
