@@ -1,5 +1,6 @@
 // A rank in a process of its own that exchanges with the others and checks every byte.
-//   exchange_process RANK SIZE STORE_DIRECTORY ENGINE(auto|tcp) ADDRESS(- for any) BYTES LAG EXCHANGES(0: for ever)
+//   exchange_process RANK SIZE STORE_DIRECTORY ENGINE ADDRESS BYTES LAG EXCHANGES
+// ENGINE is auto, tcp or verbs:DEVICE; ADDRESS - stands for any; EXCHANGES 0 go on for ever.
 // Prints "engines: ..." with the engine towards each rank, "ready" after the first exchange, "done SECONDS" or
 // "failed: TEXT". Exits with 0 only when all exchanges are done.
 #include "group/exchange.hpp"
@@ -28,6 +29,14 @@ void print_engines(Group const& group) {
   std::cout << std::endl;
 }
 
+void choose_engine(GroupOptions& options, std::string const& name) {
+  std::string const verbs = "verbs:";
+  if (name == "tcp") options.engine = Engine::kTcp;
+  if (!name.starts_with(verbs)) return;
+  options.engine = Engine::kVerbs;
+  options.rdma_device = name.substr(verbs.size());
+}
+
 void exchange(Group& group, std::size_t bytes, std::size_t lag, std::uint64_t num_exchanges) {
   std::deque<Exchange> pending;
   auto const uneven = [&](int source, int destination) {
@@ -53,7 +62,7 @@ int main(int argc, char** argv) {
     int const rank = std::atoi(argv[1]), size = std::atoi(argv[2]);
     FileStore store(argv[3]);
     GroupOptions options;
-    options.engine = std::string(argv[4]) == "tcp" ? Engine::kTcp : Engine::kAuto;
+    choose_engine(options, argv[4]);
     if (std::string const address = argv[5]; address != "-") options.interface_address = address;
     options.slot_bytes = 16 * 1024;
     options.max_lag = std::atoi(argv[7]);

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# In the guest: two ranks exchange over a wire that loses, delays, reorders and repeats packets, or is cut.
+# Usage: tools/rdma_guest/bad_wire.sh BUILD_DIR, after network.sh pair; tells its results as GoogleTest does
+set -uo pipefail
+[ -n "${IN_RDMA_GUEST:-}" ] || { echo "bad_wire.sh is for the guest: it changes the network" >&2; exit 2; }
+rank_program=${1:?usage: tools/rdma_guest/bad_wire.sh BUILD_DIR}/tests/libcomm/libcomm_exchange_process
+work=$(mktemp -d)
+num_failed=0
+
+milliseconds() { date +%s%3N; }
+
+# start_ranks EXCHANGES: of 60 kB at most a peer, two steps ahead; rank 0 on one end of the wire, rank 1 on the other.
+start_ranks() {
+  local rank
+  rm -rf "$work/store"
+  for rank in 0 1; do
+    "$rank_program" $rank 2 "$work/store" verbs:rxe$rank - 60000 2 "$1" >"$work/$rank" 2>&1 &
+  done
+}
+
+# report NAME BEGAN STATUS: one line in GoogleTest's form, and what the ranks said if they failed.
+report() {
+  if [ "$3" = 0 ]; then
+    echo "[       OK ] BadWire.$1 ($(($(milliseconds) - $2)) ms)"
+    return
+  fi
+  tail -n 5 "$work/0" "$work/1"
+  echo "[  FAILED  ] BadWire.$1 ($(($(milliseconds) - $2)) ms)"
+  num_failed=$((num_failed + 1))
+}
+
+set_wire() {
+  local device
+  for device in wire0 wire1; do
+    tc qdisc del dev $device root 2>/dev/null
+    # shellcheck disable=SC2086
+    [ -z "$1" ] || tc qdisc add dev $device root netem $1 || return 1
+  done
+}
+
+# exchanges_are_right NAME NETEM: all bytes arrive, whatever the wire does, and nobody sees an error.
+exchanges_are_right() {
+  local began status=0
+  began=$(milliseconds)
+  echo "[ RUN      ] BadWire.$1 ($2)"
+  if set_wire "$2"; then
+    start_ranks 40
+    wait
+    grep -q '^done ' "$work/0" && grep -q '^done ' "$work/1" || status=1
+    grep -h '^done ' "$work/0" "$work/1" | paste -sd' '
+  else
+    status=1
+  fi
+  set_wire ""
+  report "$1" "$began" $status
+}
+
+# A cut wire is named by both ranks within the transport's retries and a second.
+a_cut_is_named() {
+  local began status=0 cut_at rank waited limit_ms=3000
+  began=$(milliseconds)
+  echo "[ RUN      ] BadWire.ACutIsNamedByBothRanks"
+  set_wire ""
+  start_ranks 0
+  while ! { grep -q '^ready' "$work/0" && grep -q '^ready' "$work/1"; } && [ $(($(milliseconds) - began)) -lt 60000 ]; do
+    sleep 0.1
+  done
+  set_wire "loss 100%"
+  cut_at=$(milliseconds)
+  wait
+  waited=$(($(milliseconds) - cut_at))
+  for rank in 0 1; do
+    grep -q "^failed: .*rank $((1 - rank)) is lost" "$work/$rank" || status=1
+  done
+  echo "both ranks had failed $waited ms after the cut"
+  [ $waited -le $limit_ms ] || status=1
+  set_wire ""
+  report ACutIsNamedByBothRanks "$began" $status
+}
+
+exchanges_are_right AGoodWire ""
+exchanges_are_right Loss0_1 "loss 0.1%"
+exchanges_are_right Loss1 "loss 1%"
+exchanges_are_right Loss5 "loss 5%"
+# With a rate, packets keep their order. Without, such jitter reorders nearly all of them, a reliable connection asks for
+# each again, and its retries run out.
+exchanges_are_right DelayAndJitter "delay 2ms 1ms rate 1gbit"
+exchanges_are_right Reorder "delay 1ms reorder 75% 50%"
+exchanges_are_right Duplicates "duplicate 5%"
+a_cut_is_named
+[ $num_failed = 0 ]
