@@ -18,7 +18,8 @@ LagAdvisor::LagAdvisor(int num_ranks, int max_lag_limit)
       capacity_(kWindow + 2 * (static_cast<std::size_t>(max_lag_limit) + 1)),
       // A replay costs as much for many ranks and bounds as it does more often for few.
       interval_(std::max(kLeastExchanges, num_ranks_ / kRanksPerInterval)),
-      times_(capacity_ * num_ranks_) {}
+      times_(capacity_ * num_ranks_),
+      advice_(max_lag_limit) {}
 
 void LagAdvisor::add(std::uint64_t number, int rank, BusyTimes times) {
   times_[number % capacity_ * num_ranks_ + static_cast<std::size_t>(rank)] = times;

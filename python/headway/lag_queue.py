@@ -46,8 +46,9 @@ class LagQueue(Generic[PayloadT]):
         Args:
             group: a headway group, whose ``Options.max_lag`` is the default bound; any other group needs ``max_lag``.
             max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``. With
-                ``"auto"``, which needs a group made with it, the queue begins with 0 and follows the group's
-                recommendation: the smallest bound whose throughput is within 2% of the best on the latest exchanges.
+                ``"auto"``, which needs a group made with it, the queue follows the group's recommendation: the
+                smallest bound whose throughput is within 1.5% of the best on the latest exchanges, and
+                ``max_lag_limit`` for the first few.
         Raises:
             ValueError: no bound is known, or the bound is negative or above what the group allows, or it is "auto"
                 and the group does not measure.
@@ -63,7 +64,7 @@ class LagQueue(Generic[PayloadT]):
             return
         if self._backend is None or self._backend.options.max_lag != "auto":
             raise ValueError("max_lag='auto' needs a group made with headway.Options(max_lag='auto')")
-        self.max_lag = 0
+        self.max_lag = self._backend.recommended_max_lag()
         self._is_automatic = True
 
     @property
