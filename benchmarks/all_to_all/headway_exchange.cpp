@@ -64,6 +64,7 @@ class HeadwayExchange final : public Exchange {
 
 comm::Engine engine_named(std::string const& name) {
   if (name == "shm") return comm::Engine::kShm;
+  if (name == "verbs") return comm::Engine::kVerbs;
   return name == "tcp" ? comm::Engine::kTcp : comm::Engine::kAuto;
 }
 

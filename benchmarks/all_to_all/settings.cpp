@@ -104,8 +104,9 @@ std::map<std::string_view, Setter> option_setters() {
       {"--pull-bytes", optional_number(&Settings::pull_bytes, std::size_t{0}, kMaxBytes)},
       {"--engine",
        [](Settings& s, auto option, auto text) {
-         s.engine = parse_choice(
-             option, text, std::map<std::string_view, std::string>{{"auto", "auto"}, {"shm", "shm"}, {"tcp", "tcp"}});
+         std::map<std::string_view, std::string> const engines{
+             {"auto", "auto"}, {"shm", "shm"}, {"tcp", "tcp"}, {"verbs", "verbs"}};
+         s.engine = parse_choice(option, text, engines);
        }},
       {"--time-limit",
        [](Settings& s, auto option, auto text) {
@@ -155,7 +156,7 @@ std::string usage(std::string const& program) {
          "  --time-limit S    end after this time (300)\n"
          "Headway alone:\n"
          "  --ranks N         processes to start\n"
-         "  --slot-bytes B, --pull-bytes B, --engine auto|shm|tcp   as in GroupOptions\n"
+         "  --slot-bytes B, --pull-bytes B, --engine auto|shm|tcp|verbs   as in GroupOptions\n"
          "Ranks started by another program:\n"
          "  --store DIR       empty directory that all ranks share; rank and size come from mpirun,\n"
          "  --rank R          or from this and --ranks\n";
