@@ -35,7 +35,7 @@ class LagAdvisor {
   /// Time of the latest exchanges under `max_lag`, replayed, in microseconds an exchange.
   [[nodiscard]] double replay_us(int max_lag) const;
 
-  static constexpr double kTolerance = 0.015;
+  static constexpr double kTolerance = 0.0175;
   static constexpr std::size_t kWindow = 128;  ///< Exchanges that are replayed.
 
  private:

@@ -37,11 +37,13 @@ BusyOf random_delays(std::uint32_t max_us, std::uint32_t work_us) {
   };
 }
 
-/// Listing 2 of the paper, written down once more and run for long: time an exchange.
-double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t count) {
+/// Listing 2 of the paper, written down once more and run for long, under a bound for each exchange: time an exchange.
+double simulated_us(BusyOf const& busy_of, std::function<std::size_t(std::uint64_t)> const& max_lag_of,
+                    std::uint64_t count) {
   std::vector<double> all_started(count);
   std::array<double, kRanks> now{};
   for (std::uint64_t number = 0; number < count; ++number) {
+    std::size_t const max_lag = max_lag_of(number);
     for (int rank = 0; rank < kRanks; ++rank) {
       auto& mine = now[static_cast<std::size_t>(rank)];
       auto const busy = busy_of(number, rank);
@@ -52,6 +54,11 @@ double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t co
     }
   }
   return all_started.back() / static_cast<double>(count);
+}
+
+double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t count) {
+  return simulated_us(
+      busy_of, [=](auto) { return max_lag; }, count);
 }
 
 TEST(LagAdvisorTest, NothingIsKnownInTheBeginning) {
@@ -90,6 +97,53 @@ TEST(LagAdvisorTest, TheReplayIsTheRecurrence) {
     double const expected = simulated_us(delays, static_cast<std::size_t>(max_lag), LagAdvisor::kWindow);
     EXPECT_NEAR(advisor.replay_us(max_lag), expected, expected * 0.05) << max_lag;
   }
+}
+
+/// What a bound that adapts has to reach on one kind of lateness: nearly the best time, with hardly more lag than
+/// needed.
+void expect_to_follow_well(char const* pattern, BusyOf const& busy_of, double worst = 1.03) {
+  constexpr std::uint64_t kCount = 1000;
+  LagAdvisor advisor(kRanks, kLimit);
+  double sum_of_lags = 0;
+  auto const follow = [&](std::uint64_t number) {
+    for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
+    if (number >= kLimit) advisor.completed(number - kLimit);  // As late as it may become known.
+    sum_of_lags += advisor.advice();
+    return static_cast<std::size_t>(advisor.advice());
+  };
+  double const followed_us = simulated_us(busy_of, follow, kCount);
+
+  std::vector<double> fixed_us;
+  for (std::size_t max_lag = 0; max_lag <= kLimit; ++max_lag)
+    fixed_us.push_back(simulated_us(busy_of, max_lag, kCount));
+  double const best_us = *std::ranges::min_element(fixed_us);
+  auto const smallest = std::ranges::find_if(fixed_us, [&](double us) { return us <= best_us * 1.03; });
+  EXPECT_LE(followed_us, best_us * worst) << pattern;
+  EXPECT_LE(sum_of_lags / kCount, static_cast<double>(smallest - fixed_us.begin()) + 1) << pattern;
+}
+
+TEST(LagAdvisorTest, FollowingItIsAsGoodAsTheBestFixedBound) {
+  auto const late_at_times = [](std::uint32_t usual_us, std::uint32_t late_us, std::uint64_t one_in) {
+    return [=](std::uint64_t number, int rank) {
+      std::seed_seq seed{number, static_cast<std::uint64_t>(rank), one_in};
+      return BusyTimes{.after_wait_us = std::mt19937(seed)() % one_in == 0 ? late_us : usual_us};
+    };
+  };
+  auto const drifting = [](std::uint64_t number, int rank) {
+    std::seed_seq seed{number / 2};
+    bool const is_late = static_cast<int>(std::mt19937(seed)() % kRanks) == rank;
+    return BusyTimes{.after_wait_us = is_late ? 8000U : 2000U};
+  };
+  expect_to_follow_well("random delays", random_delays(10'000, 500));
+  expect_to_follow_well("a straggler that changes every two exchanges", drifting);
+  expect_to_follow_well("bursts", late_at_times(2000, 20'000, 20));
+  expect_to_follow_well("a straggler",
+                        [](auto, int rank) { return BusyTimes{.after_wait_us = rank == 7 ? 6000U : 2000U}; });
+  expect_to_follow_well("balance", [](auto, int) { return BusyTimes{.before_wait_us = 500, .after_wait_us = 4000}; });
+  auto const changing = [](std::uint64_t number, int rank) {
+    return number < 500 ? BusyTimes{.after_wait_us = 4000} : random_delays(10'000, 500)(number, rank);
+  };
+  expect_to_follow_well("random delays after balance", changing, 1.04);  // A window has to pass.
 }
 
 TEST(LagAdvisorTest, WorkThatOverlapsWithTheExchangeHidesLateness) {
