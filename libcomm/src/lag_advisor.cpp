@@ -7,7 +7,8 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::size_t kLeastExchanges = 8;  ///< Fewer tell too little.
+constexpr std::size_t kShortestInterval = 8;
+constexpr std::uint64_t kLeastExchanges = 32;  ///< Fewer tell too little.
 constexpr std::size_t kRanksPerInterval = 8;
 
 }  // namespace
@@ -17,7 +18,7 @@ LagAdvisor::LagAdvisor(int num_ranks, int max_lag_limit)
       max_lag_limit_(max_lag_limit),
       capacity_(kWindow + 2 * (static_cast<std::size_t>(max_lag_limit) + 1)),
       // A replay costs as much for many ranks and bounds as it does more often for few.
-      interval_(std::max(kLeastExchanges, num_ranks_ / kRanksPerInterval)),
+      interval_(std::max(kShortestInterval, num_ranks_ / kRanksPerInterval)),
       times_(capacity_ * num_ranks_),
       advice_(max_lag_limit) {}
 
@@ -27,12 +28,14 @@ void LagAdvisor::add(std::uint64_t number, int rank, BusyTimes times) {
 
 void LagAdvisor::completed(std::uint64_t number) {
   num_completed_ = number + 1;
-  if (num_completed_ % interval_ != 0) return;
+  if (num_completed_ < kLeastExchanges || num_completed_ % interval_ != 0) return;
   std::vector<double> times;
   for (int max_lag = 0; max_lag <= max_lag_limit_; ++max_lag) times.push_back(replay_us(max_lag));
   double const good = *std::min_element(times.begin(), times.end()) * (1 + kTolerance);
-  advice_ = static_cast<int>(std::find_if(times.begin(), times.end(), [&](double each) { return each <= good; }) -
-                             times.begin());
+  auto const smallest = std::ranges::find_if(times, [&](double each) { return each <= good; });
+  auto const wanted = static_cast<int>(smallest - times.begin());
+  // What is rare may just not be in the window: up at once, down step by step.
+  advice_ = std::exchange(has_looked_, true) ? std::max(wanted, advice_ - 1) : wanted;
 }
 
 double LagAdvisor::replay_us(int max_lag) const {

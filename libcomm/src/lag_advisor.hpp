@@ -28,14 +28,14 @@ class LagAdvisor {
   /// Exchange `number`, the one after the last completed, has the times of all ranks.
   void completed(std::uint64_t number);
 
-  /// The smallest bound within kTolerance of the best; the limit before there is anything to tell from, since a bound
-  /// that is too small costs more than one that is too large.
+  /// The smallest bound within kTolerance of the best, approached from above; the limit before there is anything to
+  /// tell from, since a bound that is too small costs more than one that is too large.
   [[nodiscard]] int advice() const { return advice_; }
 
   /// Time of the latest exchanges under `max_lag`, replayed, in microseconds an exchange.
   [[nodiscard]] double replay_us(int max_lag) const;
 
-  static constexpr double kTolerance = 0.0175;
+  static constexpr double kTolerance = 0.02;
   static constexpr std::size_t kWindow = 128;  ///< Exchanges that are replayed.
 
  private:
@@ -49,6 +49,7 @@ class LagAdvisor {
   std::size_t interval_;          ///< Exchanges between two replays.
   std::vector<BusyTimes> times_;  ///< (capacity, num_ranks)
   std::uint64_t num_completed_ = 0;
+  bool has_looked_ = false;
   int advice_;
 };
 
