@@ -265,7 +265,7 @@ Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<st
   if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_untimed(visit, operation, timeout);
   auto& ring = *rings_[static_cast<std::size_t>(static_cast<RingOperation&>(operation).ring)];
   ring.wait_began();
-  Status const status = wait_untimed(visit, operation, timeout);
+  Status status = wait_untimed(visit, operation, timeout);
   ring.wait_ended();
   return status;
 }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <ranges>
 #include <utility>
 
 namespace headway::comm {
@@ -41,7 +40,7 @@ CompositeEndpoint::~CompositeEndpoint() {
 
 void CompositeEndpoint::submit() {
   // Networks first: what they take on their way overlaps with the copies on this host.
-  for (auto const& engine : std::views::reverse(engines_)) engine->submit();
+  for (std::size_t i = engines_.size(); i > 0; --i) engines_[i - 1]->submit();
 }
 
 bool CompositeEndpoint::poll(ArrivalSink& sink) {
