@@ -66,8 +66,9 @@ using RdmaAddress = verbs::Address;
 /// The address for RDMA, where there is one. @throws SystemError if the options name one that is not there.
 std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::vector<Lifeline> const& lifelines) {
   bool const may_be_missing = options.engine == Engine::kAuto && options.rdma_device.empty();
-  if (may_be_missing && verbs::find_addresses().empty()) return std::nullopt;
-  return verbs::choose_address(options.rdma_device, lifelines);
+  auto addresses = verbs::find_addresses();
+  if (may_be_missing && addresses.empty()) return std::nullopt;
+  return verbs::choose_address(options.rdma_device, lifelines, std::move(addresses));
 }
 #else
 struct RdmaAddress {

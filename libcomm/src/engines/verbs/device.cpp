@@ -120,9 +120,9 @@ RdmaReach Address::reach() const {
   return {.kind = is_ipv4(gid) ? Kind::kRoceIpv4 : is_link_local(gid) ? Kind::kRoceLinkLocal : Kind::kRoceIpv6};
 }
 
-Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines) {
+Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines,
+                       std::vector<Address> addresses) {
   (void)library();  // Says why, if it is missing.
-  auto addresses = find_addresses();
   std::string present;
   for (auto const& each : addresses) present += (present.empty() ? "" : "; ") + each.text();
   if (!wanted.empty()) std::erase_if(addresses, [&](auto const& each) { return !matches(each, wanted); });

@@ -45,10 +45,11 @@ struct Address {
 /// where there is no device or no libibverbs.
 std::vector<Address> find_addresses();
 
-/// Chooses one. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one with this host's
-/// address of the first connection to another host (to any rank, if there is none) is taken before others.
+/// Chooses one of `addresses`. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one with
+/// this host's address of the first connection to another host (to any rank, if there is none) is taken before others.
 /// @throws SystemError that names what was looked for and what there is.
-Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines);
+Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines,
+                       std::vector<Address> addresses = find_addresses());
 
 /// @throws SystemError.
 Context open_device(std::string const& name);
