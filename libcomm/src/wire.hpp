@@ -81,15 +81,13 @@ class Wire {
   /// Whether signals wait for credit: nobody but this rank can move them on.
   [[nodiscard]] bool has_signals() const { return !signals_.empty(); }
 
-  /// @returns whether all signals are out.
-  bool send_signals() {
-    while (!signals_.empty()) {
-      auto const [peer, tag] = signals_.front();
-      if (!endpoint_->put({.peer = peer}, {}, {}, tag).ok()) return false;
-      needs_submit_ = true;
-      signals_.pop_front();
-    }
-    return true;
+  /// Signals that find no credit stay, and hold up none to other peers; those to a peer that is lost are dropped.
+  void send_signals() {
+    std::erase_if(signals_, [this](Signal const& signal) {
+      Status const status = endpoint_->put({.peer = signal.peer}, {}, {}, signal.tag);
+      needs_submit_ = needs_submit_ || status.ok();
+      return status.code() != StatusCode::kWouldBlock;
+    });
   }
 
   void submit() {

@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <string>
 #include <vector>
@@ -213,6 +215,41 @@ TEST_P(FailureTest, ARankThatIsDoneMayLeaveWhileOthersStillReadWhatItSent) {
       for (auto& exchange : exchanges) exchange.finish(group);
     });
   }
+}
+
+TEST_P(FailureTest, ARankThatLeavesHoldsUpNobodyElse) {
+  // What rank 1 has sent is consumed when it is gone: that it was consumed can no longer be said to it, but to rank 2.
+  constexpr std::uint64_t kFromTheLeaver = 16, kFromTheOther = 100;
+  std::latch has_left(1);
+  MemoryStore store;
+  run_threads(3, [&](int rank) {
+    auto group = Group::connect(rank, 3, store, options());
+    auto const send = [&](std::uint64_t count) {
+      for (std::uint64_t message = 0; message < count; ++message) {
+        auto const block = test_bytes(100, message);
+        finish(*group, group->send(block, 0, 1, 1));
+      }
+    };
+    auto const receive = [&](int source, std::uint64_t count) {
+      for (std::uint64_t message = 0; message < count; ++message) {
+        GuardedBytes block(100);
+        finish(*group, group->receive(block.span(), source, 1, 1));
+        EXPECT_TRUE(std::ranges::equal(block.span(), test_bytes(100, message)));
+      }
+    };
+    if (rank == 1) {
+      send(kFromTheLeaver);
+      group.reset();
+      has_left.count_down();
+    } else if (rank == 2) {
+      has_left.wait();
+      send(kFromTheOther);
+    } else {
+      has_left.wait();
+      receive(1, kFromTheLeaver);
+      receive(2, kFromTheOther);
+    }
+  });
 }
 
 TEST_P(FailureTest, DestroyingAGroupWithWorkPendingFailsThatWork) {
