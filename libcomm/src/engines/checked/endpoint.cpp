@@ -6,14 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <stdexcept>
 
 namespace headway::comm {
 namespace {
-
-// With faults a sleeper must notice that another thread's poll held something back.
-constexpr auto kMaxFaultySleep = std::chrono::milliseconds(10);
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -263,10 +259,7 @@ void CheckedEndpoint::disarm() {
   inner_->disarm();
 }
 
-void CheckedEndpoint::sleep(Deadline deadline) {
-  if (faults_) deadline = std::min(deadline, holds_arrivals_ ? Deadline::min() : Clock::now() + kMaxFaultySleep);
-  inner_->sleep(deadline);
-}
+void CheckedEndpoint::sleep(Deadline deadline) { inner_->sleep(holds_arrivals_ ? Deadline::min() : deadline); }
 
 int CheckedEndpoint::lifeline_fd() const { return held_signal_ ? held_signal_->lifeline_fd() : inner_->lifeline_fd(); }
 
@@ -329,7 +322,10 @@ std::uint64_t CheckedEndpoint::settle_sources(int peer) const {
 bool CheckedEndpoint::deliver_due(ArrivalSink& sink) {
   auto const due = faults_->take_due();
   bool const holds = !faults_->empty();
-  if (holds_arrivals_.exchange(holds) != holds) holds ? held_signal_->raise() : held_signal_->lower();
+  if (holds_arrivals_.exchange(holds) != holds) {
+    holds ? held_signal_->raise() : held_signal_->lower();
+    if (holds) inner_->wake();  // Whoever sleeps must poll until nothing is held back.
+  }
   for (auto const& notification : due) sink.arrived(notification.source, notification.tag);
   return !due.empty() || holds;
 }
