@@ -1,7 +1,7 @@
 """All that CI checks: the tests, lint, RDMA in a guest, and the C++ tests under sanitizers and for aarch64.
 
-Each stage prints its time. The last line sums up the tests of all stages, a lint stage counting as one:
-N passed, N failed, N skipped. The exit status is 1 when anything failed.
+Each stage prints its time. What failed is repeated at the end. The last line sums up the tests of all stages, a lint
+stage counting as one: N passed, N failed, N skipped. The exit status is 1 when anything failed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bounded_process import Finished, end_on_sigterm, run_bounded
-from test_counts import Counts, counts_in_text
+from test_counts import Counts, counts_in_text, failures_in_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SKIPPED_STATUS = 77  #: a stage's way to say that this machine lacks its tool
+_LAST_LINES = 20  #: shown of a stage that failed without naming a test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +99,19 @@ def all_stages() -> list[Stage]:
     ]
 
 
-def run_stage(stage: Stage) -> tuple[Counts, str]:
-    """Runs one stage; returns its counts and its line for the table."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a stage."""
+
+    counts: Counts
+    line: str  #: for the table
+    failures: list[str]  #: what is said of each failed test
+
+
+def run_stage(stage: Stage) -> Outcome:
     print(f"\n==== {stage.name}", flush=True)
     if stage.skip_reason is not None:
-        return Counts(skipped=1), f"skipped: {stage.skip_reason}"
+        return Outcome(counts=Counts(skipped=1), line=f"skipped: {stage.skip_reason}", failures=[])
     left_s, total_s = stage.limit_s, 0.0
     for command in stage.commands:
         finished = run_bounded(command, limit_s=left_s, environment=_ENVIRONMENT, log=ROOT / f"out/ci/{stage.name}.log")
@@ -112,7 +121,13 @@ def run_stage(stage: Stage) -> tuple[Counts, str]:
             break
     counts = judge(stage, finished)
     problem = f"  FAILED: {_reason(stage, finished)}" if counts.failed else ""
-    return counts, f"{counts} in {total_s:.0f} s{problem}"
+    failures = failures_of(finished) if counts.failed else []
+    return Outcome(counts=counts, line=f"{counts} in {total_s:.0f} s{problem}", failures=failures)
+
+
+def failures_of(finished: Finished) -> list[str]:
+    """What the output of a failed command says of the tests that failed, or how it ends."""
+    return failures_in_text(finished.output) or ["\n".join(finished.output.splitlines()[-_LAST_LINES:])]
 
 
 def judge(stage: Stage, finished: Finished) -> Counts:
@@ -152,12 +167,16 @@ def main(arguments: list[str] | None = None) -> int:
     os.chdir(ROOT)
     total = Counts()
     table = []
+    failures = []
     for stage in stages:
         if stage.group in chosen or stage.name in chosen:
-            counts, line = run_stage(stage)
-            print(f"==== {stage.name}: {line}", flush=True)
-            total += counts
-            table.append(f"  {stage.name:<14} {line}")
+            outcome = run_stage(stage)
+            print(f"==== {stage.name}: {outcome.line}", flush=True)
+            total += outcome.counts
+            table.append(f"  {stage.name:<14} {outcome.line}")
+            failures += [f"-- {stage.name}\n{text}" for text in outcome.failures]
+    if failures:
+        print("\n==== failed", *failures, sep="\n")
     print("\n==== stages", *table, sep="\n")
     print(total, flush=True)
     return 1 if total.failed else 0

@@ -72,7 +72,7 @@ def _count_labelled(ctest: str, build_dir: Path, label: str) -> int:
 def pytest_runner(results: Path) -> Runner:
     junit = results / "pytest.xml"
     junit.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "tests", "-q", "-rs", f"--junitxml={junit}"]
+    command = [sys.executable, "-m", "pytest", "tests", "-q", "-rfEs", f"--junitxml={junit}"]
     return Runner(
         name="pytest",
         command=command,

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SUMMARY_LINE = re.compile(r"^\s*(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
+_GTEST_BEGIN = re.compile(r"^\[ RUN      \] ")
+_GTEST_FAILURE = re.compile(r"^\[  FAILED  \] .+ \(\d+ ms\)$")
+#: A failed test's line in the summary of ctest, of pytest and of the torch suite.
+_FAILURE_LINE = re.compile(r"^\s+\d+ - .+ \((?!Skipped)\w[\w* ]*\)$|^(?:FAILED|ERROR) \S+::|^test\w+: failed")
+_MAX_LINES_PER_FAILURE = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,22 @@ def counts_in_text(text: str) -> Counts | None:
             passed, failed, skipped = (int(group or 0) for group in match.groups())
             return Counts(passed=passed, failed=failed, skipped=skipped)
     return None
+
+
+def failures_in_text(text: str) -> list[str]:
+    """What ``text`` says of failed tests: of a C++ test all that it printed (its end, if that is long), of another the
+    line that names it."""
+    failures = []
+    lines = text.splitlines()
+    begin = 0
+    for at, line in enumerate(lines):
+        if _GTEST_BEGIN.match(line):
+            begin = at
+        elif _GTEST_FAILURE.match(line):
+            failures.append("\n".join(lines[max(begin, at + 1 - _MAX_LINES_PER_FAILURE) : at + 1]))
+        elif _FAILURE_LINE.match(line):
+            failures.append(line.strip())
+    return failures
 
 
 def counts_in_junit(path: Path) -> Counts | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bounded_process import Finished, run_bounded
 from run_ci import Stage
+from run_ci import failures_of as failures_of_stage
 from run_ci import judge as judge_stage
 from run_tests import Runner, judge, run_runner
 from test_counts import Counts, counts_in_text
@@ -100,3 +101,9 @@ def test_a_ci_stage_is_judged_by_counts_or_exit_status(
 ) -> None:
     stage = Stage(name="sample", group="sample", commands=[], limit_s=1, has_counts=has_counts)
     assert judge_stage(stage, Finished(exit_status=status, output=output, duration_s=0, timed_out=False)) == counts
+
+
+def test_of_a_stage_that_names_no_failed_test_the_last_lines_are_shown() -> None:
+    output = "".join(f"line {number}\n" for number in range(100))
+    finished = Finished(exit_status=1, output=output, duration_s=1, timed_out=False)
+    assert failures_of_stage(finished) == ["\n".join(f"line {number}" for number in range(80, 100))]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_counts import Counts, counts_in_junit, counts_in_text
+from test_counts import Counts, counts_in_junit, counts_in_text, failures_in_text
 
 CTEST_JUNIT = """<testsuite name="x" tests="4" failures="1" disabled="0" skipped="1">
   <testcase name="a" status="run"/>
@@ -53,3 +53,32 @@ def test_counts_print_as_the_summary_line() -> None:
     counts = Counts(passed=2) + Counts(failed=1, skipped=3)
     assert str(counts) == "2 passed, 1 failed, 3 skipped"
     assert counts_in_text(str(counts)) == counts
+
+
+GTEST_BLOCK = """\
+[ RUN      ] Group/FailureTest.A/tcp
+file.cpp:83: Failure
+rank 0: timed out
+[  FAILED  ] Group/FailureTest.A/tcp, where GetParam() = tcp (30109 ms)"""
+
+
+@pytest.mark.parametrize(
+    ("text", "failures"),
+    [
+        (f"[       OK ] B (1 ms)\n{GTEST_BLOCK}\n[  FAILED  ] 1 test, listed below:\n", [GTEST_BLOCK]),
+        ("The following tests FAILED:\n\t 12 - Engine.C (SEGFAULT)\n\t 13 - D (Timeout)\n", 2),
+        ("The following tests did not run:\n\t 94 - Engine.C (Skipped)\n", []),
+        ("FAILED tests/x.py::test_a[1-2] - assert 1 == 2\nERROR tests/x.py::test_b - OSError\n", 2),
+        ("test_all_gather: failed (rank 1: timed out)\n", ["test_all_gather: failed (rank 1: timed out)"]),
+        ("3 passed, 1 failed\n", []),
+    ],
+)
+def test_what_is_said_of_failed_tests_is_found(text: str, failures: list[str] | int) -> None:
+    found = failures_in_text(text)
+    assert (len(found) if isinstance(failures, int) else found) == failures
+
+
+def test_of_a_long_failure_the_end_is_kept() -> None:
+    (failure,) = failures_in_text("[ RUN      ] A\n" + "noise\n" * 100 + "the cause\n[  FAILED  ] A (1 ms)\n")
+    assert failure.endswith("the cause\n[  FAILED  ] A (1 ms)")
+    assert failure.count("\n") < 40
