@@ -1,5 +1,6 @@
 #include "delegated_work.hpp"
 
+#include "errors.hpp"
 #include "pending_signals.hpp"
 #include "released_gil.hpp"
 
@@ -29,11 +30,11 @@ std::string text_of(std::exception_ptr const& error) {
 }  // namespace
 
 DelegatedWork::DelegatedWork(WorkTitle const& title, int rank, std::vector<at::Tensor> const& inputs,
-                             std::function<void(std::string const&)> fail_group, std::optional<FinishingTouch> touch)
+                             std::weak_ptr<GroupHandle> group, std::optional<FinishingTouch> touch)
     : Work(rank, title.type, title_for_profiler(title), inputs_for_profiler(inputs)),
       title_(title),
       is_on_cpu_(inputs.at(0).device().is_cpu()),
-      fail_group_(std::move(fail_group)),
+      group_(std::move(group)),
       touch_(std::move(touch)) {}
 
 void DelegatedWork::start(c10::intrusive_ptr<c10d::Work> inner) {
@@ -82,6 +83,7 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
       }
     }
     raise_pending_signals();
+    throw_if_group_failed();
     TORCH_CHECK_WITH(DistBackendError, Clock::now() < deadline, "headway: ", title_.name,
                      " Timed out : the group that reduces for it is still being made");
   }
@@ -112,7 +114,9 @@ std::vector<at::Tensor> DelegatedWork::result() {
 
 void DelegatedWork::synchronize() { wait_for_inner(Clock::time_point::max())->synchronize(); }
 
-void DelegatedWork::abort() { fail_group_(std::string(title_.name) + " was aborted"); }
+void DelegatedWork::abort() {
+  if (auto const alive = group_.lock()) alive->group().abort(std::string(title_.name) + " was aborted");
+}
 
 c10::intrusive_ptr<c10::ivalue::Future> DelegatedWork::getFuture() {
   ReleasedGil const released;
@@ -163,14 +167,22 @@ void DelegatedWork::wait_in_slices(c10d::Work& inner, Clock::time_point deadline
       if (inner.isCompleted()) return;
       if (Clock::now() >= deadline) throw;
       raise_pending_signals();
+      throw_if_group_failed();
     }
   }
+}
+
+void DelegatedWork::throw_if_group_failed() const {
+  auto const alive = group_.lock();
+  if (!alive) return;
+  if (auto const health = alive->group().health(); !health.ok())
+    std::rethrow_exception(make_error(title_.name, health));
 }
 
 std::exception_ptr DelegatedWork::report(std::string const& reason) {
   std::string const text =
       "headway: " + std::string(title_.name) + " failed in the group that reduces for it: " + reason;
-  fail_group_(text);
+  if (auto const alive = group_.lock()) alive->group().abort(text);
   std::lock_guard const lock(mutex_);
   if (!exception_) {
     exception_ =

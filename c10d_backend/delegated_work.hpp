@@ -1,11 +1,13 @@
 #pragma once
 
+#include "group_handle.hpp"
 #include "torch_headers.hpp"
 #include "work_title.hpp"
 
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,9 +24,10 @@ struct FinishingTouch {
 /// A reduction that another backend (Gloo, NCCL) does for a headway group. It exists before that backend does.
 class DelegatedWork final : public c10d::Work {
  public:
-  /// `inputs` are what a profiler shows and must not be empty. `fail_group` gets the reason if the reduction fails.
+  /// `inputs` are what a profiler shows and must not be empty. If the reduction fails, so does `group`, and the other
+  /// way round.
   DelegatedWork(WorkTitle const& title, int rank, std::vector<at::Tensor> const& inputs,
-                std::function<void(std::string const&)> fail_group, std::optional<FinishingTouch> touch);
+                std::weak_ptr<GroupHandle> group, std::optional<FinishingTouch> touch);
 
   /// The reduction is under way as `inner`. Either this or refuse() is called, once.
   void start(c10::intrusive_ptr<c10d::Work> inner);
@@ -48,6 +51,9 @@ class DelegatedWork final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> inner_if_started() const;
   /// @throws what refuse() got, or c10::DistBackendError at the deadline.
   c10::intrusive_ptr<c10d::Work> wait_for_inner(std::chrono::steady_clock::time_point deadline);
+  /// @throws c10::DistBackendError if the group has failed: a delegate that lacks a rank may wait until its own
+  /// timeout.
+  void throw_if_group_failed() const;
   void wait_in_slices(c10d::Work& inner, std::chrono::steady_clock::time_point deadline);
   void finish_once();
   /// Fails the group, and keeps and returns the error in the form that callers see.
@@ -55,7 +61,7 @@ class DelegatedWork final : public c10d::Work {
 
   WorkTitle title_;
   bool is_on_cpu_;
-  std::function<void(std::string const&)> fail_group_;
+  std::weak_ptr<GroupHandle> group_;
   std::optional<FinishingTouch> touch_;
   std::once_flag is_finished_;
   std::condition_variable has_started_;

@@ -23,6 +23,16 @@ namespace headway::c10d_backend {
 using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
     c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string device)>;
 
+class HeadwayBackend;
+
+/// What HeadwayBackend::shrink_to_survivors() returns; see comm::ShrunkGroup.
+struct ShrunkBackend {
+  c10::intrusive_ptr<HeadwayBackend> backend;
+  std::vector<int> ranks;
+  std::vector<std::uint64_t> all_to_alls;
+  std::uint64_t collectives = 0;
+};
+
 /// torch.distributed's backend on top of a comm::Group: moves bytes itself, and delegates reductions.
 ///
 /// Thread-safe. Overrides keep PyTorch's names, and its rules: a collective is started in the same order by all ranks.
@@ -31,6 +41,9 @@ class HeadwayBackend final : public c10d::Backend {
   /// Connects all ranks through `store`; blocks until they are there.
   HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<HeadwayOptions> options,
                  ReducerFactory make_reducer);
+  /// Takes over a group that is connected. `store`: for its reducers.
+  HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::unique_ptr<comm::Group> group,
+                 c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer);
   ~HeadwayBackend() override;
 
   // What this backend is (headway_backend.cpp).
@@ -50,6 +63,13 @@ class HeadwayBackend final : public c10d::Backend {
   c10::intrusive_ptr<Backend> merge(c10::intrusive_ptr<c10d::Store> const& store,
                                     c10::intrusive_ptr<Options> const& options, int const& rank,
                                     int const& size) override;
+  // (headway_shrink.cpp)
+  bool supportsShrinking() const override { return true; }
+  /// Leaves out exactly these ranks. @throws c10::DistBackendError if others turn out to be lost too.
+  c10::intrusive_ptr<Backend> shrink(std::vector<std::int64_t> const& ranks_to_exclude, int shrink_flags,
+                                     c10::intrusive_ptr<Options> const& opts_override) override;
+  /// Makes a backend of the ranks that are left; this one has failed afterwards.
+  ShrunkBackend shrink_to_survivors(std::vector<int> const& ranks_to_exclude, std::chrono::milliseconds timeout);
   void abort() override;
   /// Leaves the group. Works that are still held go on; the peers learn at once that this rank starts no more.
   void shutdown() override;
@@ -111,6 +131,7 @@ class HeadwayBackend final : public c10d::Backend {
 
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
+  [[nodiscard]] c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
   void set_max_lag(int max_lag);
   int recommended_max_lag(int channel);
 

@@ -41,7 +41,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
   auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) {
     if (auto const alive = weak.lock()) alive->group().abort(reason);
   };
-  auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, fail_group, std::move(touch));
+  auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, handle, std::move(touch));
   reducer_for(inputs[0].device()).start(work, std::move(call), fail_group);
   return hand_out(work);
 }

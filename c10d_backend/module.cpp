@@ -201,6 +201,14 @@ std::vector<std::string> engines_by_peer(HeadwayBackend const& backend) {
   return names;
 }
 
+void define_shrunk_backend(py::module_& module) {
+  py::class_<ShrunkBackend>(module, "ShrunkBackend")
+      .def_readonly("backend", &ShrunkBackend::backend)
+      .def_readonly("ranks", &ShrunkBackend::ranks)
+      .def_readonly("all_to_alls", &ShrunkBackend::all_to_alls)
+      .def_readonly("collectives", &ShrunkBackend::collectives);
+}
+
 void define_backend(py::module_& module, py::object const& base) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<HeadwayBackend, c10::intrusive_ptr<HeadwayBackend>>(module, "HeadwayBackend", base)
@@ -214,6 +222,9 @@ void define_backend(py::module_& module, py::object const& base) {
            py::arg("timeout") = c10d::kUnsetTimeout, Release())
       .def("recommended_max_lag", &HeadwayBackend::recommended_max_lag, py::arg("channel") = 0, Release())
       .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), Release())
+      .def("shrink_to_survivors", &HeadwayBackend::shrink_to_survivors, py::arg("ranks_to_exclude"), py::arg("timeout"),
+           Release())
+      .def_property_readonly("store", &HeadwayBackend::store)
       .def("engines", &engines_by_peer)
       .def("statistics", &statistics)
       .def(
@@ -242,4 +253,5 @@ PYBIND11_MODULE(_C, module) {
   py::object const c10d = py::module_::import("torch._C._distributed_c10d");
   headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
   headway::c10d_backend::define_backend(module, c10d.attr("Backend"));
+  headway::c10d_backend::define_shrunk_backend(module);
 }

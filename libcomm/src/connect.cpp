@@ -50,6 +50,11 @@ class Lifelines {
 
   [[nodiscard]] std::vector<Lifeline> const& all() const { return all_; }
   /// Those of the peers that are reached by `way`; the others have no descriptor.
+  [[nodiscard]] std::vector<std::string> addresses() const {
+    std::vector<std::string> addresses;
+    for (auto const& each : all_) addresses.push_back(each.address);
+    return addresses;
+  }
   std::vector<Lifeline> take(std::vector<Way> const& ways, Way way) {
     auto taken = all_;
     for (std::size_t peer = 0; peer < all_.size(); ++peer) (ways[peer] == way ? all_ : taken)[peer].fd = -1;
@@ -112,8 +117,12 @@ std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<L
   return std::make_unique<TcpEndpoint>(rank, size, lifelines, landing);
 }
 
-std::unique_ptr<Endpoint> connect_processes(int rank, int size, std::size_t landing_bytes, Store& store,
-                                            GroupOptions const& options) {
+struct Connected {
+  std::unique_ptr<Endpoint> endpoint;
+  std::vector<std::string> addresses;  ///< (size) Of the ranks' hosts; empty where all are threads of this process.
+};
+
+Connected connect_processes(int rank, int size, std::size_t landing_bytes, Store& store, GroupOptions const& options) {
   Agreement const agreement{.size = size, .landing_bytes = landing_bytes, .options = &options};
   Lifelines lifelines(connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout));
   auto const is_remote = [](Lifeline const& each) { return each.fd >= 0 && !each.same_host; };
@@ -132,8 +141,14 @@ std::unique_ptr<Endpoint> connect_processes(int rank, int size, std::size_t land
       if (ways[peer] == way) engine_of_peer[peer] = engines.size() - 1;
     }
   }
-  if (engines.size() == 1) return std::move(engines.front());
-  return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
+  if (engines.size() == 1) return {.endpoint = std::move(engines.front()), .addresses = lifelines.addresses()};
+  return {.endpoint = std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer)),
+          .addresses = lifelines.addresses()};
+}
+
+Connected connect_in_process(int rank, int size, std::size_t landing_bytes, Store& store, GroupOptions const& options) {
+  return {.endpoint = connect_inproc_endpoint(rank, size, landing_bytes, store, options.name, options.connect_timeout),
+          .addresses = {}};
 }
 
 }  // namespace
@@ -142,12 +157,11 @@ std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOpt
   check(rank, size, options);
   auto const layout = LandingLayout::of(size, options);
   bool const in_process = options.engine == Engine::kInproc || size == 1;
-  auto endpoint = in_process ? connect_inproc_endpoint(rank, size, layout.total_bytes(), store, options.name,
-                                                       options.connect_timeout)
-                             : connect_processes(rank, size, layout.total_bytes(), store, options);
+  auto [endpoint, addresses] = in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
+                                          : connect_processes(rank, size, layout.total_bytes(), store, options);
   if (options.wrap_checked) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), options.fault_seed);
   return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout,
-                                     size > 1 ? ProgressThread::shared() : nullptr);
+                                     size > 1 ? ProgressThread::shared() : nullptr, std::move(addresses));
 }
 
 }  // namespace headway::comm

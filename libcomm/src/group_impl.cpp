@@ -47,17 +47,19 @@ void GroupImpl::Visit::yield() {
 }
 
 GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
-                     std::shared_ptr<ProgressThread> progress_thread)
+                     std::shared_ptr<ProgressThread> progress_thread, std::vector<std::string> addresses)
     : options_(std::move(options)),
       timeout_(options_.timeout),
       owner_(getpid()),
       rank_(endpoint->rank()),
       size_(endpoint->size()),
+      addresses_(std::move(addresses)),
       lifeline_fd_(endpoint->lifeline_fd()),
       activity_fd_(endpoint->activity_fd()),
       wire_(std::move(endpoint), layout, options_),
       transfers_(wire_, options_, [this](OperationState& operation) { finish(operation); }),
       pair_(wire_, transfers_, [this](OperationState& operation) { finish(operation); }),
+      survivors_(rank_, size_),
       left_at_(static_cast<std::size_t>(size_)),
       has_gone_(static_cast<std::size_t>(size_)),
       progress_thread_(std::move(progress_thread)) {
@@ -78,14 +80,18 @@ GroupImpl::~GroupImpl() {
     return;
   }
   if (progress_thread_) progress_thread_->detach(*this);
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) wire_.endpoint().send_notice(peer, kGoodbye);
-  }
+  tell_peers(kGoodbye);
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
   for (auto& callback : due_callbacks_) callback();
 }
 
 PeerTraits GroupImpl::traits(int peer) const { return const_cast<Wire&>(wire_).endpoint().traits(peer); }
+
+std::string GroupImpl::address(int peer) const {
+  expect_peer(peer, "address");
+  auto const at = static_cast<std::size_t>(peer);
+  return at < addresses_.size() && !addresses_[at].empty() ? addresses_[at] : "127.0.0.1";
+}
 
 OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {
   Visit visit(*this);
@@ -120,7 +126,14 @@ void GroupImpl::notice(int peer, std::string_view text) {
     left_at_[static_cast<std::size_t>(peer)] = Clock::now();
     return;
   }
+  bool const is_of_survivor = Survivors::is_said_in(text);
+  if (is_of_survivor) survivors_.notice(peer, text);
   if (!pending_failure_.ok()) return;
+  if (is_of_survivor) {
+    pending_failure_ = {StatusCode::kAborted, "rank " + std::to_string(peer) + " leaves the group behind (shrink)"};
+    pending_failure_is_ours_ = false;
+    return;
+  }
   bool const of_loss = text.starts_with(kLossPrefix);
   if (of_loss) text.remove_prefix(1);
   pending_failure_ = {of_loss ? StatusCode::kPeerLost : StatusCode::kAborted, std::string(text)};
@@ -128,6 +141,7 @@ void GroupImpl::notice(int peer, std::string_view text) {
 }
 
 void GroupImpl::lost(int peer, std::string_view reason) {
+  survivors_.lost(peer, reason);
   if (left_at_[static_cast<std::size_t>(peer)] != Clock::time_point()) {
     // A loss comes after all that the peer put; its goodbye may overtake some of it.
     has_gone_[static_cast<std::size_t>(peer)] = true;
@@ -140,7 +154,10 @@ void GroupImpl::lost(int peer, std::string_view reason) {
 }
 
 void GroupImpl::progress() {
-  if (failed_) return;
+  if (failed_) {
+    wire_.endpoint().poll(survivors_);  // What waits in a socket unread would wake the progress thread for ever.
+    return;
+  }
   wire_.endpoint().poll(*this);
   wire_.send_signals();
   if (!transfers_.idle()) transfers_.progress();
@@ -207,16 +224,30 @@ void GroupImpl::finish(OperationState& operation) {
   release(done);
 }
 
-void GroupImpl::fail(Status status, bool tell_peers) {
+void GroupImpl::tell_peers(std::string_view text) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) wire_.endpoint().send_notice(peer, text);
+  }
+}
+
+Progress GroupImpl::current_progress() const {
+  Progress progress{.all_to_alls = {}, .collectives = pair_.num_collectives()};
+  for (auto const& ring : rings_) progress.all_to_alls.push_back(ring->num_completed());
+  for (auto const& operation : pair_operations_) {
+    if (operation->verb() != Verb::kSend) progress.collectives = std::min(progress.collectives, operation->number());
+  }
+  return progress;
+}
+
+void GroupImpl::fail(Status status, bool says_so) {
   if (failed_) return;
   failure_ = std::move(status);
   failed_ = true;
-  if (tell_peers) {
+  progress_at_failure_ = current_progress();
+  if (says_so) {
     std::string text(failure_.message());
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) wire_.endpoint().send_notice(peer, text);
-    }
+    tell_peers(text);
   }
   wire_.endpoint().retract();  // Before any operation is done: its memory is the caller's again then.
   std::vector<std::shared_ptr<OperationState>> done;

@@ -5,6 +5,7 @@
 #include "pair_channel.hpp"
 #include "progress_thread.hpp"
 #include "ring_channel.hpp"
+#include "survivors.hpp"
 #include "transfer.hpp"
 #include "wire.hpp"
 
@@ -25,15 +26,17 @@ namespace headway::comm {
 /// Lock order: ProgressThread's mutex, then mutex_. Callbacks run without either.
 class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
  public:
-  /// Without a progress thread only calls move work on, as tests that replay a schedule need it.
+  /// Without a progress thread only calls move work on, as tests that replay a schedule need it. `addresses`: of the
+  /// peers' hosts, where they are not this one.
   GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
-            std::shared_ptr<ProgressThread> progress_thread);
+            std::shared_ptr<ProgressThread> progress_thread, std::vector<std::string> addresses = {});
   ~GroupImpl() override;
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
   [[nodiscard]] GroupOptions const& options() const override { return options_; }
   [[nodiscard]] PeerTraits traits(int peer) const override;
+  [[nodiscard]] std::string address(int peer) const override;
 
   OperationPtr all_to_all_v(AllToAllArgs const& args) override;
   Status all_to_all_v_and_wait(AllToAllArgs const& args) override;
@@ -56,6 +59,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void set_max_lag(int max_lag) override;
   [[nodiscard]] int recommended_max_lag(int channel) override;
   void abort(std::string const& reason) override;
+  [[nodiscard]] ShrunkGroup shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) override;
   [[nodiscard]] Status health() override;
   [[nodiscard]] GroupStats stats() override;
   void reset_stats() override;
@@ -106,7 +110,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void complete_rings();
   void finish(OperationState& operation);
   void release(std::vector<std::shared_ptr<OperationState>>& done);
-  void fail(Status status, bool tell_peers);
+  void fail(Status status, bool says_so);
+  void tell_peers(std::string_view text);
+  [[nodiscard]] Progress current_progress() const;
   void throw_if_failed() const;
   [[nodiscard]] std::string describe_missing() const;
   [[nodiscard]] bool needs(int peer) const;
@@ -118,6 +124,13 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void disarm();
   void update_background();
   [[nodiscard]] BackgroundNeed current_need() const;
+
+  // shrink.cpp
+  class MemberStore;
+  void agree(std::chrono::milliseconds timeout);
+  std::optional<ShrunkGroup> connect_members(std::chrono::milliseconds timeout);
+  /// Lets the peers say something. @throws OperationError if one goes on without this rank.
+  void listen(Visit& visit);
 
   std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number);
   Collective start_collective(Verb verb, int root, DataType type);
@@ -131,6 +144,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::chrono::milliseconds timeout_;  ///< Of operations that start from now on.
   pid_t const owner_;
   int rank_, size_;
+  std::vector<std::string> addresses_;  ///< (size), or empty; "": this host's.
   int lifeline_fd_, activity_fd_;
   bool cores_are_shared_;
   bool lands_by_polling_;
@@ -153,6 +167,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::atomic<bool> failed_ = false;
   Status pending_failure_;  ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
+  Progress progress_at_failure_;
+  Survivors survivors_;
+  bool is_shrunk_ = false;                  ///< By a shrink() that runs, or has made its group.
   std::vector<Clock::time_point> left_at_;  ///< (size) When a peer said goodbye.
   std::vector<bool> has_gone_;              ///< (size) Said goodbye, and all that it put has arrived.
   bool any_gone_ = false;

@@ -49,6 +49,7 @@ class PairChannel {
   void receive(PairPart part, std::span<std::byte> output);
   /// Announces that this rank runs `verb` as its next collective. @returns the collective's number.
   std::uint64_t begin_collective(Verb verb, int root);
+  [[nodiscard]] std::uint64_t num_collectives() const { return num_collectives_; }
 
   void arrived(int source, Tag tag);
   void progress();

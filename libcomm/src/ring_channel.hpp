@@ -66,6 +66,8 @@ class RingChannel {
   /// Sends the blocks that were offered in vain for too long. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
   [[nodiscard]] bool idle() const { return operations_.empty(); }
+  /// All operations below this number are complete.
+  [[nodiscard]] std::uint64_t num_completed() const { return num_completed_; }
   /// Whether something is pending that this rank must act upon: an operation to post, or a large block to fetch.
   [[nodiscard]] bool needs_looks() const {
     return num_posted_ < num_started_ || num_with_large_blocks_ > 0 || num_unsent_ > 0;

@@ -18,6 +18,7 @@ from headway.collectives import all_to_all_single  # noqa: E402
 from headway.groups import backend_of, set_max_lag  # noqa: E402
 from headway.lag_queue import LagQueue  # noqa: E402
 from headway.launchers import adopt_launcher_environment  # noqa: E402
+from headway.shrinking import ShrunkGroup, shrink  # noqa: E402
 from headway.statistics import reset_stats, stats  # noqa: E402
 from headway.torchrec_shim import install as _install_torchrec_shim  # noqa: E402
 from headway.tracing import trace  # noqa: E402
@@ -26,11 +27,13 @@ __all__ = [
     "HeadwayBackend",
     "LagQueue",
     "Options",
+    "ShrunkGroup",
     "adopt_launcher_environment",
     "all_to_all_single",
     "backend_of",
     "reset_stats",
     "set_max_lag",
+    "shrink",
     "stats",
     "trace",
 ]

@@ -3,6 +3,7 @@
 #include "headway/comm/group.hpp"
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace headway::comm {
@@ -12,6 +13,7 @@ namespace headway::comm {
 struct Lifeline {
   int fd = -1;             ///< Owned by whoever takes the vector; -1 for the own rank.
   bool same_host = false;  ///< An AF_UNIX socket: memory files can be passed and shared.
+  std::string address;     ///< Numeric, of the peer's host; empty: this one.
   int peer_pid = -1;       ///< Process id as this process sees it (SO_PEERCRED); -1 across hosts.
 };
 

@@ -105,8 +105,11 @@ std::vector<Lifeline> Meeting::take_lifelines() {
     set_blocking(member->connection.socket.get());
     bool const local = member->connection.local;
     auto const peer = static_cast<std::size_t>(member->connection.peer);
-    int const pid = local ? peer_process(member->connection.socket.get()) : -1;
-    lifelines[peer] = {.fd = member->connection.socket.release(), .same_host = local, .peer_pid = pid};
+    int const socket = member->connection.socket.release();
+    lifelines[peer] = {.fd = socket,
+                       .same_host = local,
+                       .address = local ? "" : peer_address(socket).ip(),
+                       .peer_pid = local ? peer_process(socket) : -1};
   }
   return lifelines;
 }

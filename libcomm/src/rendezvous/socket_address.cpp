@@ -102,18 +102,27 @@ SocketAddress SocketAddress::with_port(std::uint16_t port) const {
   return copy;
 }
 
-std::string SocketAddress::to_string() const {
-  char host[INET6_ADDRSTRLEN] = "";
+std::string SocketAddress::host() const {
+  char text[INET6_ADDRSTRLEN] = "";
   if (family() == AF_INET) {
     auto const v4 = as<sockaddr_in>(storage_);
-    ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof(host));
-    return std::string(host) + ":" + std::to_string(port());
-  }
-  if (family() == AF_INET6) {
+    ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
+  } else if (family() == AF_INET6) {
     auto const v6 = as<sockaddr_in6>(storage_);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof(host));
-    return "[" + std::string(host) + "]:" + std::to_string(port());
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
   }
+  return text;
+}
+
+std::string SocketAddress::ip() const {
+  constexpr std::string_view kIpv4Prefix = "::ffff:";
+  std::string const text = host();
+  return text.starts_with(kIpv4Prefix) ? text.substr(kIpv4Prefix.size()) : text;
+}
+
+std::string SocketAddress::to_string() const {
+  if (family() == AF_INET) return host() + ":" + std::to_string(port());
+  if (family() == AF_INET6) return "[" + host() + "]:" + std::to_string(port());
   return is_local() ? "a local socket" : "no address";
 }
 

@@ -29,9 +29,13 @@ class SocketAddress {
   [[nodiscard]] bool is_loopback() const;
   [[nodiscard]] std::uint16_t port() const;
   [[nodiscard]] SocketAddress with_port(std::uint16_t port) const;
+  /// Numeric, without the port; an IPv4 address also where it came as an IPv6 one. "": of another family.
+  [[nodiscard]] std::string ip() const;
   [[nodiscard]] std::string to_string() const;
 
  private:
+  [[nodiscard]] std::string host() const;
+
   sockaddr_storage storage_{};
   socklen_t length_ = 0;
 };

@@ -17,15 +17,6 @@ void set_option(int socket, int level, int option, int value, char const* name) 
   }
 }
 
-SocketAddress bound_address(int socket) {
-  sockaddr_storage storage{};
-  socklen_t length = sizeof(storage);
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
-    throw SystemError("getsockname", errno, "");
-  }
-  return {reinterpret_cast<sockaddr const*>(&storage), length};
-}
-
 // Where IPv6 is off, IPv4 alone must do.
 FileDescriptor listen_on_all() {
   try {
@@ -33,6 +24,14 @@ FileDescriptor listen_on_all() {
   } catch (SystemError const&) {
     return listen_on(*SocketAddress::numeric("0.0.0.0", 0));
   }
+}
+
+SocketAddress address_from(int (*call)(int, sockaddr*, socklen_t*), char const* name, int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  if (call(socket, address, &length) != 0) throw SystemError(name, errno, "");
+  return {address, length};
 }
 
 }  // namespace
@@ -52,11 +51,11 @@ TcpListener listen_tcp(std::string const& interface_address) {
     auto const address = SocketAddress::numeric(interface_address, 0);
     expects(address.has_value(), "interface_address is '" + interface_address + "', which is no numeric IP address");
     listener.socket = listen_on(*address);
-    listener.reachable_at = {bound_address(listener.socket.get())};
+    listener.reachable_at = {own_address(listener.socket.get())};
     return listener;
   }
   listener.socket = listen_on_all();
-  SocketAddress const bound = bound_address(listener.socket.get());
+  SocketAddress const bound = own_address(listener.socket.get());
   for (auto const& address : host_addresses()) {
     if (address.family() == AF_INET || bound.family() == AF_INET6) {
       listener.reachable_at.push_back(address.with_port(bound.port()));
@@ -91,5 +90,9 @@ void set_blocking(int socket) {
   int const flags = ::fcntl(socket, F_GETFL);
   if (flags < 0 || ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK) < 0) throw SystemError("fcntl", errno, "");
 }
+
+SocketAddress own_address(int socket) { return address_from(::getsockname, "getsockname", socket); }
+
+SocketAddress peer_address(int socket) { return address_from(::getpeername, "getpeername", socket); }
 
 }  // namespace headway::comm

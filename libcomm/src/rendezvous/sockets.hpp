@@ -30,6 +30,10 @@ struct TcpListener {
 /// lives but does not read.
 void tune_connection(int socket);
 
+/// This end's address of a connection, and the other end's. @throws SystemError.
+[[nodiscard]] SocketAddress own_address(int socket);
+[[nodiscard]] SocketAddress peer_address(int socket);
+
 /// Process at the other end of a local socket, as this process sees it; -1 if it does not.
 [[nodiscard]] int peer_process(int socket);
 

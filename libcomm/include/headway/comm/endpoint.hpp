@@ -111,7 +111,8 @@ class Endpoint {
   /// @returns whether this call got it.
   virtual bool claim(int owner, std::uint64_t offset, std::uint64_t value) = 0;
 
-  /// From now on no get() by a peer succeeds here: user memory that was offered may go away.
+  /// From now on no get() by a peer succeeds here and no payload of a put is read: user memory may go away. Puts that
+  /// are not out may never arrive.
   virtual void retract() noexcept = 0;
 
   /// Lets `peer` put into `memory` as `segment` (not 0), until withdraw(). Only where traits(peer).can_put_exposed.

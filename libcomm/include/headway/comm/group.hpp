@@ -110,6 +110,8 @@ struct TraceEvent {
   int lag;        ///< Later operations posted when it completed.
 };
 
+struct ShrunkGroup;
+
 /// A set of ranks that exchange bytes. Thread-safe; every call moves all pending work of the group on.
 ///
 /// Operations of a kind must be started in the same order by all ranks. Starting never blocks. Source and output
@@ -124,6 +126,8 @@ class Group {
   [[nodiscard]] virtual int size() const = 0;
   [[nodiscard]] virtual GroupOptions const& options() const = 0;
   [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
+  /// Numeric address under which this rank reaches the host of a peer; 127.0.0.1 for one of this host.
+  [[nodiscard]] virtual std::string address(int peer) const = 0;
 
   /// Bounded-lag exchange: receives[r] gets what rank r gave as sends[rank()].
   virtual OperationPtr all_to_all_v(AllToAllArgs const& args) = 0;
@@ -165,6 +169,13 @@ class Group {
   [[nodiscard]] virtual int recommended_max_lag(int channel) = 0;
   /// Fails all pending and later work, here and at the peers, with `reason`.
   virtual void abort(std::string const& reason) = 0;
+  /// Makes a new group of the ranks that are left, after a failure or in order to leave out `ranks_to_exclude`. All of
+  /// them must call it. They agree over the connections of this group, which fails if it has not yet; the store is not
+  /// needed. Ranks that say nothing for `timeout` are left out. The caller resumes where ShrunkGroup says, and destroys
+  /// this group. @throws OperationError: another rank goes on without this one (kAborted), or the ranks that are left
+  /// did not agree in time (kTimeout); SystemError: they could not be connected.
+  [[nodiscard]] virtual ShrunkGroup shrink(std::span<int const> ranks_to_exclude,
+                                           std::chrono::milliseconds timeout) = 0;
   /// The first failure of the group, or ok. Cheap; sees a lost peer without any operation pending.
   [[nodiscard]] virtual Status health() = 0;
 
@@ -173,6 +184,15 @@ class Group {
   /// Starts (capacity > 0) or stops (0) recording; drain_trace() returns and clears what was recorded.
   virtual void set_trace_capacity(std::size_t capacity) = 0;
   virtual std::vector<TraceEvent> drain_trace() = 0;
+};
+
+/// What shrink() returns. Its ranks have completed the operations of the old group below the numbers given here, each
+/// of them perhaps a few more: those are to be done again.
+struct ShrunkGroup {
+  std::unique_ptr<Group> group;
+  std::vector<int> ranks;                  ///< (new size) Their ranks in the old group, ascending.
+  std::vector<std::uint64_t> all_to_alls;  ///< (num_channels) All-to-alls that every rank of the new group completed.
+  std::uint64_t collectives = 0;           ///< The same of the other collectives.
 };
 
 }  // namespace headway::comm

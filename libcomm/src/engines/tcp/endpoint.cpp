@@ -200,6 +200,17 @@ void TcpEndpoint::send_notice(int peer, std::string_view text) noexcept {
   }
 }
 
+void TcpEndpoint::retract() noexcept {
+  for (int peer = 0; peer < size(); ++peer) {
+    Link& to = link(peer);
+    try {
+      to.num_flushed += to.queue.let_go_of_payloads();
+    } catch (std::bad_alloc const&) {
+      fail_sending(to, ENOMEM);
+    }
+  }
+}
+
 void TcpEndpoint::sleep(Deadline deadline) {
   std::array<epoll_event, 2> events;
   int const count = ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));

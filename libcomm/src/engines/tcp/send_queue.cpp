@@ -82,6 +82,29 @@ std::uint64_t SendQueue::clear() {
   return num_puts_gone;
 }
 
+std::uint64_t SendQueue::let_go_of_payloads() {
+  SendQueue kept;
+  kept.front_sent_ = front_sent_;
+  std::uint64_t num_puts_dropped = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    Entry& entry = ring_[(first_ + i) % ring_.size()];
+    bool const is_half_gone = i == 0 && front_sent_ > 0;
+    if (entry.is_put && !is_half_gone) {
+      ++num_puts_dropped;
+      continue;
+    }
+    if (entry.is_put) {
+      entry.own_bytes.assign(entry.payload.begin(), entry.payload.end());
+      entry.payload = entry.own_bytes;
+      ++kept.num_puts_;
+    }
+    if (kept.count_ == kept.ring_.size()) kept.grow();
+    kept.ring_[kept.count_++] = std::move(entry);
+  }
+  *this = std::move(kept);
+  return num_puts_dropped;
+}
+
 bool SendQueue::pop() {
   Entry& entry = ring_[first_];
   first_ = (first_ + 1) % ring_.size();

@@ -32,13 +32,16 @@ class SendQueue {
   std::uint64_t advance(std::size_t num_bytes);
   /// Drops everything. @returns how many puts.
   std::uint64_t clear();
+  /// Reads no payload of a put from here on: those of which nothing is gone are dropped, of one that is half gone the
+  /// rest is copied. @returns how many were dropped.
+  std::uint64_t let_go_of_payloads();
 
  private:
   struct Entry {
     std::array<std::byte, sizeof(FrameHeader) + kMaxHeaderBytes> head;
     std::size_t head_bytes = 0;
     std::span<std::byte const> payload;
-    std::vector<std::byte> own_bytes;  ///< A notice's text.
+    std::vector<std::byte> own_bytes;  ///< A notice's text, or what was copied of a payload.
     bool is_put = false;
 
     [[nodiscard]] std::size_t total_bytes() const { return head_bytes + payload.size(); }

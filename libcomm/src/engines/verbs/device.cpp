@@ -1,6 +1,7 @@
 #include "engines/verbs/device.hpp"
 
 #include "headway/comm/status.hpp"
+#include "rendezvous/sockets.hpp"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -61,26 +62,12 @@ void add_port(std::vector<Address>& found, ibv_context* context, std::string con
   }
 }
 
-/// This end's address of a connection, as text; "" if it is no internet connection.
-std::string ip_of(int socket) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof address;
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  void const* bytes = nullptr;
-  if (address.ss_family == AF_INET) bytes = &reinterpret_cast<sockaddr_in const*>(&address)->sin_addr;
-  if (address.ss_family == AF_INET6) bytes = &reinterpret_cast<sockaddr_in6 const*>(&address)->sin6_addr;
-  if (bytes == nullptr || ::inet_ntop(address.ss_family, bytes, text.data(), text.size()) == nullptr) return "";
-  std::string const result = text.data();
-  return result.starts_with("::ffff:") ? result.substr(7) : result;
-}
-
 /// Of the first connection to another host, else of the first connection.
 std::string own_ip(std::vector<Lifeline> const& lifelines) {
   auto const is_there = [](Lifeline const& each) { return each.fd >= 0; };
   auto found = std::ranges::find_if(lifelines, [&](auto const& each) { return is_there(each) && !each.same_host; });
   if (found == lifelines.end()) found = std::ranges::find_if(lifelines, is_there);
-  return found == lifelines.end() ? "" : ip_of(found->fd);
+  return found == lifelines.end() ? "" : own_address(found->fd).ip();
 }
 
 /// "DEVICE:PORT:GID_INDEX", of which the tail may be missing.

@@ -1,0 +1,139 @@
+// What follows a failure: the ranks that are left make a new group.
+
+#include "group_impl.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace headway::comm {
+
+namespace {
+
+/// Longest time without a look at what the others say.
+constexpr std::chrono::milliseconds kLongestNap{10};
+/// Notices may get lost, so what is not answered is said again.
+constexpr std::chrono::milliseconds kSayAgain{200};
+
+}  // namespace
+
+/// Where the members of one attempt find each other: over the connections of the old group, since the store may have
+/// gone with the rank that ran it.
+class GroupImpl::MemberStore final : public Store {
+ public:
+  MemberStore(GroupImpl& group, std::uint32_t attempt) : group_(group), attempt_(attempt) {}
+
+  void set(std::string const& key, std::string_view value) override {
+    Visit const visit(group_);
+    group_.tell_peers(group_.survivors_.value_notice(attempt_, key, value));
+  }
+
+  std::string get(std::string const& key, std::chrono::milliseconds timeout) override {
+    Deadline const deadline = Clock::now() + timeout;
+    Visit visit(group_);
+    for (;;) {
+      if (auto value = group_.survivors_.value(attempt_, key)) return *value;
+      if (group_.survivors_.attempt() != attempt_ || !group_.survivors_.has_agreed()) {
+        throw SystemError("one more rank was lost");
+      }
+      if (Clock::now() >= deadline) {
+        throw SystemError("no rank said '" + key + "' within " + std::to_string(timeout.count()) + " ms");
+      }
+      group_.listen(visit);
+    }
+  }
+
+ private:
+  GroupImpl& group_;
+  std::uint32_t attempt_;
+};
+
+ShrunkGroup GroupImpl::shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) {
+  expects(timeout.count() > 0, "shrink: timeout must be above 0");
+  for (int const peer : ranks_to_exclude) {
+    expect_peer(peer, "shrink");
+    expects(peer != rank_, "shrink: a rank cannot leave itself out");
+  }
+  {
+    Visit const visit(*this);
+    expects(!std::exchange(is_shrunk_, true), "shrink was called before for this group");
+    fail({StatusCode::kAborted, "rank " + std::to_string(rank_) + " leaves the group behind (shrink)"}, true);
+    survivors_.begin(progress_at_failure_, ranks_to_exclude);
+  }
+  try {
+    for (;;) {
+      agree(timeout);
+      if (auto shrunk = connect_members(timeout)) return std::move(*shrunk);
+    }
+  } catch (...) {
+    std::lock_guard const lock(mutex_);
+    is_shrunk_ = false;
+    throw;
+  }
+}
+
+void GroupImpl::listen(Visit& visit) {
+  visit.lock().unlock();
+  wire_.endpoint().sleep(Clock::now() + kLongestNap);
+  visit.lock().lock();
+  progress();
+  if (auto const peer = survivors_.excluded_by()) {
+    throw OperationError({StatusCode::kAborted, "rank " + std::to_string(*peer) + " and others go on without rank " +
+                                                    std::to_string(rank_) + ", which was silent or left out"});
+  }
+}
+
+void GroupImpl::agree(std::chrono::milliseconds timeout) {
+  Deadline const silent_until = Clock::now() + timeout;
+  Deadline const agreed_until = silent_until + timeout;
+  auto say_again_at = Clock::now() + kSayAgain;
+  for (Visit visit(*this);; listen(visit)) {
+    auto const now = Clock::now();
+    if (now >= silent_until) survivors_.exclude_silent();
+    auto news = survivors_.take_news();
+    if (!news && now >= say_again_at) news = survivors_.claim_notice();
+    if (news) {
+      tell_peers(*news);
+      say_again_at = now + kSayAgain;
+    }
+    if (survivors_.has_agreed()) return;
+    if (now >= agreed_until) {
+      throw OperationError(
+          {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " + std::to_string(2 * timeout.count()) +
+                                     " ms for " + survivors_.who_is_awaited() + " to say the same about who is left"});
+    }
+  }
+}
+
+std::optional<ShrunkGroup> GroupImpl::connect_members(std::chrono::milliseconds timeout) {
+  ShrunkGroup shrunk;
+  std::uint32_t attempt = 0;
+  {
+    Visit const visit(*this);
+    auto progress = survivors_.common_progress();
+    attempt = survivors_.attempt();
+    shrunk.ranks = survivors_.members();
+    shrunk.all_to_alls = std::move(progress.all_to_alls);
+    shrunk.collectives = progress.collectives;
+  }
+  auto options = options_;
+  options.name += "/shrunk";
+  options.connect_timeout = timeout;
+  int const new_rank = static_cast<int>(std::ranges::find(shrunk.ranks, rank_) - shrunk.ranks.begin());
+  MemberStore store(*this, attempt);
+  try {
+    shrunk.group = Group::connect(new_rank, static_cast<int>(shrunk.ranks.size()), store, std::move(options));
+  } catch (SystemError const&) {
+    Visit visit(*this);
+    listen(visit);  // The loss that made it fail may show only now.
+    // Each attempt but the first needs one more rank to be lost; and whoever is done waits for nobody.
+    bool const is_last = survivors_.is_anyone_done() || attempt >= static_cast<std::uint32_t>(size_);
+    if (is_last) throw;
+    survivors_.give_up(attempt);
+    return std::nullopt;
+  }
+  Visit const visit(*this);
+  tell_peers(survivors_.done_notice());
+  return shrunk;
+}
+
+}  // namespace headway::comm
