@@ -6,7 +6,7 @@
 # HEADWAY_TEST_SEED in the environment is the first round's seed. Prints a line for each engine, and failures in full.
 set -uo pipefail
 usage="usage: tools/endurance_kills.sh BUILD_DIR KILLS STOPS ENGINE..."
-tests=${1:?$usage}/tests/libcomm kills=${2:?$usage} stops=${3:?$usage}
+tests=$(realpath "${1:?$usage}")/tests/libcomm kills=${2:?$usage} stops=${3:?$usage}
 shift 3
 [ $# -gt 0 ] || { echo "$usage" >&2; exit 2; }
 readonly tests kills stops kills_per_run=5
@@ -28,7 +28,7 @@ repeat() {
 
 # left_behind: processes of ranks, files of theirs, shared memory that has a name.
 left_behind() {
-  pgrep -f "$tests/libcomm_group_rank_process"
+  pgrep -f "^$tests/libcomm_group_rank_process "
   find "$TMPDIR" -mindepth 1
   find /dev/shm -newer "$work/began" -type f
 }
@@ -36,9 +36,9 @@ left_behind() {
 for engine in "$@"; do
   touch "$work/began"
   began=$SECONDS
-  read -r kill_failures kill_ms < <(repeat $((kills / kills_per_run)) 'RandomKillTest.*' "$engine")
-  read -r short_failures _ < <(repeat "$stops" StopTest.AStopShorterThanTheTimeoutFailsNothing "$engine")
-  read -r long_failures stop_ms < <(repeat "$stops" 'StopTest.AStopLongerThanTheTimeout*' "$engine")
+  read -r kill_failures kill_ms <<<"$(repeat $((kills / kills_per_run)) 'RandomKillTest.*' "$engine")"
+  read -r short_failures _ <<<"$(repeat "$stops" StopTest.AStopShorterThanTheTimeoutFailsNothing "$engine")"
+  read -r long_failures stop_ms <<<"$(repeat "$stops" 'StopTest.AStopLongerThanTheTimeout*' "$engine")"
   left=$(left_behind | wc -l)
   echo "$engine: $kills kills, $kill_failures of $((kills / kills_per_run)) runs failed, slowest report $kill_ms ms;" \
     "$stops short stops, $short_failures failed; $stops long stops (timeout 1000 ms), $long_failures failed," \
