@@ -32,7 +32,7 @@ class StopTest : public testing::TestWithParam<char const*> {
 };
 
 TEST_P(StopTest, AStopShorterThanTheTimeoutFailsNothing) {
-  RandomRounds::run(1, [](RandomRounds::Random& random) {
+  RandomRounds::run(2, [](RandomRounds::Random& random) {
     RankWork work = draw_work(random, GetParam());
     work.timeout = milliseconds(4000);
     auto const stopped = static_cast<int>(draw(random, 0, static_cast<std::uint64_t>(work.size) - 1));
@@ -51,7 +51,7 @@ TEST_P(StopTest, AStopShorterThanTheTimeoutFailsNothing) {
 }
 
 TEST_P(StopTest, AStopLongerThanTheTimeoutIsNamedInTimeAndWhoWakesGetsAnErrorToo) {
-  RandomRounds::run(1, [](RandomRounds::Random& random) {
+  RandomRounds::run(2, [](RandomRounds::Random& random) {
     RankWork work = draw_work(random, GetParam());
     // Only where each rank waits for each other one does everybody know who is silent.
     work.with_collectives = false;
