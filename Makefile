@@ -5,12 +5,12 @@ JOBS ?= $(shell nproc)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-rdma lint format doctor clean
+.PHONY: help setup build demo test test-rdma test-rdma-torch lint format doctor clean
 
 help: ## show this list
 	@echo "Headway: collectives that let ranks run a bounded distance apart."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'The first run installs what is missing (torch: 4.7 GB, a few minutes); later runs start at once.'
 	@echo 'Pass arguments through ARGS, for example: make demo ARGS="--ranks 2 --lag 0 2"'
@@ -29,6 +29,9 @@ test: build ## run every test; the last line is "N passed, N failed, N skipped"
 
 test-rdma: build ## run the tests of RDMA in a guest that emulates a device (QEMU, about 4 minutes)
 	@$(VENV)/python tools/rdma_guest/guest_suite.py $(ARGS)
+
+test-rdma-torch: build ## the same for the process group and for DLRM inference (about 3 minutes)
+	@$(VENV)/python tools/rdma_guest/guest_suite.py --torch $(ARGS)
 
 lint: build ## clang-format, clang-tidy, ruff, mypy --strict, layer check
 	@$(VENV)/python tools/run_ci.py --only lint $(ARGS)

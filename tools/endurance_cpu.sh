@@ -1,33 +1,26 @@
 #!/usr/bin/env bash
-# The long checks that CI is too short for: 100 kills a transport, 10^6 random histories, fuzzing.
+# The long checks that CI is too short for: 1,000 kills and 100 stops a transport, 10^6 random histories, fuzzing.
 # Usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]
 #   OUTDIR          gets a build folder and one log a stage
 #   FUZZER_SECONDS  of each of the fuzzer's processes, of which there is one a core (default: 240)
 # Needs a C++20 compiler, CMake, Ninja and GoogleTest; clang for the fuzzers, which are skipped without it, unless
-# build-fuzz/ holds them already. With 16 cores it takes about 8 minutes.
+# build-fuzz/ holds them already. With 16 cores it takes about 12 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:?usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]}"
 out=$(cd "$1" && pwd)
-readonly out fuzzer_s=${2:-240} histories=1000000 kills_per_run=20
+readonly out fuzzer_s=${2:-240} histories=1000000
 cores=$(nproc)
 readonly cores
 failed=0
 
 cmake -S . -B "$out/build" -G Ninja -DHEADWAY_BUILD_TORCH=OFF -DHEADWAY_BUILD_BENCHMARKS=OFF --log-level=WARNING &&
-  ninja -C "$out/build" --quiet libcomm_group_test ring_stress >"$out/build.log" 2>&1 || {
+  ninja -C "$out/build" --quiet libcomm_group_test libcomm_group_rank_process ring_stress >"$out/build.log" 2>&1 || {
   tail -20 "$out/build.log"
   exit 1
 }
 
-# Every parameter of the test kills 5 ranks, one at a time; a transport has 4 parameters.
-for engine in shm tcp; do
-  began=$SECONDS
-  "$out/build/tests/libcomm/libcomm_group_test" --gtest_filter="*KillTest*/${engine}_*" \
-    --gtest_repeat=$((100 / kills_per_run)) >"$out/kills_$engine.log" 2>&1 || failed=1
-  runs_failed=$(grep -c 'FAILED TEST' "$out/kills_$engine.log")
-  echo "kills on $engine: 100, $runs_failed of $((100 / kills_per_run)) runs failed, $((SECONDS - began)) s"
-done
+tools/endurance_kills.sh "$out/build" 1000 50 shm tcp || failed=1
 
 began=$SECONDS
 seeds=()

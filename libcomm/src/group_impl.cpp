@@ -190,7 +190,15 @@ std::string GroupImpl::describe_missing() const {
   for (auto const& ring : rings_) {
     if (auto text = ring->describe_missing(); !text.empty()) return text;
   }
-  return pair_.describe_missing();
+  if (auto text = pair_.describe_missing(); !text.empty()) return text;
+  for (auto const& operation : pair_operations_) {
+    auto const text = transfers_.describe_missing(*operation);
+    if (text.empty()) continue;
+    if (operation->verb() == Verb::kSend) return "message " + text;
+    return std::string(verb_name(operation->verb())) + " as collective " + std::to_string(operation->number()) + " " +
+           text;
+  }
+  return {};
 }
 
 void GroupImpl::complete_rings() {

@@ -96,14 +96,11 @@ bool RingChannel::may_post(std::uint64_t number) const {
 
 bool RingChannel::post(RingOperation& operation) {
   auto const size = static_cast<int>(size_);
-  // Ranks start with different peers, so that no receiver is the first of all senders.
-  auto const peer = [&] {
-    int const unwrapped = wire_.rank() + 1 + operation.next_to_post;
-    return unwrapped < size ? unwrapped : unwrapped - size;
-  };
-  if (operation.next_to_post < size - 1) wire_.endpoint().prepare({.peer = peer()}, MessageHeader::kShortBytes, 0);
+  if (operation.next_to_post < size - 1) {
+    wire_.endpoint().prepare({.peer = next_peer(operation)}, MessageHeader::kShortBytes, 0);
+  }
   for (; operation.next_to_post < size - 1; ++operation.next_to_post) {
-    if (!send_block(operation, peer())) return false;
+    if (!send_block(operation, next_peer(operation))) return false;
   }
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
@@ -386,18 +383,25 @@ bool RingChannel::needs(int peer) const {
 }
 
 std::string RingChannel::describe_missing() const {
+  if (operations_.empty()) return {};
+  auto const& operation = *operations_.front();
   std::string text;
-  for (auto const& operation : operations_) {
-    if (!text.empty()) return text + " (and later operations)";
-    for (int source = 0; source < wire_.size(); ++source) {
-      if (source == wire_.rank() || has_arrived(*operation, source)) continue;
-      text += (text.empty() ? name_of(*operation) + " lacks " : " and ") +
-              std::to_string(operation->receives[static_cast<std::size_t>(source)].size()) + " bytes from rank " +
-              std::to_string(source);
-    }
-    if (text.empty()) text = name_of(*operation) + " waits for its own sends to be taken";
+  for (int source = 0; source < wire_.size(); ++source) {
+    if (source == wire_.rank() || has_arrived(operation, source)) continue;
+    text += (text.empty() ? " lacks " : " and ") +
+            std::to_string(operation.receives[static_cast<std::size_t>(source)].size()) + " bytes from rank " +
+            std::to_string(source);
   }
-  return text;
+  auto const add = [&](std::string const& part) { text += (text.empty() ? " " : " and ") + part; };
+  if (auto const transfers = transfers_.describe_missing(operation); !transfers.empty()) add(transfers);
+  for (auto const& put : operation.unflushed) {
+    if (!is_flushed(put)) add("waits for what it sent to reach rank " + std::to_string(put.peer));
+  }
+  if (operation.number() == num_posted_ && may_post(num_posted_)) {
+    add("waits for room at rank " + std::to_string(next_peer(operation)));
+  }
+  if (text.empty()) text = " is under way";
+  return name_of(operation) + text + (operations_.size() > 1 ? " (and later operations)" : "");
 }
 
 void RingChannel::cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed) {

@@ -74,7 +74,7 @@ class RingChannel {
   }
   /// Whether the oldest pending operation still needs something from `peer`.
   [[nodiscard]] bool needs(int peer) const;
-  /// What the pending operations lack: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
+  /// What the oldest pending operation lacks: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
   [[nodiscard]] std::string describe_missing() const;
   /// Ends all pending operations with `status`; appends them to `completed`.
   void cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed);
@@ -94,6 +94,12 @@ class RingChannel {
   std::shared_ptr<RingOperation> recycled_operation();
   [[nodiscard]] bool may_post(std::uint64_t number) const;
   bool post(RingOperation& operation);
+  /// The peer whose message comes next. Ranks start with different ones, so that no receiver is the first of all
+  /// senders.
+  [[nodiscard]] int next_peer(RingOperation const& operation) const {
+    int const unwrapped = wire_.rank() + 1 + operation.next_to_post;
+    return unwrapped < wire_.size() ? unwrapped : unwrapped - wire_.size();
+  }
   void prepare_payloads(AllToAllArgs const& args);
   bool send_block(RingOperation& operation, int peer);
   [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);

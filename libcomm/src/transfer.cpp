@@ -184,6 +184,25 @@ bool Transfers::busy_with(int peer) const {
   return !state.outgoing.empty() || !state.exposed.empty() || !state.fragmented.empty();
 }
 
+std::string Transfers::describe_missing(OperationState const& operation) const {
+  std::string text;
+  auto const lacks = [&](Incoming const& each, std::size_t source) {
+    if (each.operation != &operation) return;
+    text += (text.empty() ? "lacks " : " and lacks ") + std::to_string(each.output.size()) + " bytes from rank " +
+            std::to_string(source);
+  };
+  for (std::size_t peer = 0; peer < peers_.size(); ++peer) {
+    for (auto const& [number, incoming] : peers_[peer].exposed) lacks(incoming, peer);
+    for (auto const& incoming : peers_[peer].fragmented) lacks(incoming, peer);
+    for (auto const& [number, outgoing] : peers_[peer].outgoing) {
+      if (outgoing.operation != &operation) continue;
+      text += std::string(text.empty() ? "" : " and ") + "waits for rank " + std::to_string(peer) + " to take " +
+              std::to_string(outgoing.payload.size()) + " bytes";
+    }
+  }
+  return text;
+}
+
 void Transfers::finish(OperationState& operation) {
   operation.part_done();
   on_part_done_(operation);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace headway::comm {
@@ -53,6 +54,8 @@ class Transfers {
   /// Whether anything is under way with `peer`.
   [[nodiscard]] bool busy_with(int peer) const;
   [[nodiscard]] bool idle() const { return num_pending_ == 0; }
+  /// What payloads of `operation` wait for: "waits for rank 2 to take 5000 bytes"; empty where none is under way.
+  [[nodiscard]] std::string describe_missing(OperationState const& operation) const;
 
  private:
   struct Outgoing {

@@ -1,14 +1,15 @@
-"""A rank that dies: the others learn who it was, soon, and nobody hangs or crashes."""
+"""A rank that dies or stands still: the others learn who it was, soon, and nobody hangs or crashes."""
 
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import headway
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import DIED, kill_self, run_ranks
+from rank_processes import DIED, kill_self, run_ranks, stop_self
 
 LOST = "rank 1 is lost"
 
@@ -41,6 +42,38 @@ def test_survivors_of_a_killed_rank_learn_its_name_within_two_seconds(engine: st
     for message, seconds in results[:1] + results[2:]:
         assert LOST in message, message
         assert seconds < 2
+
+
+def stop_during_exchanges(rank: int, engine: str, stop_s: float, timeout_s: float) -> tuple[str, float]:
+    options = headway.Options(max_lag=1, engine=engine)
+    group = dist.new_group(backend="headway", pg_options=options, timeout=timedelta(seconds=timeout_s))
+    size = dist.get_world_size()
+    output = torch.empty(size)
+    started = time.monotonic()
+    try:
+        for step in range(20):
+            if rank == 1 and step == 10:
+                stop_self(stop_s)
+            dist.all_to_all_single(output, torch.full((size,), float(rank + step)), group=group)
+            assert output.tolist() == [float(peer + step) for peer in range(size)]
+    except dist.DistBackendError as error:
+        return str(error), time.monotonic() - started
+    return "no error", time.monotonic() - started
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_a_rank_stopped_for_longer_than_the_timeout_is_named_and_gets_an_error_itself(engine: str) -> None:
+    results = run_ranks(stop_during_exchanges, 3, engine, 2.5, 1, limit_s=30)
+    assert results[1][0] != "no error"
+    for message, seconds in (results[0], results[2]):
+        assert "rank 1" in message and "all_to_all_v" in message, message
+        assert seconds < 2
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_a_rank_stopped_for_less_than_the_timeout_harms_nobody(engine: str) -> None:
+    results = run_ranks(stop_during_exchanges, 3, engine, 0.5, 10, limit_s=30)
+    assert [message for message, _ in results] == ["no error"] * 3
 
 
 def die_while_others_are_idle(rank: int) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import subprocess
 import tempfile
 import time
 import traceback
@@ -139,3 +140,9 @@ def _collect(
 def kill_self() -> None:
     """Ends this process as an out-of-memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop_self(seconds: float) -> None:
+    """Stops this process, all its threads, for a while."""
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)

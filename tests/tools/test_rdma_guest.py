@@ -1,6 +1,7 @@
 """The runner of the tests in the RDMA guest."""
 
-from rdma_guest.guest_suite import count_results
+import pytest
+from rdma_guest.guest_suite import count_results, main
 from test_counts import Counts
 
 OUTPUT = """\
@@ -25,3 +26,9 @@ def test_each_test_counts_once() -> None:
 
 def test_output_without_tests_has_none() -> None:
     assert count_results("insmod failed\n") == Counts()
+
+
+def test_torch_needs_the_guest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--here", "--torch"])
+    assert "HEADWAY_ENGINE=verbs" in capsys.readouterr().err

@@ -4,10 +4,8 @@
 set -uo pipefail
 [ -n "${IN_RDMA_GUEST:-}" ] || { echo "bad_wire.sh is for the guest: it changes the network" >&2; exit 2; }
 rank_program=${1:?usage: tools/rdma_guest/bad_wire.sh BUILD_DIR}/tests/libcomm/libcomm_exchange_process
+. "$(dirname "$0")/results.sh"
 work=$(mktemp -d)
-num_failed=0
-
-milliseconds() { date +%s%3N; }
 
 # start_ranks EXCHANGES: of 60 kB at most a peer, two steps ahead; rank 0 on one end of the wire, rank 1 on the other.
 start_ranks() {
@@ -16,17 +14,6 @@ start_ranks() {
   for rank in 0 1; do
     "$rank_program" $rank 2 "$work/store" verbs:rxe$rank - 60000 2 "$1" >"$work/$rank" 2>&1 &
   done
-}
-
-# report NAME BEGAN STATUS: one line in GoogleTest's form, and what the ranks said if they failed.
-report() {
-  if [ "$3" = 0 ]; then
-    echo "[       OK ] BadWire.$1 ($(($(milliseconds) - $2)) ms)"
-    return
-  fi
-  tail -n 5 "$work/0" "$work/1"
-  echo "[  FAILED  ] BadWire.$1 ($(($(milliseconds) - $2)) ms)"
-  num_failed=$((num_failed + 1))
 }
 
 set_wire() {
@@ -40,9 +27,8 @@ set_wire() {
 
 # exchanges_are_right NAME NETEM: all bytes arrive, whatever the wire does, and nobody sees an error.
 exchanges_are_right() {
-  local began status=0
-  began=$(milliseconds)
-  echo "[ RUN      ] BadWire.$1 ($2)"
+  local status=0
+  begin_test "BadWire.$1"
   if set_wire "$2"; then
     start_ranks 40
     wait
@@ -52,17 +38,16 @@ exchanges_are_right() {
     status=1
   fi
   set_wire ""
-  report "$1" "$began" $status
+  end_test $status "$work/0" "$work/1"
 }
 
 # A cut wire is named by both ranks within the transport's retries and a second.
 a_cut_is_named() {
-  local began status=0 cut_at rank waited limit_ms=3000
-  began=$(milliseconds)
-  echo "[ RUN      ] BadWire.ACutIsNamedByBothRanks"
+  local status=0 cut_at rank waited limit_ms=3000
+  begin_test BadWire.ACutIsNamedByBothRanks
   set_wire ""
   start_ranks 0
-  while ! { grep -q '^ready' "$work/0" && grep -q '^ready' "$work/1"; } && [ $(($(milliseconds) - began)) -lt 60000 ]; do
+  while ! { grep -q '^ready' "$work/0" && grep -q '^ready' "$work/1"; } && [ $(($(milliseconds) - test_began)) -lt 60000 ]; do
     sleep 0.1
   done
   set_wire "loss 100%"
@@ -75,7 +60,7 @@ a_cut_is_named() {
   echo "both ranks had failed $waited ms after the cut"
   [ $waited -le $limit_ms ] || status=1
   set_wire ""
-  report ACutIsNamedByBothRanks "$began" $status
+  end_test $status "$work/0" "$work/1"
 }
 
 exchanges_are_right AGoodWire ""
@@ -88,4 +73,4 @@ exchanges_are_right DelayAndJitter "delay 2ms 1ms rate 1gbit"
 exchanges_are_right Reorder "delay 1ms reorder 75% 50%"
 exchanges_are_right Duplicates "duplicate 5%"
 a_cut_is_named
-[ $num_failed = 0 ]
+[ "$num_failed" = 0 ]

@@ -9,6 +9,7 @@ status=0
 "$build/tests/libcomm/libcomm_verbs_test" || status=1
 HEADWAY_TEST_RDMA=1 "$build/tests/libcomm/libcomm_group_test" || status=1
 if [ -n "${IN_RDMA_GUEST:-}" ]; then
+  tools/rdma_guest/exchange.sh "$build" || status=1
   tools/rdma_guest/two_hosts.sh "$build" || status=1
   tools/rdma_guest/bad_wire.sh "$build" || status=1
 fi

@@ -5,7 +5,7 @@
 set -uo pipefail
 [ -n "${IN_RDMA_GUEST:-}" ] || { echo "two_hosts.sh is for the guest: it changes the network" >&2; exit 2; }
 rank_program=${1:?usage: tools/rdma_guest/two_hosts.sh BUILD_DIR}/tests/libcomm/libcomm_exchange_process
-readonly test_name=TwoHosts.SharedMemoryInsideAHostAndVerbsBetween
+. "$(dirname "$0")/results.sh"
 
 join_hosts() {
   ip netns add other &&
@@ -39,8 +39,7 @@ check_ranks() {
 }
 
 work=$(mktemp -d)
-began=$(date +%s%3N)
-echo "[ RUN      ] $test_name"
-if join_hosts && run_ranks && check_ranks; then verdict="[       OK ]"; else verdict="[  FAILED  ]"; fi
-echo "$verdict $test_name ($(($(date +%s%3N) - began)) ms)"
-[ "$verdict" = "[       OK ]" ]
+begin_test TwoHosts.SharedMemoryInsideAHostAndVerbsBetween
+join_hosts && run_ranks && check_ranks
+end_test $?
+[ "$num_failed" = 0 ]

@@ -73,6 +73,21 @@ TEST_P(FailureTest, AReceiveThatTimesOutNamesItsPeer) {
   });
 }
 
+TEST_P(FailureTest, ASendThatTimesOutNamesWhoShouldTakeIt) {
+  auto impatient = options();
+  impatient.timeout = milliseconds(200);
+  std::barrier all_failed(3);
+  run_ranks(3, impatient, [&](Group& group) {
+    if (group.rank() == 0) {
+      std::vector<std::byte> const block(100000);
+      Status const status = group.wait(*group.send(block, 2, 1, 1));
+      EXPECT_EQ(status.code(), StatusCode::kTimeout);
+      EXPECT_TRUE(names(status.message(), "rank 2") && names(status.message(), "100000")) << status.message();
+    }
+    all_failed.arrive_and_wait();
+  });
+}
+
 TEST_P(FailureTest, AnOperationWithACallbackTimesOutThoughNobodyWaitsForIt) {
   auto impatient = options();
   impatient.timeout = milliseconds(200);

@@ -1,33 +1,71 @@
 // A rank in a process of its own: exchanges with the others until it is killed or one of them is lost.
-//   rank_process RANK SIZE STORE_DIRECTORY ENGINE(shm|tcp) BYTES LAG
-// Prints "ready" once it exchanges and "failed: TEXT" when an exchange fails. Exits with 0 only on such a failure.
+//   rank_process RANK SIZE STORE_DIRECTORY ENGINE(shm|tcp|verbs) BYTES LAG WORK(exchanges|collectives) TIMEOUT_MS
+// With collectives, one of them follows each exchange. Prints "ready" after 20 exchanges, once more 20 exchanges after
+// each SIGUSR1, and "failed: TEXT" when an operation fails. Exits with 0 only on such a failure.
 #include "group/exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
+#include "test_bytes.hpp"
 
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <exception>
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace {
 
 using namespace headway::comm;
 
-void exchange_forever(Group& group, std::size_t bytes, std::size_t lag) {
+volatile std::sig_atomic_t was_asked = 0;
+
+void finish(Group& group, OperationPtr const& operation) {
+  if (Status status = group.wait(*operation); !status.ok()) throw OperationError(std::move(status));
+}
+
+/// The collective that follows exchange `number`, checked where it brings bytes.
+void run_collective(Group& group, std::uint64_t number, std::size_t bytes) {
+  int const root = static_cast<int>(number / 3 % static_cast<std::uint64_t>(group.size()));
+  auto const expected = test_bytes(bytes, number);
+  GuardedBytes block(bytes);
+  switch (number % 3) {
+    case 0:
+      return finish(group, group.barrier());
+    case 1:
+      if (group.rank() == root) std::ranges::copy(expected, block.span().begin());
+      finish(group, group.broadcast(block.span(), root, 1));
+      break;
+    default:  // Round the ring.
+      auto const sent = group.send(expected, (group.rank() + 1) % group.size(), 7, 1);
+      finish(group, group.receive(block.span(), (group.rank() + group.size() - 1) % group.size(), 7, 1));
+      finish(group, sent);
+  }
+  if (!std::ranges::equal(block.span(), expected)) throw std::runtime_error("a collective brought wrong bytes");
+}
+
+void work_forever(Group& group, std::size_t bytes, std::size_t lag, bool with_collectives) {
   std::deque<Exchange> pending;
+  std::uint64_t ready_at = lag + 20;
   for (std::uint64_t number = 0;; ++number) {
     pending.emplace_back(group.rank(), group.size(), number, even_sizes(bytes)).start(group);
-    if (pending.size() <= lag) continue;
-    pending.front().finish(group);
-    pending.pop_front();
-    if (number == lag + 20) std::cout << "ready" << std::endl;
+    if (pending.size() > lag) {
+      pending.front().finish(group);
+      pending.pop_front();
+    }
+    if (with_collectives) run_collective(group, number, bytes);
+    if (number == ready_at) std::cout << "ready" << std::endl;
+    if (was_asked == 0) continue;
+    was_asked = 0;
+    ready_at = number + 20;
   }
 }
 
@@ -41,9 +79,10 @@ Engine engine_named(std::string const& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
+  if (argc != 9) return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::alarm(100);
+  std::signal(SIGUSR1, [](int) { was_asked = 1; });
   try {
     int const rank = std::atoi(argv[1]), size = std::atoi(argv[2]);
     FileStore store(argv[3]);
@@ -51,8 +90,10 @@ int main(int argc, char** argv) {
     options.engine = engine_named(argv[4]);
     options.slot_bytes = 4096;
     options.max_lag = std::atoi(argv[6]);
+    options.timeout = std::chrono::milliseconds(std::atoi(argv[8]));
     auto const group = Group::connect(rank, size, store, options);
-    exchange_forever(*group, std::strtoul(argv[5], nullptr, 10), static_cast<std::size_t>(options.max_lag));
+    work_forever(*group, std::strtoul(argv[5], nullptr, 10), static_cast<std::size_t>(options.max_lag),
+                 std::string(argv[7]) == "collectives");
   } catch (OperationError const& error) {
     std::cout << "failed: " << error.what() << std::endl;
     return 0;

@@ -1,0 +1,104 @@
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "random_rounds.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+/// Random streams of exchanges on the real engines, at the speed of the host. What ring_stress does to the exchange
+/// itself, with every order of events that a seed can make, this does to what lies below: engines, threads and sleep.
+class LagStressTest : public GroupTest {
+ protected:
+  struct Plan {
+    int size;
+    std::size_t max_bytes;
+    std::uint64_t exchanges;  ///< A channel.
+    std::uint64_t seed;
+    GroupOptions options;
+  };
+
+  static Plan draw_plan(RandomRounds::Random& random) {
+    constexpr std::array<std::size_t, 4> kMaxBytes = {100, 4096, 9000, 150000};
+    Plan plan{.size = static_cast<int>(draw(random, 2, 4)),
+              .max_bytes = kMaxBytes[draw(random, 0, kMaxBytes.size() - 1)],
+              .exchanges = draw(random, 20, 80),
+              .seed = random(),
+              .options = options()};
+    plan.options.max_lag = plan.options.max_lag_limit = static_cast<int>(draw(random, 0, 4));
+    plan.options.num_channels = static_cast<int>(draw(random, 1, 3));
+    plan.options.offer_footprint = draw(random, 0, 1) * plan.options.offer_footprint;
+    plan.options.pull_bytes = draw(random, 0, 1) == 0 ? 1024 : plan.options.pull_bytes;
+    return plan;
+  }
+
+  /// One rank: waits, tests, pauses and changes its bound as it likes. All take the channels in the same order, or each
+  /// might wait for what another one starts only after a wait of its own.
+  static void run_rank(Group& group, Plan const& plan) {
+    RandomRounds::Random order(plan.seed), random(plan.seed + 1 + static_cast<std::uint64_t>(group.rank()));
+    auto const num_channels = static_cast<std::size_t>(plan.options.num_channels);
+    std::vector<std::deque<Exchange>> pending(num_channels);
+    std::vector<std::uint64_t> num_started(num_channels);
+    auto const max_in_flight = draw(random, 1, 6);
+    for (std::uint64_t left = num_channels * plan.exchanges; left > 0;) {
+      std::size_t channel = draw(order, 0, num_channels - 1);
+      while (num_started[channel] == plan.exchanges) channel = (channel + 1) % num_channels;
+      auto& flying = pending[channel];
+      auto const number = num_started[channel]++ * num_channels + channel;
+      flying.emplace_back(group.rank(), group.size(), number, uneven_sizes(number + plan.seed % 1000, plan.max_bytes))
+          .start(group, static_cast<int>(channel));
+      --left;
+      disturb(group, random, *flying.back().operation());
+      while (flying.size() > max_in_flight) finish_first(group, flying);
+    }
+    for (auto& flying : pending) {
+      while (!flying.empty()) finish_first(group, flying);
+    }
+  }
+
+  static void finish_first(Group& group, std::deque<Exchange>& flying) {
+    flying.front().finish(group);
+    flying.front().scribble();
+    flying.pop_front();
+  }
+
+  static void disturb(Group& group, RandomRounds::Random& random, Operation& newest) {
+    auto const limit = static_cast<std::uint64_t>(group.options().max_lag_limit);
+    switch (draw(random, 0, 9)) {
+      case 0:
+        return std::this_thread::sleep_for(draw_delay(random, {}, std::chrono::milliseconds(3)));
+      case 1:
+        return group.set_max_lag(static_cast<int>(draw(random, 0, limit)));
+      case 2:
+        group.test(newest);
+        return;
+      default:
+        return;
+    }
+  }
+};
+
+TEST_P(LagStressTest, EveryByteOfRandomExchangesIsRight) {
+  RandomRounds::run(10, [](RandomRounds::Random& random) {
+    Plan const plan = draw_plan(random);
+    SCOPED_TRACE(testing::Message() << plan.size << " ranks, blocks to " << plan.max_bytes << " bytes, bound "
+                                    << plan.options.max_lag << ", " << plan.options.num_channels << " channels");
+    run_ranks(plan.size, plan.options, [&](Group& group) { run_rank(group, plan); });
+  });
+}
+
+HEADWAY_TEST_GROUPS(LagStressTest);
+
+}  // namespace
+}  // namespace headway::comm
