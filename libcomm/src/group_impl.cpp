@@ -81,6 +81,7 @@ GroupImpl::~GroupImpl() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) wire_.endpoint().send_notice(peer, kGoodbye);
   }
+  on_failure_ = nullptr;
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
   for (auto& callback : due_callbacks_) callback();
 }
@@ -104,6 +105,9 @@ std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const&
           "all_to_all_v: channel is not below the group's num_channels");
   auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_, is_attended);
   complete_rings();
+  if (operation->flight.started == 0 && wire_.flight_recorder().is_on()) {
+    operation->flight.started = FlightClock::ticks();  // It was not posted, which would have noted the time.
+  }
   return operation;
 }
 
@@ -203,6 +207,7 @@ void GroupImpl::finish(OperationState& operation) {
   std::vector<std::shared_ptr<OperationState>> done{std::move(*found)};
   *found = std::move(pair_operations_.back());
   pair_operations_.pop_back();
+  if (wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation.flight);
   operation.finish({});
   release(done);
 }
@@ -210,7 +215,9 @@ void GroupImpl::finish(OperationState& operation) {
 void GroupImpl::fail(Status status, bool tell_peers) {
   if (failed_) return;
   failure_ = std::move(status);
+  if (wire_.flight_recorder().is_on()) note_failed_records();
   failed_ = true;
+  if (on_failure_) report_failure();
   if (tell_peers) {
     std::string text(failure_.message());
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);

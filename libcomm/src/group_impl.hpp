@@ -61,6 +61,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void reset_stats() override;
   void set_trace_capacity(std::size_t capacity) override;
   std::vector<TraceEvent> drain_trace() override;
+  [[nodiscard]] std::vector<FlightRecord> flight_records() override;
+  void on_failure(FailureCallback callback) override;
 
  private:
   /// A caller's visit: holds the lock; on leaving, sends what was put and runs the callbacks that came due.
@@ -108,6 +110,13 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void release(std::vector<std::shared_ptr<OperationState>>& done);
   void fail(Status status, bool tell_peers);
   void throw_if_failed() const;
+  [[nodiscard]] std::vector<FlightRecord> pending_flight_records(FlightClock::Reading const& clock);
+  [[nodiscard]] FlightRecord pending_flight_record(OperationState const& operation, FlightClock::Reading const& clock);
+  /// All records, without progress.
+  [[nodiscard]] std::vector<FlightRecord> all_flight_records();
+  void note_failed_records();
+  /// Makes the callback of on_failure() due.
+  void report_failure();
   [[nodiscard]] std::string describe_missing() const;
   [[nodiscard]] bool needs(int peer) const;
   /// Sends what was offered in vain. @returns when to look again.
@@ -119,8 +128,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void update_background();
   [[nodiscard]] BackgroundNeed current_need() const;
 
-  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number);
-  Collective start_collective(Verb verb, int root, DataType type);
+  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number, FlightEntry const& flight);
+  Collective start_collective(Verb verb, int root, FlightEntry flight);
   void send_part(Collective const& collective, int peer, std::span<std::byte const> block);
   void receive_part(Collective const& collective, int peer, std::span<std::byte> block);
   OperationPtr finish_start(std::shared_ptr<OperationState> operation);
@@ -151,6 +160,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   int num_sleeping_ = 0;  ///< Threads in the endpoint's sleep().
   Status failure_;
   std::atomic<bool> failed_ = false;
+  std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
+  FailureCallback on_failure_;
   Status pending_failure_;  ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
   std::vector<Clock::time_point> left_at_;  ///< (size) When a peer said goodbye.

@@ -80,6 +80,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
     advisor_->add(operation->number(), wire_.rank(), operation->busy);
   }
   operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
+  if (wire_.flight_recorder().is_on()) record_start(*operation, args);
   operations_.push_back(operation);
   for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
     if (has_arrived(*operation, source)) receive_block(*operation, source);
@@ -108,6 +109,11 @@ bool RingChannel::post(RingOperation& operation) {
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
   if (trace_capacity_ != 0) operation.posted_s = now_s();
+  if (wire_.flight_recorder().is_on()) {
+    // Only now, when the peers have what they wait for, is there time to read a clock. Mostly it is the first reading.
+    operation.flight.posted = FlightClock::ticks();
+    if (operation.flight.started == 0) operation.flight.started = operation.flight.posted;
+  }
   ++num_posted_;
   return true;
 }
@@ -333,6 +339,7 @@ void RingChannel::complete_front(std::vector<std::shared_ptr<OperationState>>& c
   num_with_large_blocks_ -= operation->has_large_blocks ? 1 : 0;
   if (advisor_) advisor_->completed(operation->number());
   if (trace_capacity_ != 0) record_trace(*operation, static_cast<int>(lag));
+  if (wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation->flight);
   if (operation->done()) {  // By complete_early().
     --num_early_;
     return;
@@ -418,20 +425,48 @@ void RingChannel::set_trace_capacity(std::size_t capacity) {
 
 std::vector<TraceEvent> RingChannel::drain_trace() { return std::exchange(trace_, {}); }
 
+void RingChannel::record_start(RingOperation& operation, AllToAllArgs const& args) {
+  operation.flight = {.verb = verb_name(Verb::kAllToAll),
+                      .number = operation.number(),
+                      .input_bytes = total_bytes(args.sends),
+                      .output_bytes = total_bytes(args.receives),
+                      .channel = static_cast<std::int16_t>(ring_),
+                      .data_type = args.data_type};
+  wire_.flight_recorder().number(operation.flight);
+}
+
+bool RingChannel::lacks(RingOperation const& operation, int source) const {
+  return source != wire_.rank() && (!has_arrived(operation, source) || transfers_.takes_from(source, operation));
+}
+
+bool RingChannel::is_untaken(RingOperation const& operation, int peer) const {
+  return transfers_.gives_to(peer, operation) || std::ranges::any_of(operation.unflushed, [&](auto const& put) {
+           return put.peer == peer && !is_flushed(put);
+         });
+}
+
+std::vector<FlightRecord> RingChannel::flight_records(FlightClock::Reading const& clock) const {
+  std::vector<FlightRecord> records;
+  for (auto const& operation : operations_) {
+    auto const state = operation->number() < num_posted_ ? FlightState::kPosted : FlightState::kQueued;
+    auto record = FlightRecorder::record_of(operation->flight, state, clock);
+    record.waiting_for = select_ranks(
+        wire_.size(), [&](int source) { return lacks(*operation, source); },
+        [&](int peer) { return is_untaken(*operation, peer); });
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
 void RingChannel::record_trace(RingOperation const& operation, int lag) {
   if (trace_.size() >= trace_capacity_ || operation.started_s == 0) return;
-  auto const total = [](auto const& blocks) {
-    std::uint64_t bytes = 0;
-    for (auto const& block : blocks) bytes += block.size();
-    return bytes;
-  };
   trace_.push_back({.number = operation.number(),
                     .channel = ring_,
                     .started_s = operation.started_s,
                     .posted_s = operation.posted_s,
                     .completed_s = now_s(),
-                    .bytes_sent = total(operation.sends),
-                    .bytes_received = total(operation.receives),
+                    .bytes_sent = total_bytes(operation.sends),
+                    .bytes_received = total_bytes(operation.receives),
                     .last_peer = operation.last_arrival,
                     .lag = lag});
 }

@@ -74,6 +74,8 @@ class RingChannel {
   [[nodiscard]] bool needs(int peer) const;
   /// What the pending operations lack: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
   [[nodiscard]] std::string describe_missing() const;
+  /// The pending operations, as they are now.
+  [[nodiscard]] std::vector<FlightRecord> flight_records(FlightClock::Reading const& clock) const;
   /// Ends all pending operations with `status`; appends them to `completed`.
   void cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed);
   void set_trace_capacity(std::size_t capacity);
@@ -109,6 +111,10 @@ class RingChannel {
   void complete_front(std::vector<std::shared_ptr<OperationState>>& completed);
   void complete_early(std::vector<std::shared_ptr<OperationState>>& completed);
   void record_trace(RingOperation const& operation, int lag);
+  void record_start(RingOperation& operation, AllToAllArgs const& args);
+  /// Whether data of `source` is lacking, or `peer` has not taken what it is sent.
+  [[nodiscard]] bool lacks(RingOperation const& operation, int source) const;
+  [[nodiscard]] bool is_untaken(RingOperation const& operation, int peer) const;
   [[nodiscard]] Tag tag_of(RingOperation const& operation, std::uint8_t fragment) const {
     return {.channel = static_cast<std::uint8_t>(ring_),
             .operation = static_cast<std::uint16_t>(operation.number()),

@@ -53,6 +53,9 @@ class Transfers {
   /// Whether anything is under way with `peer`.
   [[nodiscard]] bool busy_with(int peer) const;
   [[nodiscard]] bool idle() const { return num_pending_ == 0; }
+  /// Whether a payload of `operation` from or to `peer` is under way.
+  [[nodiscard]] bool takes_from(int peer, OperationState const& operation) const;
+  [[nodiscard]] bool gives_to(int peer, OperationState const& operation) const;
 
  private:
   struct Outgoing {
