@@ -61,10 +61,9 @@ std::string rank_or_null(int number) { return number < 0 ? "null" : std::to_stri
 
 std::string row_of(comm::FlightRecord const& record) {
   auto const type = c10::getDtypeNames(static_cast<c10::ScalarType>(record.data_type)).first;
-  return "{\"id\": " + std::to_string(record.id) + ", \"operation\": " + json_string(record.verb) +
-         ", \"number\": " + std::to_string(record.number) + ", \"channel\": " + rank_or_null(record.channel) +
-         ", \"peer\": " + rank_or_null(record.peer) + ", \"data_type\": " + json_string(type) +
-         ", \"input_bytes\": " + std::to_string(record.input_bytes) +
+  return "{\"operation\": " + json_string(record.verb) + ", \"number\": " + std::to_string(record.number) +
+         ", \"channel\": " + rank_or_null(record.channel) + ", \"peer\": " + rank_or_null(record.peer) +
+         ", \"data_type\": " + json_string(type) + ", \"input_bytes\": " + std::to_string(record.input_bytes) +
          ", \"output_bytes\": " + std::to_string(record.output_bytes) +
          ", \"state\": " + json_string(name_of(record.state)) + ", \"started_ns\": " + time_or_null(record.started) +
          ", \"posted_ns\": " + time_or_null(record.posted) + ", \"completed_ns\": " + time_or_null(record.completed) +
@@ -81,17 +80,14 @@ std::string file_name_of(std::string name) {
 
 }  // namespace
 
-FlightDump::FlightDump(std::string group_name, int rank, std::vector<int> global_ranks, std::string folder)
-    : group_name_(std::move(group_name)),
-      rank_(rank),
-      global_ranks_(std::move(global_ranks)),
-      folder_(std::move(folder)) {}
+FlightDump::FlightDump(Labels labels, std::string folder) : labels_(std::move(labels)), folder_(std::move(folder)) {}
 
 std::string FlightDump::text(comm::Status const& failure, std::vector<comm::FlightRecord> const& records) const {
-  std::string result = "{\"group\": " + json_string(group_name_) + ", \"rank\": " + std::to_string(rank_) +
-                       ", \"global_ranks\": " + list_of(global_ranks_) +
+  std::string result = "{\"group\": " + json_string(labels_.group_name) +
+                       ", \"rank\": " + std::to_string(labels_.rank) +
+                       ", \"global_ranks\": " + list_of(labels_.global_ranks) +
                        ", \"failure\": " + (failure.ok() ? "null" : json_string(failure.message())) +
-                       ", \"records\": [";
+                       ", \"capacity\": " + std::to_string(labels_.capacity) + ", \"records\": [";
   char const* separator = "\n";
   for (auto const& record : records) result += std::exchange(separator, ",\n") + row_of(record);
   return result + "\n]}\n";
@@ -101,12 +97,12 @@ std::string const& FlightDump::write_once(comm::Status const& failure,
                                           std::vector<comm::FlightRecord> const& records) noexcept {
   std::call_once(is_written_, [&] {
     try {
-      int const global_rank = global_ranks_.at(static_cast<std::size_t>(rank_));
+      int const global_rank = labels_.global_ranks.at(static_cast<std::size_t>(labels_.rank));
       std::string const path =
-          folder_ + "/group_" + file_name_of(group_name_) + ".rank_" + std::to_string(global_rank) + ".json";
+          folder_ + "/group_" + file_name_of(labels_.group_name) + ".rank_" + std::to_string(global_rank) + ".json";
       write(path, text(failure, records));
       std::fprintf(stderr, "headway: rank %d: group '%s' failed; what it did last is in %s\n", global_rank,
-                   group_name_.c_str(), path.c_str());
+                   labels_.group_name.c_str(), path.c_str());
       path_ = path;
     } catch (std::exception const& error) {
       std::fprintf(stderr, "headway: the flight records of a group cannot be written: %s\n", error.what());

@@ -3,6 +3,7 @@
 #include <headway/comm/flight_record.hpp>
 #include <headway/comm/status.hpp>
 
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -12,8 +13,14 @@ namespace headway::c10d_backend {
 /// Tells in JSON what a group did last, and writes that to a file when the group fails.
 class FlightDump final {
  public:
-  /// `global_ranks`: (size) ranks of the default group, by rank in this one. `folder`: empty where nothing is written.
-  FlightDump(std::string group_name, int rank, std::vector<int> global_ranks, std::string folder);
+  struct Labels {
+    std::string group_name;
+    int rank;                       ///< In the group.
+    std::vector<int> global_ranks;  ///< (size) Ranks of the default group, by rank in this one.
+    std::size_t capacity;           ///< GroupOptions::flight_records.
+  };
+  /// `folder`: empty where nothing is written.
+  FlightDump(Labels labels, std::string folder);
 
   [[nodiscard]] bool writes() const { return !folder_.empty(); }
   /// The format is that of headway.flight_recorder.FlightDump.
@@ -25,9 +32,7 @@ class FlightDump final {
  private:
   void write(std::string const& path, std::string const& text) const;
 
-  std::string group_name_;
-  int rank_;
-  std::vector<int> global_ranks_;
+  Labels labels_;
   std::string folder_;
   std::once_flag is_written_;
   std::string path_;

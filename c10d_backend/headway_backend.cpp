@@ -21,13 +21,18 @@ std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& stor
   return translate_errors("connecting the group", [&] { return comm::Group::connect(rank, size, adaptor, settings); });
 }
 
-std::shared_ptr<FlightDump> make_flight_dump(int rank, int size, HeadwayOptions const& options) {
+std::shared_ptr<GroupHandle> make_handle(std::unique_ptr<comm::Group> group, HeadwayOptions const& options) {
   std::vector<int> global_ranks(options.global_ranks_in_group.begin(), options.global_ranks_in_group.end());
   if (global_ranks.empty()) {  // Of the default group.
-    global_ranks.resize(static_cast<std::size_t>(size));
+    global_ranks.resize(static_cast<std::size_t>(group->size()));
     std::iota(global_ranks.begin(), global_ranks.end(), 0);
   }
-  return std::make_shared<FlightDump>(options.group_name, rank, std::move(global_ranks), options.flight_folder);
+  FlightDump::Labels labels{.group_name = options.group_name,
+                            .rank = group->rank(),
+                            .global_ranks = std::move(global_ranks),
+                            .capacity = group->options().flight_records};
+  return std::make_shared<GroupHandle>(std::move(group),
+                                       std::make_shared<FlightDump>(std::move(labels), options.flight_folder));
 }
 
 }  // namespace
@@ -39,8 +44,7 @@ HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, 
       options_(std::move(options)),
       make_reducer_(std::move(make_reducer)),
       timeout_(options_->timeout),
-      handle_(std::make_shared<GroupHandle>(connect(store_, rank, size, *options_),
-                                            make_flight_dump(rank, size, *options_))) {
+      handle_(make_handle(connect(store_, rank, size, *options_), *options_)) {
   init();
 }
 

@@ -3,6 +3,7 @@
 
 #include "group_impl.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace headway::comm {
@@ -22,15 +23,13 @@ void GroupImpl::expect_peer(int peer, char const* what) const {
                    std::to_string(size_));
 }
 
-std::shared_ptr<OperationState> GroupImpl::start_pair_operation(Verb verb, std::uint64_t number,
-                                                                FlightEntry const& flight) {
+std::shared_ptr<OperationState> GroupImpl::start_pair_operation(Verb verb, std::uint64_t number, PairFlight flight) {
   throw_if_failed();
   auto operation = std::make_shared<OperationState>();
   operation->reset(verb, number, timeout_);
   if (wire_.flight_recorder().is_on()) {
+    flight.entry.started = flight.entry.posted = FlightClock::ticks();
     operation->flight = flight;
-    operation->flight.started = operation->flight.posted = FlightClock::ticks();
-    wire_.flight_recorder().number(operation->flight);
   }
   return operation;
 }
@@ -51,12 +50,10 @@ OperationPtr GroupImpl::send(std::span<std::byte const> block, int peer, std::ui
   expects(peer != rank_, "send: a rank cannot send to itself");
   expects(match >> 63 == 0, "send: match must be below 2^63");
   Visit visit(*this);
-  auto operation = start_pair_operation(Verb::kSend, num_pair_operations_++,
-                                        {.verb = "send",
-                                         .number = wire_.flight_recorder().next_send(peer),
-                                         .input_bytes = block.size(),
-                                         .peer = peer,
-                                         .data_type = type});
+  auto operation =
+      start_pair_operation(Verb::kSend, num_pair_operations_++,
+                           {.title = {.verb = "send", .number = wire_.flight_recorder().next_send(peer), .peer = peer},
+                            .entry = {.input_bytes = block.size(), .data_type = type}});
   pair_.send({.operation = operation, .peer = peer, .match = {match}, .data_type = type}, block);
   return finish_start(std::move(operation));
 }
@@ -75,21 +72,20 @@ OperationPtr GroupImpl::start_receive(std::span<std::byte> block, int peer, std:
   expects(match >> 63 == 0, "receive: match must be below 2^63");
   Visit visit(*this);
   auto operation = start_pair_operation(Verb::kSend, num_pair_operations_++,
-                                        {.verb = peer < 0 ? "receive_any" : "receive",
-                                         .number = wire_.flight_recorder().next_receive(peer),
-                                         .output_bytes = block.size(),
-                                         .peer = peer,
-                                         .data_type = type});
+                                        {.title = {.verb = peer < 0 ? "receive_any" : "receive",
+                                                   .number = wire_.flight_recorder().next_receive(peer),
+                                                   .peer = peer},
+                                         .entry = {.output_bytes = block.size(), .data_type = type}});
   pair_.receive({.operation = operation, .peer = peer, .match = {match}, .data_type = type}, block);
   return finish_start(std::move(operation));
 }
 
-GroupImpl::Collective GroupImpl::start_collective(Verb verb, int root, FlightEntry flight) {
+GroupImpl::Collective GroupImpl::start_collective(Verb verb, int root, FlightEntry const& flight) {
   throw_if_failed();
-  flight.verb = verb_name(verb);
-  flight.number = pair_.begin_collective(verb, root);
-  return {.operation = start_pair_operation(verb, flight.number, flight),
-          .match = Match::collective(flight.number, root),
+  std::uint64_t const number = pair_.begin_collective(verb, std::max(root, 0));
+  FlightTitle const title{.verb = verb_name(verb), .number = number, .peer = root};
+  return {.operation = start_pair_operation(verb, number, {.title = title, .entry = flight}),
+          .match = Match::collective(number, std::max(root, 0)),
           .type = flight.data_type};
 }
 
@@ -107,9 +103,8 @@ void GroupImpl::receive_part(Collective const& collective, int peer, std::span<s
 OperationPtr GroupImpl::broadcast(std::span<std::byte> block, int root, DataType type) {
   expect_peer(root, "broadcast");
   Visit visit(*this);
-  Collective const collective =
-      start_collective(Verb::kBroadcast, root,
-                       {.input_bytes = block.size(), .output_bytes = block.size(), .peer = root, .data_type = type});
+  Collective const collective = start_collective(
+      Verb::kBroadcast, root, {.input_bytes = block.size(), .output_bytes = block.size(), .data_type = type});
   if (rank_ != root) {
     receive_part(collective, root, block);
   } else {
@@ -127,8 +122,7 @@ OperationPtr GroupImpl::gather(std::span<std::byte const> block, std::span<std::
     copy_own_block(block, receives[static_cast<std::size_t>(rank_)], "gather");
   }
   Collective const collective = start_collective(
-      Verb::kGather, root,
-      {.input_bytes = block.size(), .output_bytes = total_bytes(receives), .peer = root, .data_type = type});
+      Verb::kGather, root, {.input_bytes = block.size(), .output_bytes = total_bytes(receives), .data_type = type});
   if (rank_ != root) {
     send_part(collective, root, block);
   } else {
@@ -148,8 +142,7 @@ OperationPtr GroupImpl::scatter(std::span<std::span<std::byte const> const> send
     copy_own_block(sends[static_cast<std::size_t>(rank_)], block, "scatter");
   }
   Collective const collective = start_collective(
-      Verb::kScatter, root,
-      {.input_bytes = total_bytes(sends), .output_bytes = block.size(), .peer = root, .data_type = type});
+      Verb::kScatter, root, {.input_bytes = total_bytes(sends), .output_bytes = block.size(), .data_type = type});
   if (rank_ != root) {
     receive_part(collective, root, block);
   } else {
@@ -167,7 +160,7 @@ OperationPtr GroupImpl::all_gather(std::span<std::byte const> block, std::span<s
   copy_own_block(block, receives[static_cast<std::size_t>(rank_)], "all_gather");
   Visit visit(*this);
   Collective const collective = start_collective(
-      Verb::kAllGather, 0, {.input_bytes = block.size(), .output_bytes = total_bytes(receives), .data_type = type});
+      Verb::kAllGather, -1, {.input_bytes = block.size(), .output_bytes = total_bytes(receives), .data_type = type});
   for (int distance = 1; distance < size_; ++distance) send_part(collective, (rank_ + distance) % size_, block);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) receive_part(collective, peer, receives[static_cast<std::size_t>(peer)]);
@@ -177,7 +170,7 @@ OperationPtr GroupImpl::all_gather(std::span<std::byte const> block, std::span<s
 
 OperationPtr GroupImpl::barrier() {
   Visit visit(*this);
-  Collective const collective = start_collective(Verb::kBarrier, 0, {});
+  Collective const collective = start_collective(Verb::kBarrier, -1, {});
   for (int distance = 1; distance < size_; ++distance) send_part(collective, (rank_ + distance) % size_, {});
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) receive_part(collective, peer, {});

@@ -2,27 +2,12 @@
 
 namespace headway::comm {
 
-FlightRecorder::FlightRecorder(std::size_t capacity, int size)
-    : ring_(capacity), num_sends_(static_cast<std::size_t>(size)), num_receives_(static_cast<std::size_t>(size) + 1) {}
-
-std::vector<FlightRecord> FlightRecorder::completed_records(FlightClock::Reading const& clock) const {
-  std::vector<FlightRecord> records;
-  bool const is_full = num_completed_ >= ring_.size();
-  std::size_t const count = is_full ? ring_.size() : next_;
-  records.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    auto const& entry = ring_[is_full ? (next_ + i) % ring_.size() : i];
-    records.push_back(record_of(entry, FlightState::kCompleted, clock));
-  }
-  return records;
-}
-
-FlightRecord FlightRecorder::record_of(FlightEntry const& entry, FlightState state, FlightClock::Reading const& clock) {
-  return {.id = entry.id,
-          .verb = entry.verb,
-          .number = entry.number,
-          .channel = entry.channel,
-          .peer = entry.peer,
+FlightRecord make_flight_record(FlightTitle const& title, FlightEntry const& entry, FlightState state,
+                                FlightClock::Reading const& clock) {
+  return {.verb = title.verb,
+          .number = title.number,
+          .channel = title.channel,
+          .peer = title.peer,
           .data_type = entry.data_type,
           .input_bytes = entry.input_bytes,
           .output_bytes = entry.output_bytes,
@@ -31,6 +16,17 @@ FlightRecord FlightRecorder::record_of(FlightEntry const& entry, FlightState sta
           .posted = clock.time_of(entry.posted),
           .completed = clock.time_of(entry.completed),
           .waiting_for = {}};
+}
+
+FlightRecorder::FlightRecorder(std::size_t capacity, int size)
+    : completed_(capacity),
+      num_sends_(static_cast<std::size_t>(size)),
+      num_receives_(static_cast<std::size_t>(size) + 1) {}
+
+void FlightRecorder::append_completed(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) const {
+  for (std::uint64_t i = completed_.first(num_completed_); i < num_completed_; ++i) {
+    records.push_back(make_flight_record(completed_[i].title, completed_[i].entry, FlightState::kCompleted, clock));
+  }
 }
 
 }  // namespace headway::comm

@@ -16,8 +16,8 @@ FlightRecord GroupImpl::pending_flight_record(OperationState const& operation, F
     return waits_for_credit || pair_.has_unflushed(peer, operation) || transfers_.gives_to(peer, operation);
   };
   auto waiting_for = select_ranks(size_, lacks, is_untaken);
-  auto record =
-      FlightRecorder::record_of(operation.flight, is_queued ? FlightState::kQueued : FlightState::kPosted, clock);
+  auto record = make_flight_record(operation.flight.title, operation.flight.entry,
+                                   is_queued ? FlightState::kQueued : FlightState::kPosted, clock);
   if (is_queued) record.posted = {};
   record.waiting_for = std::move(waiting_for);
   return record;
@@ -25,10 +25,7 @@ FlightRecord GroupImpl::pending_flight_record(OperationState const& operation, F
 
 std::vector<FlightRecord> GroupImpl::pending_flight_records(FlightClock::Reading const& clock) {
   std::vector<FlightRecord> records;
-  for (auto const& ring : rings_) {
-    auto const part = ring->flight_records(clock);
-    records.insert(records.end(), part.begin(), part.end());
-  }
+  for (auto const& ring : rings_) ring->append_pending_flights(clock, records);
   for (auto const& operation : pair_operations_) records.push_back(pending_flight_record(*operation, clock));
   return records;
 }
@@ -36,10 +33,12 @@ std::vector<FlightRecord> GroupImpl::pending_flight_records(FlightClock::Reading
 std::vector<FlightRecord> GroupImpl::all_flight_records() {
   if (!wire_.flight_recorder().is_on()) return {};
   auto const clock = wire_.flight_recorder().read_clock();
-  auto records = wire_.flight_recorder().completed_records(clock);
+  std::vector<FlightRecord> records;
+  for (auto const& ring : rings_) ring->append_completed_flights(clock, records);
+  wire_.flight_recorder().append_completed(clock, records);
   auto const pending = failed_ ? failed_records_ : pending_flight_records(clock);
   records.insert(records.end(), pending.begin(), pending.end());
-  std::ranges::sort(records, {}, &FlightRecord::id);
+  std::ranges::stable_sort(records, {}, &FlightRecord::started);
   return records;
 }
 

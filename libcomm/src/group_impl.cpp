@@ -103,11 +103,10 @@ std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const&
   throw_if_failed();
   expects(args.channel >= 0 && args.channel < options_.num_channels,
           "all_to_all_v: channel is not below the group's num_channels");
-  auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_, is_attended);
+  auto const channel = static_cast<std::size_t>(args.channel);
+  auto operation = rings_[channel]->start(args, timeout_, is_attended);
   complete_rings();
-  if (operation->flight.started == 0 && wire_.flight_recorder().is_on()) {
-    operation->flight.started = FlightClock::ticks();  // It was not posted, which would have noted the time.
-  }
+  if (!operation->done() && wire_.flight_recorder().is_on()) rings_[channel]->note_started(*operation);
   return operation;
 }
 
@@ -311,7 +310,7 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
         break;
     }
   }
-  note_wait(operation, backoff.slow_since());
+  if (backoff.took_time()) note_wait(operation, backoff.slow_since());
   return operation.status();
 }
 
@@ -337,9 +336,11 @@ void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& ope
 }
 
 void GroupImpl::note_wait(OperationState& operation, Clock::time_point from) {
-  if (from == Clock::time_point() || operation.verb() != Verb::kAllToAll || failed_) return;
+  if (operation.verb() != Verb::kAllToAll || failed_) return;
   auto& ring_operation = static_cast<RingOperation&>(operation);
-  rings_[static_cast<std::size_t>(ring_operation.ring)]->waited(ring_operation, from);
+  auto& ring = *rings_[static_cast<std::size_t>(ring_operation.ring)];
+  if (from != Clock::time_point()) ring.waited(ring_operation, from);
+  if (ring_operation.is_attended && wire_.flight_recorder().is_on()) ring.note_completed(ring_operation);
 }
 
 void GroupImpl::arm() {

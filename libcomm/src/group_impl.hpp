@@ -128,8 +128,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void update_background();
   [[nodiscard]] BackgroundNeed current_need() const;
 
-  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number, FlightEntry const& flight);
-  Collective start_collective(Verb verb, int root, FlightEntry flight);
+  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number, PairFlight flight);
+  /// `root`: -1 where there is none.
+  Collective start_collective(Verb verb, int root, FlightEntry const& flight);
   void send_part(Collective const& collective, int peer, std::span<std::byte const> block);
   void receive_part(Collective const& collective, int peer, std::span<std::byte> block);
   OperationPtr finish_start(std::shared_ptr<OperationState> operation);

@@ -52,8 +52,8 @@ class OperationState : public Operation {
   void add_parts(int count) { pending_parts_ += count; }
   void part_done() { --pending_parts_; }
 
-  /// Meaningful while a flight recorder is on.
-  FlightEntry flight;
+  /// Of operations made of pair messages, while the flight recorder is on.
+  PairFlight flight;
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   [[nodiscard]] std::vector<std::function<void()>> take_callbacks() { return std::exchange(callbacks_, {}); }

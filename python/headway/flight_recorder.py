@@ -35,7 +35,6 @@ _TORCH_STATES = {"queued": "scheduled", "posted": "started", "completed": "compl
 class FlightRecord(TypedDict):
     """One operation of a group on this rank. Times are nanoseconds since 1970; None where it did not come to that."""
 
-    id: int  #: counts what the group started on this rank
     operation: str  #: "all_to_all_v", "broadcast", "gather", "scatter", "all_gather", "barrier", "send", "receive", ...
     number: int  #: alike on all ranks: of a channel's all-to-alls, of all other collectives, or of a pair's messages
     channel: int | None  #: of an all-to-all
@@ -57,6 +56,7 @@ class FlightDump(TypedDict):
     rank: int  #: in the group
     global_ranks: list[int]  #: rank in the default group, by rank in this one
     failure: str | None
+    capacity: int  #: completed operations kept: of each channel's all-to-alls, and of all others together
     records: list[FlightRecord]
 
 
@@ -64,7 +64,8 @@ def flight_records(group: dist.ProcessGroup | None = None) -> list[FlightRecord]
     """What is pending in a headway group on this rank, and the last operations that completed, by their start.
 
     Local; works from any thread, and after the group has failed: then it tells what was pending at that moment.
-    ``Options(flight_records=)`` is the number kept. Reductions are Gloo's or NCCL's, and not among them.
+    ``Options(flight_records=)``, rounded up to a power of two, is how many are kept of each channel's exchanges, and of
+    all other operations together; 0 switches the recorder off. Reductions are Gloo's or NCCL's, and not among them.
 
     Raises:
         ValueError: the group is not a headway group.
@@ -183,8 +184,9 @@ def _torch_dumps(dumps: list[FlightDump]) -> dict[int, dict[str, Any]]:
 
 
 def _has_forgotten(dump: FlightDump) -> bool:
-    """Whether operations of the group are no longer among the records."""
-    return bool(dump["records"]) and len(dump["records"]) <= max(record["id"] for record in dump["records"])
+    """Whether collectives or messages of the group may be no longer among the records."""
+    others = [record for record in dump["records"] if record["channel"] is None and record["state"] == "completed"]
+    return len(others) >= dump["capacity"]
 
 
 def _first_comparable(by_rank: dict[int, list[FlightRecord]], forgetful: set[int]) -> int:
@@ -225,7 +227,7 @@ def _entry(sequence: _Sequence, record: FlightRecord) -> dict[str, Any]:
         "process_group": (sequence.name, sequence.name),
         "collective_seq_id": record["number"] + 1,
         "p2p_seq_id": record["number"] + 1 if is_message else 0,
-        "op_id": record["id"] + 1,
+        "op_id": record["number"] + 1,
         "profiling_name": f"nccl:{name}",
         "time_created_ns": record["started_ns"],
         "time_discovered_started_ns": record["posted_ns"],

@@ -20,7 +20,6 @@ enum class FlightState {
 struct FlightRecord {
   using Time = std::chrono::system_clock::time_point;  ///< The epoch: it did not come to that.
 
-  std::uint64_t id;  ///< Counts what the group started on this rank, from 0.
   char const* verb;  ///< "all_to_all_v", "receive", ...: a literal.
   /// Counts from 0, alike on all ranks: the all-to-alls of a channel, all other collectives of the group together, the
   /// messages to `peer`, or those received from it. Of a receive from any rank: such receives of this rank.
@@ -30,7 +29,9 @@ struct FlightRecord {
   DataType data_type;  ///< 0 of a barrier.
   std::uint64_t input_bytes, output_bytes;  ///< What this rank gives and gets, the own blocks included.
   FlightState state;
-  Time started, posted, completed;  ///< `completed` of what failed: when the group did.
+  /// `started`: when it was accepted, and posted if it could be. `completed` of what failed: when the group did; of an
+  /// all_to_all_v_and_wait() that was done within a microsecond or so: when it was posted.
+  Time started, posted, completed;
   /// While pending, or when the group failed: ranks whose data has not come; if there are none, ranks that have not
   /// taken what this rank sends. Of a receive from any rank: all others.
   std::vector<int> waiting_for;

@@ -49,14 +49,16 @@ struct GroupOptions {
   int num_channels = 1;    ///< Independent all-to-all sequences, 1 to 64.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
-  std::size_t flight_records = 256;  ///< Completed operations that flight_records() gives; 0: it gives none at all.
-  std::string name;                  ///< Distinguishes groups that use one store; part of the handshake.
-  std::string secret;                ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
-  std::string interface_address;     ///< Address that tcp listens on; empty: all.
-  std::string rdma_device;           ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
-  bool wrap_checked = false;         ///< Verify the transport contract (engine `checked`): tests.
-  std::uint64_t fault_seed = 0;  ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
-  std::string mutant;            ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
+  /// How many operations flight_records() gives: of each channel's all-to-alls, and of all other operations together.
+  /// Rounded up to a power of two; 0: it gives none at all.
+  std::size_t flight_records = 256;
+  std::string name;               ///< Distinguishes groups that use one store; part of the handshake.
+  std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
+  std::string interface_address;  ///< Address that tcp listens on; empty: all.
+  std::string rdma_device;        ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
+  bool wrap_checked = false;      ///< Verify the transport contract (engine `checked`): tests.
+  std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
+  std::string mutant;             ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
 };
 
 /// One rank's part of an operation, as its waiters see it. Thread-safe.
@@ -173,7 +175,7 @@ class Group {
   virtual void set_trace_capacity(std::size_t capacity) = 0;
   virtual std::vector<TraceEvent> drain_trace() = 0;
 
-  /// What is pending, and the last options().flight_records operations that completed, in the order of their starts.
+  /// What is pending, and the last operations that completed (options().flight_records), in the order of their starts.
   /// Of a group that has failed: as it was when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
   using FailureCallback = std::function<void(Status const& failure, std::vector<FlightRecord> const& records)>;
