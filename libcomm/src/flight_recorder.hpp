@@ -74,7 +74,7 @@ class FlightRecorder {
   [[nodiscard]] bool is_on() const { return completed_.is_on(); }
   /// Numbers a message to `peer`, or one received from it; -1: received from any rank.
   std::uint64_t next_send(int peer) { return num_sends_[static_cast<std::size_t>(peer)]++; }
-  std::uint64_t next_receive(int peer) { return num_receives_[static_cast<std::size_t>(peer + 1)]++; }
+  std::uint64_t next_receive(int peer) { return num_receives_[static_cast<std::size_t>(std::int64_t{peer} + 1)]++; }
 
   void complete(PairFlight const& flight) {
     auto& kept = completed_[num_completed_++];
