@@ -176,7 +176,7 @@ void DelegatedWork::throw_if_group_failed() const {
   auto const alive = group_.lock();
   if (!alive) return;
   if (auto const health = alive->group().health(); !health.ok())
-    std::rethrow_exception(make_error(title_.name, health));
+    std::rethrow_exception(make_error(title_.name, health, alive->failure_note()));
 }
 
 std::exception_ptr DelegatedWork::report(std::string const& reason) {

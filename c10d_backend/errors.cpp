@@ -31,8 +31,8 @@ void rethrow_for_python(std::string const& operation) {
   }
 }
 
-std::exception_ptr make_error(std::string const& title, comm::Status const& status) {
-  return std::make_exception_ptr(backend_error(describe(title, status)));
+std::exception_ptr make_error(std::string const& title, comm::Status const& status, std::string const& note) {
+  return std::make_exception_ptr(backend_error(describe(title, status) + note));
 }
 
 }  // namespace headway::c10d_backend

@@ -12,8 +12,9 @@ namespace headway::c10d_backend {
 /// torch.distributed.DistBackendError; all else as it is. Call it in a catch block.
 [[noreturn]] void rethrow_for_python(std::string const& operation);
 
-/// The error of an operation that ended with `status`, for Work::exception(). `title`: as in the profiler.
-std::exception_ptr make_error(std::string const& title, comm::Status const& status);
+/// The error of an operation that ended with `status`, for Work::exception(). `title`: as in the profiler; `note`: for
+/// the end of the message.
+std::exception_ptr make_error(std::string const& title, comm::Status const& status, std::string const& note);
 
 /// Calls `function`; what it throws is translated by rethrow_for_python().
 template <typename Function>

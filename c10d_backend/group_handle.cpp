@@ -9,8 +9,18 @@
 
 namespace headway::c10d_backend {
 
-GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group)
-    : group_(std::move(group)), completions_(std::make_shared<CompletionThread>()), owner_(getpid()) {}
+GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump)
+    : group_(std::move(group)),
+      completions_(std::make_shared<CompletionThread>()),
+      flight_dump_(std::move(flight_dump)),
+      owner_(getpid()) {
+  if (!flight_dump_->writes()) return;
+  // Also where no thread of this rank waits: what a rank did not start is told by its own records.
+  group_->on_failure(
+      [dump = flight_dump_](comm::Status const& failure, std::vector<comm::FlightRecord> const& records) {
+        dump->write_once(failure, records);
+      });
+}
 
 GroupHandle::~GroupHandle() {
   if (is_inherited()) {
@@ -28,6 +38,14 @@ bool GroupHandle::is_inherited() const { return getpid() != owner_; }
 comm::Group& GroupHandle::group() const {
   comm::expects(!is_inherited(), "this group belongs to the parent process: make a new one after fork()");
   return *group_;
+}
+
+std::string GroupHandle::flight_text() const { return flight_dump_->text(group().health(), group().flight_records()); }
+
+std::string GroupHandle::failure_note() const {
+  if (!flight_dump_->writes()) return {};
+  auto const& path = flight_dump_->write_once(group().health(), group().flight_records());
+  return path.empty() ? "" : "; flight records: " + path;
 }
 
 void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task) {

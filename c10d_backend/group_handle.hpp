@@ -1,6 +1,7 @@
 #pragma once
 
 #include "completion_thread.hpp"
+#include "flight_dump.hpp"
 
 #include <headway/comm/group.hpp>
 
@@ -8,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace headway::c10d_backend {
@@ -18,7 +20,7 @@ namespace headway::c10d_backend {
 /// destroyed, so that the parent's peers notice nothing.
 class GroupHandle final {
  public:
-  explicit GroupHandle(std::unique_ptr<comm::Group> group);
+  GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump);
   GroupHandle(GroupHandle const&) = delete;
   GroupHandle& operator=(GroupHandle const&) = delete;
   ~GroupHandle();
@@ -30,9 +32,16 @@ class GroupHandle final {
   /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
   void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
 
+  /// What the group did last, as JSON.
+  [[nodiscard]] std::string flight_text() const;
+  /// For the error of an operation that has failed: where the group's flight records are, which are written now if
+  /// they were not. Empty if that was not asked for.
+  [[nodiscard]] std::string failure_note() const;
+
  private:
   std::unique_ptr<comm::Group> group_;
   std::shared_ptr<CompletionThread> completions_;
+  std::shared_ptr<FlightDump> flight_dump_;
   pid_t owner_;
 };
 

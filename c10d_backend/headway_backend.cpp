@@ -5,6 +5,7 @@
 #include "store_adaptor.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace headway::c10d_backend {
@@ -20,16 +21,34 @@ std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& stor
   return translate_errors("connecting the group", [&] { return comm::Group::connect(rank, size, adaptor, settings); });
 }
 
+std::shared_ptr<GroupHandle> make_handle(std::unique_ptr<comm::Group> group, HeadwayOptions const& options) {
+  std::vector<int> global_ranks(options.global_ranks_in_group.begin(), options.global_ranks_in_group.end());
+  if (global_ranks.empty()) {  // Of the default group.
+    global_ranks.resize(static_cast<std::size_t>(group->size()));
+    std::iota(global_ranks.begin(), global_ranks.end(), 0);
+  }
+  FlightDump::Labels labels{.group_name = options.group_name,
+                            .rank = group->rank(),
+                            .global_ranks = std::move(global_ranks),
+                            .capacity = group->options().flight_records};
+  return std::make_shared<GroupHandle>(std::move(group),
+                                       std::make_shared<FlightDump>(std::move(labels), options.flight_folder));
+}
+
 }  // namespace
 
 HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer)
-    : Backend(rank, size),
+    : HeadwayBackend(store, connect(store, rank, size, *options), options, std::move(make_reducer)) {}
+
+HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::unique_ptr<comm::Group> group,
+                               c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer)
+    : Backend(group->rank(), group->size()),
       store_(std::move(store)),
       options_(std::move(options)),
       make_reducer_(std::move(make_reducer)),
       timeout_(options_->timeout),
-      handle_(std::make_shared<GroupHandle>(connect(store_, rank, size, *options_))) {
+      handle_(make_handle(std::move(group), *options_)) {
   init();
 }
 
@@ -84,8 +103,9 @@ c10::intrusive_ptr<c10d::Backend> HeadwayBackend::make_sibling(c10::intrusive_pt
   auto const ours = c10::dynamic_intrusive_pointer_cast<HeadwayOptions>(options);
   TORCH_CHECK_TYPE(ours, "headway: the options of a headway group must be headway.Options");
   auto const own_store = c10::make_intrusive<c10d::PrefixStore>("headway/" + ours->group_name, store);
-  return c10::make_intrusive<HeadwayBackend>(own_store, rank, size, c10::make_intrusive<HeadwayOptions>(*ours),
-                                             make_reducer_);
+  auto const own_options = c10::make_intrusive<HeadwayOptions>(*ours);
+  own_options->flight_folder = options_->flight_folder;
+  return c10::make_intrusive<HeadwayBackend>(own_store, rank, size, own_options, make_reducer_);
 }
 
 c10::intrusive_ptr<c10d::Backend> HeadwayBackend::split(c10::intrusive_ptr<c10d::Store> const& store,

@@ -14,6 +14,7 @@ struct HeadwayOptions final : c10d::Backend::Options {
       : Options("headway", settings.timeout), group(std::move(settings)) {}
 
   comm::GroupOptions group;     ///< `timeout` and `name` are taken from the base class when a group is made.
+  std::string flight_folder;    ///< Where a rank writes what it did last when a group fails; empty: it does not.
   bool has_slot_bytes = false;  ///< The user gave it, which then wins over the environment.
   bool has_timeout = false;     ///< The user gave one, which then wins over that of init_process_group().
 };

@@ -6,8 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <array>
-#include <cstring>
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -36,17 +35,6 @@ c10::intrusive_ptr<c10d::Store> make_store(comm::Group& group) {
 
 }  // namespace
 
-HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::unique_ptr<comm::Group> group,
-                               c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer)
-    : Backend(group->rank(), group->size()),
-      store_(std::move(store)),
-      options_(std::move(options)),
-      make_reducer_(std::move(make_reducer)),
-      timeout_(options_->timeout),
-      handle_(std::make_shared<GroupHandle>(std::move(group))) {
-  init();
-}
-
 ShrunkBackend HeadwayBackend::shrink_to_survivors(std::vector<int> const& ranks_to_exclude,
                                                   std::chrono::milliseconds timeout) {
   auto const old = handle();
@@ -55,6 +43,8 @@ ShrunkBackend HeadwayBackend::shrink_to_survivors(std::vector<int> const& ranks_
     auto shrunk = old->group().shrink(ranks_to_exclude, timeout);
     auto options = c10::make_intrusive<HeadwayOptions>(*options_);
     options->group_name += "/shrunk";
+    std::erase_if(options->global_ranks_in_group,
+                  [&, index = 0](auto) mutable { return !std::ranges::binary_search(shrunk.ranks, index++); });
     auto store = make_store(*shrunk.group);
     result = {.backend = c10::make_intrusive<HeadwayBackend>(std::move(store), std::move(shrunk.group),
                                                              std::move(options), make_reducer_),

@@ -122,12 +122,14 @@ void HeadwayWork::complete() {
   std::shared_ptr<GroupHandle>
       handle;  // Let go after the lock: it may be the last one, and leaving a group takes time.
   std::exception_ptr error;
+  if (auto const status = first_failure(operations_); !status.ok()) {
+    auto const group = this->handle();
+    error = make_error(title_.name, status, group ? group->failure_note() : "");
+  }
   {
     std::lock_guard const lock(completion_mutex_);
     if (is_complete_) return;
-    if (auto const status = first_failure(operations_); !status.ok()) {
-      error = make_error(title_.name, status);
-    } else {
+    if (!error) {
       tensors_.write_back();
     }
     completed_at_ = comm::Clock::now();

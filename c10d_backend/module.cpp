@@ -64,7 +64,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                                                 std::optional<std::int64_t> slot_bytes, int num_channels,
                                                 std::string const& engine, std::optional<Milliseconds> timeout,
                                                 Milliseconds connect_timeout, std::string secret,
-                                                std::string interface_address, std::string rdma_device) {
+                                                std::string interface_address, std::string rdma_device,
+                                                std::int64_t flight_records) {
   auto const* const name = std::get_if<std::string>(&lag);
   expects_value(name == nullptr || *name == kAutomatic,
                 "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
@@ -78,6 +79,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                 "num_channels must be 1 to 64, not " + std::to_string(num_channels));
   expects_value(!timeout || timeout->count() > 0, "timeout must be above 0");
   expects_value(connect_timeout.count() > 0, "connect_timeout must be above 0");
+  expects_value(flight_records >= 0, "flight_records must be at least 0, not " + std::to_string(flight_records));
   comm::GroupOptions settings;
   settings.engine = engine_named(engine);
   settings.max_lag = max_lag;
@@ -89,6 +91,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   settings.secret = std::move(secret);
   settings.interface_address = std::move(interface_address);
   settings.rdma_device = std::move(rdma_device);
+  settings.flight_records = static_cast<std::size_t>(flight_records);
   auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
   options->has_timeout = timeout.has_value();
   if (slot_bytes) set_slot_bytes(*options, *slot_bytes);
@@ -121,7 +124,8 @@ void define_options(py::module_& module, py::object const& base) {
            py::arg("max_lag_limit") = defaults.max_lag_limit, py::arg("slot_bytes") = py::none(),
            py::arg("num_channels") = defaults.num_channels, py::arg("engine") = "auto", py::arg("timeout") = py::none(),
            py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
-           py::arg("interface_address") = "", py::arg("rdma_device") = "")
+           py::arg("interface_address") = "", py::arg("rdma_device") = "",
+           py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records))
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
       .def("__repr__", &describe)
@@ -140,6 +144,8 @@ void define_options(py::module_& module, py::object const& base) {
       .def_property("rdma_device", reader(&comm::GroupOptions::rdma_device),
                     [](HeadwayOptions& options, std::string name) { options.group.rdma_device = std::move(name); })
       .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
+      .def_property_readonly("flight_records", reader(&comm::GroupOptions::flight_records))
+      .def_readwrite("_flight_folder", &HeadwayOptions::flight_folder)
       .def_property_readonly("has_slot_bytes", [](HeadwayOptions const& options) { return options.has_slot_bytes; })
       .def("_set_secret", [](HeadwayOptions& options, std::string secret) { options.group.secret = std::move(secret); })
       .def_property_readonly("has_secret", [](HeadwayOptions const& options) { return !options.group.secret.empty(); });
@@ -236,6 +242,8 @@ void define_backend(py::module_& module, py::object const& base) {
           },
           py::arg("capacity"), Release())
       .def("drain_trace", &drain_trace)
+      .def(
+          "flight_text", [](HeadwayBackend const& backend) { return backend.handle()->flight_text(); }, Release())
       .def(
           "health_message",
           [](HeadwayBackend const& backend) { return std::string(backend.handle()->group().health().message()); },

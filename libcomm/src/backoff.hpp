@@ -32,6 +32,8 @@ class Backoff {
     if (Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) return Step::kSleep;
     return Step::kYield;  // Also with cores to spare: the peer may have been put on this very one.
   }
+  /// Whether so much time may have passed that one more look at the clock costs nothing.
+  [[nodiscard]] bool took_time() const { return started_ != Clock::time_point() || (cores_are_shared_ && steps_ > 0); }
   /// When the wait became slow enough to be worth a look at the clock; the epoch if it did not.
   [[nodiscard]] Clock::time_point slow_since() const { return started_; }
 

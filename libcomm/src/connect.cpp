@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +23,8 @@
 namespace headway::comm {
 
 namespace {
+
+constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 
 void check(int rank, int size, GroupOptions& options) {
   expects(size >= 1 && rank >= 0 && rank < size,
@@ -32,6 +35,9 @@ void check(int rank, int size, GroupOptions& options) {
   expects(options.max_lag_limit <= 1024, "max_lag_limit must be at most 1024");
   expects(options.num_channels >= 1 && options.num_channels <= kMaxRings, "num_channels must be 1 to 64");
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
+  expects(options.flight_records <= kMaxFlightRecords,
+          "flight_records must be at most " + std::to_string(kMaxFlightRecords));
+  if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);
 }
 
 /// How a peer is reached, in the order in which engines are made: the first one's memory is where all land.

@@ -81,6 +81,7 @@ GroupImpl::~GroupImpl() {
   }
   if (progress_thread_) progress_thread_->detach(*this);
   tell_peers(kGoodbye);
+  on_failure_ = nullptr;
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
   for (auto& callback : due_callbacks_) callback();
 }
@@ -108,8 +109,10 @@ std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const&
   throw_if_failed();
   expects(args.channel >= 0 && args.channel < options_.num_channels,
           "all_to_all_v: channel is not below the group's num_channels");
-  auto operation = rings_[static_cast<std::size_t>(args.channel)]->start(args, timeout_, is_attended);
+  auto const channel = static_cast<std::size_t>(args.channel);
+  auto operation = rings_[channel]->start(args, timeout_, is_attended);
   complete_rings();
+  if (!operation->done() && wire_.flight_recorder().is_on()) rings_[channel]->note_started(*operation);
   return operation;
 }
 
@@ -228,6 +231,7 @@ void GroupImpl::finish(OperationState& operation) {
   std::vector<std::shared_ptr<OperationState>> done{std::move(*found)};
   *found = std::move(pair_operations_.back());
   pair_operations_.pop_back();
+  if (wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation.flight);
   operation.finish({});
   release(done);
 }
@@ -250,8 +254,10 @@ Progress GroupImpl::current_progress() const {
 void GroupImpl::fail(Status status, bool says_so) {
   if (failed_) return;
   failure_ = std::move(status);
+  if (wire_.flight_recorder().is_on()) note_failed_records();
   failed_ = true;
   progress_at_failure_ = current_progress();
+  if (on_failure_) report_failure();
   if (says_so) {
     std::string text(failure_.message());
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
@@ -343,7 +349,7 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
         break;
     }
   }
-  note_wait(operation, backoff.slow_since());
+  if (backoff.took_time()) note_wait(operation, backoff.slow_since());
   return operation.status();
 }
 
@@ -369,9 +375,11 @@ void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& ope
 }
 
 void GroupImpl::note_wait(OperationState& operation, Clock::time_point from) {
-  if (from == Clock::time_point() || operation.verb() != Verb::kAllToAll || failed_) return;
+  if (operation.verb() != Verb::kAllToAll || failed_) return;
   auto& ring_operation = static_cast<RingOperation&>(operation);
-  rings_[static_cast<std::size_t>(ring_operation.ring)]->waited(ring_operation, from);
+  auto& ring = *rings_[static_cast<std::size_t>(ring_operation.ring)];
+  if (from != Clock::time_point()) ring.waited(ring_operation, from);
+  if (ring_operation.is_attended && wire_.flight_recorder().is_on()) ring.note_completed(ring_operation);
 }
 
 void GroupImpl::arm() {

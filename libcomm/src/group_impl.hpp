@@ -65,6 +65,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void reset_stats() override;
   void set_trace_capacity(std::size_t capacity) override;
   std::vector<TraceEvent> drain_trace() override;
+  [[nodiscard]] std::vector<FlightRecord> flight_records() override;
+  void on_failure(FailureCallback callback) override;
 
  private:
   /// A caller's visit: holds the lock; on leaving, sends what was put and runs the callbacks that came due.
@@ -114,6 +116,13 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void tell_peers(std::string_view text);
   [[nodiscard]] Progress current_progress() const;
   void throw_if_failed() const;
+  [[nodiscard]] std::vector<FlightRecord> pending_flight_records(FlightClock::Reading const& clock);
+  [[nodiscard]] FlightRecord pending_flight_record(OperationState const& operation, FlightClock::Reading const& clock);
+  /// All records, without progress.
+  [[nodiscard]] std::vector<FlightRecord> all_flight_records();
+  void note_failed_records();
+  /// Makes the callback of on_failure() due.
+  void report_failure();
   [[nodiscard]] std::string describe_missing() const;
   [[nodiscard]] bool needs(int peer) const;
   /// Sends what was offered in vain. @returns when to look again.
@@ -132,8 +141,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   /// Lets the peers say something. @throws OperationError if one goes on without this rank.
   void listen(Visit& visit);
 
-  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number);
-  Collective start_collective(Verb verb, int root, DataType type);
+  std::shared_ptr<OperationState> start_pair_operation(Verb verb, std::uint64_t number, PairFlight flight);
+  /// `root`: -1 where there is none.
+  Collective start_collective(Verb verb, int root, FlightEntry const& flight);
   void send_part(Collective const& collective, int peer, std::span<std::byte const> block);
   void receive_part(Collective const& collective, int peer, std::span<std::byte> block);
   OperationPtr finish_start(std::shared_ptr<OperationState> operation);
@@ -165,6 +175,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   int num_sleeping_ = 0;  ///< Threads in the endpoint's sleep().
   Status failure_;
   std::atomic<bool> failed_ = false;
+  std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
+  FailureCallback on_failure_;
   Status pending_failure_;  ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
   Progress progress_at_failure_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "flight_recorder.hpp"
 #include "headway/comm/group.hpp"
 #include "message_header.hpp"
 
@@ -50,6 +51,9 @@ class OperationState : public Operation {
   [[nodiscard]] int pending_parts() const { return pending_parts_; }
   void add_parts(int count) { pending_parts_ += count; }
   void part_done() { --pending_parts_; }
+
+  /// Of operations made of pair messages, while the flight recorder is on.
+  PairFlight flight;
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   [[nodiscard]] std::vector<std::function<void()>> take_callbacks() { return std::exchange(callbacks_, {}); }

@@ -260,4 +260,20 @@ std::string PairChannel::describe_missing() const {
   return {};
 }
 
+bool PairChannel::lacks(int peer, OperationState const& operation) const {
+  return peer != wire_.rank() && std::ranges::any_of(posted_, [&](Posted const& posted) {
+           return posted.part.operation.get() == &operation && (posted.part.peer == peer || posted.part.peer < 0);
+         });
+}
+
+bool PairChannel::has_queued(int peer, OperationState const& operation) const {
+  return std::ranges::any_of(peers_[static_cast<std::size_t>(peer)].queue,
+                             [&](Outgoing const& outgoing) { return outgoing.part.operation.get() == &operation; });
+}
+
+bool PairChannel::has_unflushed(int peer, OperationState const& operation) const {
+  return std::ranges::any_of(peers_[static_cast<std::size_t>(peer)].unflushed,
+                             [&](Unflushed const& each) { return each.operation.get() == &operation; });
+}
+
 }  // namespace headway::comm

@@ -58,6 +58,12 @@ class PairChannel {
   [[nodiscard]] bool idle() const;
   [[nodiscard]] bool needs(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
+  /// Whether `operation` still lacks a message of `peer`; one that any rank may send is lacking from all.
+  [[nodiscard]] bool lacks(int peer, OperationState const& operation) const;
+  /// Whether a message of `operation` has not been accepted for `peer` yet.
+  [[nodiscard]] bool has_queued(int peer, OperationState const& operation) const;
+  /// Whether a message of `operation` is on its way to `peer`, and its memory is still needed.
+  [[nodiscard]] bool has_unflushed(int peer, OperationState const& operation) const;
 
  private:
   struct Outgoing {

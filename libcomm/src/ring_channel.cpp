@@ -36,7 +36,8 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
       offer_patience_(options.offer_patience),
       arrivals_(depth_ * size_),
       revocations_(depth_ * size_),
-      num_arrivals_(size_) {
+      num_arrivals_(size_),
+      flights_(options.flight_records) {
   if (options.adapt_lag) advisor_ = std::make_unique<LagAdvisor>(wire.size(), options.max_lag_limit);
 }
 
@@ -80,6 +81,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
     advisor_->add(operation->number(), wire_.rank(), operation->busy);
   }
   operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
+  if (flights_.is_on()) record_sizes(*operation, args);
   operations_.push_back(operation);
   for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
     if (has_arrived(*operation, source)) receive_block(*operation, source);
@@ -105,6 +107,7 @@ bool RingChannel::post(RingOperation& operation) {
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
   if (trace_capacity_ != 0) operation.posted_s = now_s();
+  if (flights_.is_on()) record_post(operation);  // Not sooner: the peers now have what they wait for.
   ++num_posted_;
   return true;
 }
@@ -330,6 +333,7 @@ void RingChannel::complete_front(std::vector<std::shared_ptr<OperationState>>& c
   num_with_large_blocks_ -= operation->has_large_blocks ? 1 : 0;
   if (advisor_) advisor_->completed(operation->number());
   if (trace_capacity_ != 0) record_trace(*operation, static_cast<int>(lag));
+  if (flights_.is_on()) record_completion(*operation);
   if (operation->done()) {  // By complete_early().
     --num_early_;
     return;
@@ -422,20 +426,80 @@ void RingChannel::set_trace_capacity(std::size_t capacity) {
 
 std::vector<TraceEvent> RingChannel::drain_trace() { return std::exchange(trace_, {}); }
 
+FlightTitle RingChannel::flight_title(std::uint64_t number) const {
+  return {.verb = verb_name(Verb::kAllToAll), .number = number, .channel = ring_};
+}
+
+void RingChannel::record_sizes(RingOperation const& operation, AllToAllArgs const& args) {
+  flights_[operation.number()] = {
+      .input_bytes = total_bytes(args.sends), .output_bytes = total_bytes(args.receives), .data_type = args.data_type};
+}
+
+void RingChannel::record_post(RingOperation const& operation) {
+  if (operation.number() < flights_.first(num_started_)) return;
+  auto& flight = flights_[operation.number()];
+  flight.posted = FlightClock::ticks();
+  if (flight.started == 0) flight.started = flight.posted;
+}
+
+void RingChannel::record_completion(RingOperation const& operation) {
+  if (operation.number() < flights_.first(num_started_)) return;
+  auto& flight = flights_[operation.number()];
+  // Who attends to it goes on at once, and most often after less time than it takes to look at a clock.
+  flight.completed = operation.is_attended ? flight.posted : FlightClock::ticks();
+}
+
+void RingChannel::note_started(RingOperation const& operation) {
+  auto& flight = flights_[operation.number()];
+  if (flight.started == 0) flight.started = FlightClock::ticks();
+}
+
+void RingChannel::note_completed(RingOperation const& operation) {
+  if (operation.number() >= flights_.first(num_started_)) flights_[operation.number()].completed = FlightClock::ticks();
+}
+
+bool RingChannel::lacks(RingOperation const& operation, int source) const {
+  return source != wire_.rank() && (!has_arrived(operation, source) || transfers_.takes_from(source, operation));
+}
+
+bool RingChannel::is_untaken(RingOperation const& operation, int peer) const {
+  return transfers_.gives_to(peer, operation) || std::ranges::any_of(operation.unflushed, [&](auto const& put) {
+           return put.peer == peer && !is_flushed(put);
+         });
+}
+
+void RingChannel::append_completed_flights(FlightClock::Reading const& clock,
+                                           std::vector<FlightRecord>& records) const {
+  for (std::uint64_t number = flights_.first(num_started_); number < num_completed_; ++number) {
+    records.push_back(make_flight_record(flight_title(number), flights_[number], FlightState::kCompleted, clock));
+  }
+}
+
+void RingChannel::append_pending_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) const {
+  for (auto const& operation : operations_) {
+    std::uint64_t const number = operation->number();
+    bool const is_kept = number >= flights_.first(num_started_);
+    FlightEntry const sizes{.input_bytes = total_bytes(operation->sends),
+                            .output_bytes = total_bytes(operation->receives),
+                            .data_type = operation->data_type};
+    auto const state = number < num_posted_ ? FlightState::kPosted : FlightState::kQueued;
+    auto record = make_flight_record(flight_title(number), is_kept ? flights_[number] : sizes, state, clock);
+    record.waiting_for = select_ranks(
+        wire_.size(), [&](int source) { return lacks(*operation, source); },
+        [&](int peer) { return is_untaken(*operation, peer); });
+    records.push_back(std::move(record));
+  }
+}
+
 void RingChannel::record_trace(RingOperation const& operation, int lag) {
   if (trace_.size() >= trace_capacity_ || operation.started_s == 0) return;
-  auto const total = [](auto const& blocks) {
-    std::uint64_t bytes = 0;
-    for (auto const& block : blocks) bytes += block.size();
-    return bytes;
-  };
   trace_.push_back({.number = operation.number(),
                     .channel = ring_,
                     .started_s = operation.started_s,
                     .posted_s = operation.posted_s,
                     .completed_s = now_s(),
-                    .bytes_sent = total(operation.sends),
-                    .bytes_received = total(operation.receives),
+                    .bytes_sent = total_bytes(operation.sends),
+                    .bytes_received = total_bytes(operation.receives),
                     .last_peer = operation.last_arrival,
                     .lag = lag});
 }

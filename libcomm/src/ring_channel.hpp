@@ -76,6 +76,12 @@ class RingChannel {
   [[nodiscard]] bool needs(int peer) const;
   /// What the oldest pending operation lacks: "operation 7 of all_to_all_v lacks 512 bytes from rank 2".
   [[nodiscard]] std::string describe_missing() const;
+  void append_completed_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) const;
+  void append_pending_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) const;
+  /// Notes that `operation`, which nobody else noted the end of, is done now.
+  void note_completed(RingOperation const& operation);
+  /// Notes that `operation` was started now, unless it was posted.
+  void note_started(RingOperation const& operation);
   /// Ends all pending operations with `status`; appends them to `completed`.
   void cancel(Status const& status, std::vector<std::shared_ptr<OperationState>>& completed);
   void set_trace_capacity(std::size_t capacity);
@@ -117,6 +123,13 @@ class RingChannel {
   void complete_front(std::vector<std::shared_ptr<OperationState>>& completed);
   void complete_early(std::vector<std::shared_ptr<OperationState>>& completed);
   void record_trace(RingOperation const& operation, int lag);
+  void record_sizes(RingOperation const& operation, AllToAllArgs const& args);
+  void record_post(RingOperation const& operation);
+  void record_completion(RingOperation const& operation);
+  [[nodiscard]] FlightTitle flight_title(std::uint64_t number) const;
+  /// Whether data of `source` is lacking, or `peer` has not taken what it is sent.
+  [[nodiscard]] bool lacks(RingOperation const& operation, int source) const;
+  [[nodiscard]] bool is_untaken(RingOperation const& operation, int peer) const;
   [[nodiscard]] Tag tag_of(RingOperation const& operation, std::uint8_t fragment) const {
     return {.channel = static_cast<std::uint8_t>(ring_),
             .operation = static_cast<std::uint16_t>(operation.number()),
@@ -161,6 +174,7 @@ class RingChannel {
   std::vector<std::shared_ptr<RingOperation>> pool_;
   std::unique_ptr<LagAdvisor> advisor_;  ///< With adapt_lag.
   BusyClock busy_clock_;
+  FlightRing<FlightEntry> flights_;  ///< By number.
   std::vector<TraceEvent> trace_;
   std::size_t trace_capacity_ = 0;
 };

@@ -203,6 +203,17 @@ std::string Transfers::describe_missing(OperationState const& operation) const {
   return text;
 }
 
+bool Transfers::takes_from(int peer, OperationState const& operation) const {
+  Peer const& state = peers_[static_cast<std::size_t>(peer)];
+  return std::ranges::any_of(state.exposed, [&](auto const& each) { return each.second.operation == &operation; }) ||
+         std::ranges::any_of(state.fragmented, [&](auto const& each) { return each.operation == &operation; });
+}
+
+bool Transfers::gives_to(int peer, OperationState const& operation) const {
+  auto const& outgoing = peers_[static_cast<std::size_t>(peer)].outgoing;
+  return std::ranges::any_of(outgoing, [&](auto const& each) { return each.second.operation == &operation; });
+}
+
 void Transfers::finish(OperationState& operation) {
   operation.part_done();
   on_part_done_(operation);

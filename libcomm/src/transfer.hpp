@@ -56,6 +56,9 @@ class Transfers {
   [[nodiscard]] bool idle() const { return num_pending_ == 0; }
   /// What payloads of `operation` wait for: "waits for rank 2 to take 5000 bytes"; empty where none is under way.
   [[nodiscard]] std::string describe_missing(OperationState const& operation) const;
+  /// Whether a payload of `operation` from or to `peer` is under way.
+  [[nodiscard]] bool takes_from(int peer, OperationState const& operation) const;
+  [[nodiscard]] bool gives_to(int peer, OperationState const& operation) const;
 
  private:
   struct Outgoing {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "flight_recorder.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/group.hpp"
 #include "landing_layout.hpp"
@@ -15,8 +16,8 @@
 
 namespace headway::comm {
 
-/// What the channels of one group share: the endpoint, the layout, the counters, and the queue of tags that wait for
-/// credit. Used under the group's lock.
+/// What the channels of one group share: the endpoint, the layout, the counters, the flight recorder, and the queue of
+/// tags that wait for credit. Used under the group's lock.
 class Wire {
  public:
   Wire(std::unique_ptr<Endpoint> endpoint, LandingLayout layout, GroupOptions const& options)
@@ -27,7 +28,8 @@ class Wire {
         landing_(endpoint_->landing().data()),
         allow_pull_(options.allow_pull),
         headers_are_timed_(options.adapt_lag),
-        mutant_(mutant_from(options.mutant)) {
+        mutant_(mutant_from(options.mutant)),
+        flight_recorder_(options.flight_records, size_) {
     stats_.peers.resize(static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) {
       copies_at_put_.push_back(peer != rank_ && endpoint_->traits(peer).copies_at_put);
@@ -40,6 +42,7 @@ class Wire {
   [[nodiscard]] LandingLayout const& layout() const { return layout_; }
   [[nodiscard]] GroupStats& stats() { return stats_; }
   [[nodiscard]] PeerStats& peer_stats(int peer) { return stats_.peers[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] FlightRecorder& flight_recorder() { return flight_recorder_; }
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
@@ -122,6 +125,7 @@ class Wire {
   std::vector<char> copies_at_put_;  ///< (size) Of PeerTraits, which are asked at each put.
   Mutant mutant_;
   GroupStats stats_;
+  FlightRecorder flight_recorder_;
   std::deque<Signal> signals_;
   bool needs_submit_ = false;
   std::string error_, symptom_;

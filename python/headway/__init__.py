@@ -15,6 +15,7 @@ check_environment()
 from headway._extension import HeadwayBackend, Options  # noqa: E402 - a wrong environment is told first
 from headway.backend import register  # noqa: E402
 from headway.collectives import all_to_all_single  # noqa: E402
+from headway.flight_recorder import dump_flight_records, flight_records  # noqa: E402
 from headway.groups import backend_of, set_max_lag  # noqa: E402
 from headway.lag_queue import LagQueue  # noqa: E402
 from headway.launchers import adopt_launcher_environment  # noqa: E402
@@ -31,6 +32,8 @@ __all__ = [
     "adopt_launcher_environment",
     "all_to_all_single",
     "backend_of",
+    "dump_flight_records",
+    "flight_records",
     "reset_stats",
     "set_max_lag",
     "shrink",

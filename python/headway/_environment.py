@@ -13,6 +13,7 @@ KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_ENGINE": "transport to use: auto (default), shm, tcp or verbs",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
     "HEADWAY_SLOT_BYTES": "largest block per pair of ranks that may lag; all ranks must give the same",
+    "HEADWAY_FLIGHT_RECORDER": "folder where each rank writes what it did last when a group fails",
     "HEADWAY_GROUP_SECRET": "secret of the job, equal on all ranks; without it one is drawn and passed by the store",
     "HEADWAY_GROUP_SECRET_FILE": "file that holds the secret, read instead of HEADWAY_GROUP_SECRET",
 }

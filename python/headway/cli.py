@@ -1,4 +1,4 @@
-"""``headway``: doctor, demo, bench and version."""
+"""``headway``: doctor, demo, bench, flight-records and version."""
 
 from __future__ import annotations
 
@@ -115,6 +115,13 @@ def _run_doctor(arguments: list[str]) -> int:
     return doctor(arguments)
 
 
+def _run_flight_records(arguments: list[str]) -> int:
+    _load_package()
+    from headway.flight_recorder import main as flight_records
+
+    return flight_records(arguments)
+
+
 def _run_version(arguments: list[str]) -> int:
     OneLineParser(prog="headway version", description="Prints the version of Headway.").parse_args(arguments)
     print(f"headway {version()}")
@@ -137,11 +144,12 @@ _COMMANDS = {
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
     "bench": (_run_bench, "one benchmark; `headway bench --list` names them"),
     "version": (_run_version, "print the version"),
+    "flight-records": (_run_flight_records, "make of ranks' flight records what PyTorch's analyzer reads"),
 }
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<8} {text}" for name, (_, text) in _COMMANDS.items())
+    commands = "\n".join(f"  {name:<14} {text}" for name, (_, text) in _COMMANDS.items())
     variables = "\n".join(f"  {name}\n      {text}" for name, text in KNOWN_VARIABLES.items())
     parser = OneLineParser(
         prog="headway",

@@ -45,6 +45,7 @@ def complete_options(
         options.slot_bytes = _read_integer("HEADWAY_SLOT_BYTES", environ)
     if not options.has_secret:
         options._set_secret(read_secret(environ))
+    options._flight_folder = prepare_flight_folder(environ)
     if options.timeout is None:
         options._timeout = timeout
     options.group_name = GroupName(group_name)
@@ -70,6 +71,25 @@ def read_secret(environ: Mapping[str, str]) -> str:
     if not secret:
         raise ValueError(f"HEADWAY_GROUP_SECRET_FILE: {path} is empty")
     return secret
+
+
+def prepare_flight_folder(environ: Mapping[str, str]) -> str:
+    """Absolute path of the folder that ``HEADWAY_FLIGHT_RECORDER`` names, made if missing; empty where it is not set.
+
+    Raises:
+        ValueError: it cannot be made or written to. When a group fails is too late to learn that.
+    """
+    name = environ.get("HEADWAY_FLIGHT_RECORDER")
+    if name is None:
+        return ""
+    folder = pathlib.Path(name).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"HEADWAY_FLIGHT_RECORDER: {error}") from error
+    if not name or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"HEADWAY_FLIGHT_RECORDER: {name!r} is not a folder that can be written to")
+    return str(folder)
 
 
 def _read_integer(name: str, environ: Mapping[str, str]) -> int:

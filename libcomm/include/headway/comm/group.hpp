@@ -1,6 +1,7 @@
 #pragma once
 
 #include "headway/comm/endpoint.hpp"
+#include "headway/comm/flight_record.hpp"
 #include "headway/comm/status.hpp"
 #include "headway/comm/store.hpp"
 
@@ -24,7 +25,7 @@ enum class Engine {
   kVerbs,  ///< RDMA to all peers, also on this host. Only where the build has it and the host a device that is up.
 };
 
-/// Settings of a group. All ranks must give the same values, except max_lag and timeout.
+/// Settings of a group. All ranks must give the same values, except max_lag, timeout and flight_records.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
   int max_lag = 0;         ///< Bound k: a rank may run this many all-to-alls ahead.
@@ -48,6 +49,9 @@ struct GroupOptions {
   int num_channels = 1;    ///< Independent all-to-all sequences, 1 to 64.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
+  /// How many operations flight_records() gives: of each channel's all-to-alls, and of all other operations together.
+  /// Rounded up to a power of two; 0: it gives none at all.
+  std::size_t flight_records = 256;
   std::string name;               ///< Distinguishes groups that use one store; part of the handshake.
   std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
   std::string interface_address;  ///< Address that tcp listens on; empty: all.
@@ -56,9 +60,6 @@ struct GroupOptions {
   std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
   std::string mutant;             ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
 };
-
-/// Element type of a message: any code that all ranks understand alike. Compared, never interpreted.
-using DataType = std::uint16_t;
 
 /// One rank's part of an operation, as its waiters see it. Thread-safe.
 class Operation {
@@ -184,6 +185,14 @@ class Group {
   /// Starts (capacity > 0) or stops (0) recording; drain_trace() returns and clears what was recorded.
   virtual void set_trace_capacity(std::size_t capacity) = 0;
   virtual std::vector<TraceEvent> drain_trace() = 0;
+
+  /// What is pending, and the last operations that completed (options().flight_records), in the order of their starts.
+  /// Of a group that has failed: as it was when it failed.
+  [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
+  using FailureCallback = std::function<void(Status const& failure, std::vector<FlightRecord> const& records)>;
+  /// Calls `callback` once when the group fails, or at once if it has: also where no thread waits for anything, and
+  /// on any thread of this rank. It must neither throw nor call into the group. Leaving the group is no failure.
+  virtual void on_failure(FailureCallback callback) = 0;
 };
 
 /// What shrink() returns. Its ranks have completed the operations of the old group below the numbers given here, each
