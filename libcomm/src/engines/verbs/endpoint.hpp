@@ -122,15 +122,16 @@ class VerbsEndpoint final : public Endpoint {
         .lkey = key};
   }
   /// Adds a write to what submit() posts. The device may read `pieces` until the request is reclaimed.
-  Request& add_request(Link& to, int peer, std::uint64_t remote_address, std::uint32_t remote_key);
-  Request& add_put(Link& to, int peer, std::uint64_t remote_address, Tag tag);
+  [[gnu::always_inline]] inline Request& add_request(Link& to, int peer, std::uint64_t remote_address,
+                                                     std::uint32_t remote_key);
+  [[gnu::always_inline]] inline Request& add_put(Link& to, int peer, std::uint64_t remote_address, Tag tag);
   /// Asks for a completion of the newest request: it tells of all requests before it.
   void signal(Link& to, Request& request);
   /// A write of how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
   Request* add_credits(Link& to, int peer);
   void post(Link& to, int peer);
   bool take_completions(ArrivalSink* sink);
-  void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
+  [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
   void post_taken_receives();
   void reclaim(Link& of, std::uint64_t number);
   /// Tells peers that are owed at least `minimum`.
