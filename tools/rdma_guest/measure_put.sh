@@ -9,9 +9,9 @@ device=${2:-rxe0} gid=${3:-2}
 repeats=${REPEATS:-3} rounds=${ROUNDS:-40}
 [ -z "${IN_RDMA_GUEST:-}" ] || tools/rdma_guest/network.sh one || exit 1
 
-# bench MODE SIZES CALLS
+# bench MODE SIZES CALLS [ROUNDS]
 bench() {
-  timeout 150 "$program" --device "$device:1:$gid" --bind --rounds "$rounds" --mode "$1" --sizes "$2" --calls "$3"
+  timeout 150 "$program" --device "$device:1:$gid" --bind --rounds "${4:-$rounds}" --mode "$1" --sizes "$2" --calls "$3"
 }
 # perftest PROGRAM BYTES: the line of its client, both ends on one device.
 perftest() {
@@ -37,7 +37,8 @@ write_lat() { point put_ping_pong ib_write_lat "$1" "$(perftest ib_write_lat "$1
 write_bw() { point put_stream ib_write_bw "$1" "$(perftest ib_write_bw "$1" | awk -v b="$1" '{ print b / ($4 * 1048576) }')"; }
 
 for _ in $(seq "$repeats"); do
-  bench ping_pong 8,64,512,4096,32768 50
+  bench ping_pong 8 30 $((4 * rounds))
+  bench ping_pong 64,512,4096,32768 50
   write_lat 8
   bench stream 8,64,512,4096 250
   bench stream 32768,65536 100
