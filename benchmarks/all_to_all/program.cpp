@@ -3,17 +3,15 @@
 #include "core_binding.hpp"
 #include "forked_ranks.hpp"
 #include "measurements.hpp"
+#include "temporary_directory.hpp"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <system_error>
 
 namespace headway::benchmarks {
 
@@ -64,26 +62,6 @@ int run_rank(Settings const& settings, RankIdentity identity, std::filesystem::p
   std::cerr << "rank " << identity.rank << ": " << error.what() << std::endl;
   return 1;
 }
-
-/// A directory of its own for ranks that are forked, removed when they have ended.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "headway-bench-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::system_error(errno, std::generic_category(), "mkdtemp");
-    path_ = pattern;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;  // nothing can be done about it, and nothing depends on it
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(TemporaryDirectory const&) = delete;
-  TemporaryDirectory& operator=(TemporaryDirectory const&) = delete;
-  [[nodiscard]] std::filesystem::path const& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 int run_here(Settings const& settings, std::string const& system, RankContext::Connect const& connect) {
   if (settings.ranks == 0) throw SettingsError("--ranks is needed");

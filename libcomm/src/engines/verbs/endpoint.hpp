@@ -5,6 +5,7 @@
 #include "engines/notice_socket.hpp"
 #include "engines/verbs/connection.hpp"
 #include "engines/verbs/device.hpp"
+#include "engines/verbs/queue_pair_table.hpp"
 #include "engines/verbs/staging_ring.hpp"
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
@@ -18,7 +19,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace headway::comm {
@@ -87,12 +87,14 @@ class VerbsEndpoint final : public Endpoint {
     bool is_peer = false, is_lost = false;
     std::string loss;  ///< Why nothing goes to it any more; the peer counts as lost once its notices are read.
 
-    std::uint64_t num_put = 0;
+    std::uint64_t num_put = 0, num_taken = 0;  ///< Taken by the peer: as it was when last looked at.
     std::uint64_t num_requests = 0, num_reclaimed = 0, num_at_signal = 0;
     std::uint64_t staging_at_signal = 0;
     verbs::StagingRing staging;
-    std::vector<Request> unposted;
+    std::vector<Request> requests;  ///< The first num_unposted are not posted yet; the others are used again.
+    std::size_t num_unposted = 0;
     std::deque<Unreclaimed> unreclaimed;
+    std::size_t num_in_place = 0;  ///< Of those, puts whose payload the device reads.
 
     std::uint64_t num_arrived = 0, num_reported = 0;
 
@@ -100,8 +102,12 @@ class VerbsEndpoint final : public Endpoint {
   };
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
-  [[nodiscard]] Link& checked_link(int peer);
-  [[nodiscard]] std::atomic_ref<std::uint64_t> taken_by(int peer) const;
+  [[nodiscard]] bool is_peer(int peer) const { return peer >= 0 && peer < size_ && links_[index(peer)].is_peer; }
+  /// Whether a put may go: there are a credit and a request.
+  [[nodiscard]] bool has_room(Link& to, int peer) const;
+  /// Puts with a payload that is read in place.
+  Status put_in_place(Link& to, int peer, std::uint64_t remote_address, std::span<std::byte const> lead,
+                      std::span<std::byte const> payload, Tag tag);
   void take_over(std::vector<Lifeline> const& lifelines);
   void make_queues();
   void connect_peers();
@@ -109,17 +115,27 @@ class VerbsEndpoint final : public Endpoint {
   /// @returns an errno value.
   int post_receives(std::size_t count);
   [[nodiscard]] Status lost_status(int peer) const;
-  static void add_piece(Request& request, std::span<std::byte const> piece, std::uint32_t key);
+  static void add_piece(Request& request, std::span<std::byte const> piece, std::uint32_t key) {
+    request.pieces[static_cast<std::size_t>(request.work.num_sge++)] = {
+        .addr = reinterpret_cast<std::uintptr_t>(piece.data()),
+        .length = static_cast<std::uint32_t>(piece.size()),
+        .lkey = key};
+  }
   /// Adds a write to what submit() posts. The device may read `pieces` until the request is reclaimed.
-  Request& add_request(Link& to, int peer, std::uint64_t remote_address, std::uint32_t remote_key);
+  [[gnu::always_inline]] inline Request& add_request(Link& to, int peer, std::uint64_t remote_address,
+                                                     std::uint32_t remote_key);
+  [[gnu::always_inline]] inline Request& add_put(Link& to, int peer, std::uint64_t remote_address, Tag tag);
   /// Asks for a completion of the newest request: it tells of all requests before it.
   void signal(Link& to, Request& request);
-  /// A write of how much of a peer's notifications was taken. Null: no room now.
+  /// A write of how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
   Request* add_credits(Link& to, int peer);
-  void post(Link& to);
+  void post(Link& to, int peer);
   bool take_completions(ArrivalSink* sink);
+  [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
+  void post_taken_receives();
   void reclaim(Link& of, std::uint64_t number);
-  void report_credits();
+  /// Tells peers that are owed at least `minimum`.
+  void report_credits(std::uint64_t minimum);
   void break_link(Link& link, std::string reason);
   bool check_lifelines(ArrivalSink& sink);
   void report_loss(int peer, std::string const& reason, ArrivalSink& sink);
@@ -138,8 +154,9 @@ class VerbsEndpoint final : public Endpoint {
   verbs::SharedReceiveQueue receives_;
   std::uint32_t inline_bytes_ = 0;
   std::vector<Link> links_;
-  std::unordered_map<std::uint32_t, int> peer_of_queue_pair_;
+  verbs::QueuePairTable peer_of_queue_pair_;
   std::vector<int> unsubmitted_;
+  std::vector<int> owed_credits_;       ///< Peers of whom kCreditsPerReport notifications were taken.
   std::size_t num_receives_taken_ = 0;  ///< And not posted again yet.
   bool has_broken_links_ = false;
   Doorbell bell_;

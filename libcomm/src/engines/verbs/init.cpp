@@ -41,6 +41,7 @@ VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& li
       credit_memory_(static_cast<std::size_t>(size) * verbs::kCreditWordBytes),
       staging_memory_(static_cast<std::size_t>(size) * verbs::kStagingBytes),
       links_(static_cast<std::size_t>(size)),
+      peer_of_queue_pair_(static_cast<std::size_t>(size)),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
   take_over(lifelines);
@@ -120,7 +121,7 @@ void VerbsEndpoint::connect_peers() {
     verbs::QueuePairSizes sizes{.send_requests = verbs::kSendRequests, .inline_bytes = verbs::kInlineBytes};
     link.queue_pair = verbs::make_queue_pair(domain_.get(), completions_.get(), receives_.get(), sizes);
     inline_bytes_ = sizes.inline_bytes;
-    peer_of_queue_pair_.emplace(link.queue_pair->qp_num, peer);
+    peer_of_queue_pair_.add(link.queue_pair->qp_num, peer);
     hellos[index(peer)] = {.landing_address = reinterpret_cast<std::uintptr_t>(landing_.data()),
                            .credit_address = reinterpret_cast<std::uintptr_t>(credit_memory_.bytes().data()) +
                                              index(peer) * verbs::kCreditWordBytes,
@@ -237,11 +238,12 @@ void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink
   link.is_lost = true;
   if (link.loss.empty()) link.loss = reason;
   ::epoll_ctl(lifelines_.get(), EPOLL_CTL_DEL, link.socket.fd(), nullptr);
-  peer_of_queue_pair_.erase(link.queue_pair->qp_num);
+  peer_of_queue_pair_.remove(link.queue_pair->qp_num);
   link.queue_pair.reset();  // From here on the device reads nothing and writes nothing for this peer.
-  link.unposted.clear();
+  link.num_unposted = 0;
   std::erase(unsubmitted_, peer);
   link.unreclaimed.clear();
+  link.num_in_place = 0;
   sink.lost(peer, reason);
 }
 

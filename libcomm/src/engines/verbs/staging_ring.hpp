@@ -18,11 +18,13 @@ class StagingRing {
   /// capacity.
   std::optional<std::span<std::byte>> take(std::size_t size) {
     std::size_t const rounded = (size + 63) / 64 * 64;
-    std::size_t const at = static_cast<std::size_t>(taken_ % memory_.size());
-    std::size_t const skipped = at + rounded > memory_.size() ? memory_.size() - at : 0;
+    bool const wraps = at_ + rounded > memory_.size();
+    std::size_t const skipped = wraps ? memory_.size() - at_ : 0;
     if (taken_ + skipped + rounded - given_back_ > memory_.size()) return std::nullopt;
+    std::size_t const begin = wraps ? 0 : at_;
     taken_ += skipped + rounded;
-    return memory_.subspan(skipped == 0 ? at : 0, size);
+    at_ = begin + rounded;
+    return memory_.subspan(begin, size);
   }
   /// Where the newest piece ends: what give_back() takes.
   [[nodiscard]] std::uint64_t position() const { return taken_; }
@@ -31,6 +33,7 @@ class StagingRing {
 
  private:
   std::span<std::byte> memory_;
+  std::size_t at_ = 0;  ///< Where the next piece begins, unless it would wrap round.
   std::uint64_t taken_ = 0, given_back_ = 0;
 };
 

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "message_end.hpp"
+
+#include <headway/comm/store.hpp>
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+
+/// Where the queue pairs of both ranks are made.
+struct BareAddress {
+  std::string device;
+  std::uint8_t port;
+  std::uint8_t gid_index;
+};
+
+/// libibverbs and nothing else: one reliable connection, RDMA WRITE_WITH_IMM, inline where the device takes it, one
+/// completion queue that is polled. No credits: a turn must not send more than kReceives messages.
+class BareEnd final : public MessageEnd {
+ public:
+  static constexpr std::uint32_t kReceives = 1024;
+
+  /// Connects with the other rank, which does the same. @throws std::system_error naming the call.
+  BareEnd(int rank, BareAddress const& address, std::size_t max_bytes, comm::Store& store);
+
+  [[nodiscard]] std::span<std::byte> source() override { return source_; }
+  void send(std::size_t size_bytes) override;
+  void flush() override;
+  void wait_for(std::uint64_t count) override;
+  [[nodiscard]] std::span<std::byte> slot(std::uint64_t number) override;
+
+ private:
+  /// What the other rank must know.
+  struct Hello {
+    std::uint64_t address;
+    std::uint32_t key, queue_pair_number;
+    ibv_gid gid;
+    std::uint16_t lid;
+  };
+  template <typename Object>
+  using Owned = std::unique_ptr<Object, int (*)(Object*)>;
+
+  void make_queues();
+  void connect(BareAddress const& address, Hello const& own, Hello const& peer, ibv_mtu mtu);
+  void post_receives(std::uint32_t count);
+  void poll();
+
+  std::vector<std::byte> landing_, source_;
+  Owned<ibv_context> context_{nullptr, ibv_close_device};
+  Owned<ibv_pd> domain_{nullptr, ibv_dealloc_pd};
+  Owned<ibv_mr> landing_region_{nullptr, ibv_dereg_mr}, source_region_{nullptr, ibv_dereg_mr};
+  Owned<ibv_cq> completions_{nullptr, ibv_destroy_cq};
+  Owned<ibv_qp> queue_pair_{nullptr, ibv_destroy_qp};
+  Hello peer_{};
+  std::size_t slot_bytes_;
+  std::uint64_t num_sent_ = 0, num_acknowledged_ = 0, num_arrived_ = 0;
+  std::uint32_t num_receives_taken_ = 0;
+};
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,73 @@
+#include "headway_end.hpp"
+
+#include "engines/verbs/device.hpp"
+#include "engines/verbs/endpoint.hpp"
+#include "rendezvous/lifeline.hpp"
+
+#include <headway/comm/group.hpp>
+
+#include <chrono>
+#include <stdexcept>
+
+namespace headway::benchmarks {
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(30);
+
+std::size_t padded(std::size_t bytes) { return comm::kHeaderBytes + (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+HeadwayEnd::HeadwayEnd(int rank, std::string const& device, std::size_t max_bytes, comm::Store& store)
+    : peer_(1 - rank), slot_bytes_(padded(max_bytes)), source_(max_bytes) {
+  std::size_t const landing_bytes = slot_bytes_ * kSlots;
+  comm::GroupOptions const options;
+  comm::Agreement const agreement{.size = 2, .landing_bytes = landing_bytes, .options = &options};
+  auto const lifelines = comm::connect_lifelines(rank, agreement, store, comm::Clock::now() + kPatience);
+  auto const address = comm::verbs::choose_address(device, lifelines);
+  address_ = {
+      .device = address.device, .port = address.port, .gid_index = static_cast<std::uint8_t>(address.gid_index)};
+  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes, address);
+}
+
+void HeadwayEnd::Sink::arrived(int /*source*/, comm::Tag tag) {
+  if (tag.operation != static_cast<std::uint16_t>(num_arrived)) error = "headway: a message is missing";
+  ++num_arrived;
+}
+
+void HeadwayEnd::Sink::lost(int /*peer*/, std::string_view reason) { error = "headway: " + std::string(reason); }
+
+void HeadwayEnd::poll() {
+  endpoint_->poll(sink_);
+  if (!sink_.error.empty()) throw std::runtime_error(sink_.error);
+}
+
+void HeadwayEnd::send(std::size_t size_bytes) {
+  comm::Destination const destination{.peer = peer_, .offset = num_sent_ % kSlots * slot_bytes_};
+  comm::Tag const tag{.operation = static_cast<std::uint16_t>(num_sent_)};
+  std::span const payload = std::span(source_).first(size_bytes);
+  while (true) {
+    auto const status = endpoint_->put(destination, {}, payload, tag);
+    if (status.ok()) break;
+    if (status.code() != comm::StatusCode::kWouldBlock) throw std::runtime_error(std::string(status.message()));
+    poll();
+  }
+  endpoint_->submit();
+  ++num_sent_;
+}
+
+void HeadwayEnd::flush() {
+  while (endpoint_->flushed(peer_) < endpoint_->put_count(peer_)) poll();
+}
+
+void HeadwayEnd::wait_for(std::uint64_t count) {
+  while (sink_.num_arrived < count) poll();
+}
+
+std::span<std::byte> HeadwayEnd::slot(std::uint64_t number) {
+  return endpoint_->landing().subspan(number % kSlots * slot_bytes_ + comm::kHeaderBytes,
+                                      slot_bytes_ - comm::kHeaderBytes);
+}
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,51 @@
+#pragma once
+
+#include "bare_end.hpp"
+#include "message_end.hpp"
+
+#include <headway/comm/endpoint.hpp>
+#include <headway/comm/store.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+
+/// An Endpoint of engine verbs, as a group would use it: put, submit, and poll until the tag is there.
+class HeadwayEnd final : public MessageEnd {
+ public:
+  /// `device`: as GroupOptions::rdma_device. Connects with the other rank, which does the same.
+  HeadwayEnd(int rank, std::string const& device, std::size_t max_bytes, comm::Store& store);
+
+  [[nodiscard]] std::span<std::byte> source() override { return source_; }
+  void send(std::size_t size_bytes) override;
+  void flush() override;
+  void wait_for(std::uint64_t count) override;
+  [[nodiscard]] std::span<std::byte> slot(std::uint64_t number) override;
+
+  /// Where it is connected.
+  [[nodiscard]] BareAddress const& address() const { return address_; }
+
+ private:
+  class Sink final : public comm::ArrivalSink {
+   public:
+    void arrived(int source, comm::Tag tag) override;
+    void notice(int /*peer*/, std::string_view /*text*/) override {}
+    void lost(int peer, std::string_view reason) override;
+
+    std::uint64_t num_arrived = 0;
+    std::string error;
+  };
+  void poll();
+
+  int peer_;
+  std::size_t slot_bytes_;
+  std::vector<std::byte> source_;
+  BareAddress address_;
+  std::unique_ptr<comm::Endpoint> endpoint_;
+  Sink sink_;
+  std::uint64_t num_sent_ = 0;
+};
+
+}  // namespace headway::benchmarks

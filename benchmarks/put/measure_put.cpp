@@ -1,0 +1,150 @@
+#include "measure_put.hpp"
+
+#include "json_object.hpp"
+#include "rank_context.hpp"
+#include "sample_summary.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace headway::benchmarks {
+
+namespace {
+
+/// Durations of one system, one a turn.
+using Samples = std::vector<double>;
+
+void send(NamedEnd& system, std::size_t bytes) {
+  system.end.send(bytes);
+  ++system.num_sent;
+}
+
+void wait_for(NamedEnd& system, std::uint64_t count) { system.end.wait_for(system.num_awaited += count); }
+
+std::byte pattern(int rank, std::uint64_t message, std::size_t place) {
+  return static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 131 + message * 29 + place * 7 + place / 251);
+}
+
+/// Sends kSlots different messages both ways and looks at every byte of them.
+void exchange_and_check(NamedEnd& system, int rank, std::size_t bytes, Meeting& meeting) {
+  auto const source = system.end.source().first(bytes);
+  std::uint64_t const first_sent = system.num_sent, first_awaited = system.num_awaited;
+  for (std::uint64_t i = 0; i < MessageEnd::kSlots; ++i) {
+    std::ranges::fill(system.end.slot(first_awaited + i), std::byte{0xa5});
+  }
+  meeting.meet();
+  for (std::uint64_t message = first_sent; message < first_sent + MessageEnd::kSlots; ++message) {
+    for (std::size_t place = 0; place < bytes; ++place) source[place] = pattern(rank, message, place);
+    send(system, bytes);
+    // One after the other: the next one has other bytes at the same place.
+    wait_for(system, 1);
+    system.end.flush();
+    meeting.meet();
+  }
+  for (std::uint64_t message = first_awaited; message < system.num_awaited; ++message) {
+    auto const landed = system.end.slot(message);
+    for (std::size_t place = 0; place < bytes; ++place) {
+      if (landed[place] != pattern(1 - rank, message, place)) throw std::runtime_error(system.name + ": a wrong byte");
+    }
+  }
+  meeting.meet();
+}
+
+/// Both ways, one message at a time, its first bytes a count that the receiver checks. @returns seconds a message.
+double ping_pong(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
+  auto const source = system.end.source();
+  auto const begin = std::chrono::steady_clock::now();
+  for (std::size_t call = 0; call < calls; ++call) {
+    if (rank == 0) {
+      std::memcpy(source.data(), &system.num_sent, std::min(bytes, sizeof system.num_sent));
+      send(system, bytes);
+    }
+    std::uint64_t const number = system.num_awaited;
+    wait_for(system, 1);
+    if (std::memcmp(system.end.slot(number).data(), &number, std::min(bytes, sizeof number)) != 0) {
+      throw std::runtime_error(system.name + ": a wrong count");
+    }
+    system.end.flush();
+    if (rank == 0) continue;
+    std::memcpy(source.data(), &system.num_sent, std::min(bytes, sizeof system.num_sent));
+    send(system, bytes);
+  }
+  std::chrono::duration<double> const passed = std::chrono::steady_clock::now() - begin;
+  return passed.count() / static_cast<double>(2 * calls);
+}
+
+/// One way, as many in flight as the system allows, until an answer says that the last is there. @returns seconds a
+/// message.
+double stream(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
+  auto const begin = std::chrono::steady_clock::now();
+  if (rank == 0) {
+    for (std::size_t call = 0; call < calls; ++call) send(system, bytes);
+    wait_for(system, 1);
+  } else {
+    wait_for(system, calls);
+    send(system, sizeof(std::uint64_t));
+  }
+  system.end.flush();
+  std::chrono::duration<double> const passed = std::chrono::steady_clock::now() - begin;
+  return passed.count() / static_cast<double>(calls);
+}
+
+double take_turn(PutSettings const& settings, NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
+  return settings.mode == PutMode::kPingPong ? ping_pong(system, rank, bytes, calls)
+                                             : stream(system, rank, bytes, calls);
+}
+
+std::vector<Samples> take_turns(PutSettings const& settings, int rank, std::size_t bytes,
+                                std::vector<NamedEnd>& systems, Meeting& meeting) {
+  std::vector<Samples> samples(systems.size());
+  for (std::size_t round = 0; round <= settings.rounds; ++round) {
+    for (std::size_t turn = 0; turn < systems.size(); ++turn) {
+      std::size_t const which = round % 2 == 0 ? turn : systems.size() - 1 - turn;
+      meeting.meet();
+      double const seconds = take_turn(settings, systems[which], rank, bytes, settings.calls);
+      if (round > 0) samples[which].push_back(seconds);  // The first warms up.
+    }
+  }
+  return samples;
+}
+
+/// How much faster than `reference`, turn by turn.
+SampleSummary compare(Samples const& reference, Samples const& samples) {
+  Samples ratios(samples.size());
+  std::ranges::transform(reference, samples, ratios.begin(), [](double theirs, double ours) { return theirs / ours; });
+  return summarize(std::move(ratios));
+}
+
+void print_points(PutSettings const& settings, std::string const& device, std::size_t bytes,
+                  std::vector<NamedEnd> const& systems, std::vector<Samples> const& samples) {
+  bool const is_ping_pong = settings.mode == PutMode::kPingPong;
+  for (std::size_t which = 0; which < systems.size(); ++which) {
+    JsonObject point, params;
+    params.add("ranks", 2).add("size_bytes", bytes).add("calls_per_sample", settings.calls).add("device", device);
+    point.add("name", is_ping_pong ? "put_ping_pong" : "put_stream").add("params", params);
+    point.add("system", systems[which].name);
+    auto const summary = summarize(samples[which]);
+    point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
+    point.add("mean_s", summary.mean_s).add("samples", summary.samples);
+    point.add("rate", static_cast<double>(bytes) / summary.median_s / 1e9).add("unit", "GB/s");
+    auto const ratio = compare(samples.back(), samples[which]);
+    point.add("ratio", ratio.median_s).add("ratio_p5", ratio.p5_s).add("ratio_p95", ratio.p95_s);
+    print_point(point);
+  }
+}
+
+}  // namespace
+
+void measure_put(PutSettings const& settings, int rank, std::string const& device, std::vector<NamedEnd>& systems,
+                 Meeting& meeting) {
+  for (std::size_t const bytes : settings.sizes) {
+    for (auto& system : systems) exchange_and_check(system, rank, bytes, meeting);
+    auto const samples = take_turns(settings, rank, bytes, systems, meeting);
+    for (auto& system : systems) exchange_and_check(system, rank, bytes, meeting);
+    if (rank == 0) print_points(settings, device, bytes, systems, samples);
+  }
+}
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,290 @@
+"""What an exchange over RDMA takes on N nodes, by a model: nothing here is measured on RDMA hardware.
+
+A message of s bytes takes ``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a row of many: LogGP
+(Alexandrov et al., SPAA 1995) with o and g in one. ``fit`` finds the three from the points of ``bench_put``. They hold
+where they were measured, which for the guest means: under emulation. ``Assumptions`` has those of real nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.arguments import OneLineParser, size, whole_number
+from benchmarks.harness.points import Point, read_json_lines
+from benchmarks.harness.table import format_bytes, format_table, format_time
+
+DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
+
+# As in libcomm/src/engines/verbs/limits.hpp, landing_layout.hpp and endpoint.hpp.
+CREDITS = 64
+SEND_REQUESTS = 128
+STAGING_BYTES = 512 << 10
+CREDIT_WORD_BYTES = 64
+HEADER_BYTES = 64
+PAIR_SLOTS, PAIR_SLOT_BYTES = 16, 8 << 10
+TRANSFER_FRAGMENTS, TRANSFER_FRAGMENT_BYTES = 4, 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Parameters that the points of one system have in common.
+
+    Attributes:
+        latency_s: one message of no bytes, from the call to its discovery by the receiver.
+        overhead_s: time between messages of no bytes that follow each other.
+        bandwidth: bytes per second.
+        errors: relative error of each point, model over measurement less 1, in the order of the points.
+    """
+
+    latency_s: float
+    overhead_s: float
+    bandwidth: float
+    errors: tuple[float, ...]
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Least squares of the relative error over the points named ``put_ping_pong`` and ``put_stream``.
+
+    Raises:
+        ValueError: fewer than three points, or only one of the two kinds.
+    """
+    used = [point for point in points if point.name in ("put_ping_pong", "put_stream") and point.median_s]
+    if len(used) < 3 or len({point.name for point in used}) < 2:
+        raise ValueError("a fit needs three points, of put_ping_pong and of put_stream")
+    rows = [(point.name == "put_ping_pong", point.name == "put_stream", point.params["size_bytes"]) for point in used]
+    median_P = np.array([point.median_s for point in used], dtype=np.float64)
+    terms_PT = np.array(rows, dtype=np.float64) / median_P[:, None]
+    latency_s, overhead_s, s_per_byte = np.linalg.lstsq(terms_PT, np.ones(len(used)), rcond=None)[0]
+    errors = terms_PT @ np.array([latency_s, overhead_s, s_per_byte]) - 1.0
+    return Fit(
+        latency_s=float(latency_s),
+        overhead_s=float(overhead_s),
+        bandwidth=float(1.0 / s_per_byte),
+        errors=tuple(float(error) for error in errors),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """One rank a node, one thread a rank, one port of 100 Gbit/s a node, full bisection bandwidth.
+
+    Attributes:
+        latency_s: 0.6 us (ConnectX-5 EN product brief: sub-600 ns), three switches of 0.3 us each (assumed) and 0.7 us
+            for doorbell, PCIe and poll (assumed).
+        send_overhead_s, receive_overhead_s: of the thread, a message: 300 instructions each (counted for engine shm,
+            see docs/performance.md) and 0.1 us for a doorbell or a completion (assumed).
+        call_overhead_s: of an operation, 1900 instructions (counted for shm).
+        bandwidth: bytes per second of payload: 12.5e9 less headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
+        message_bytes: on the wire beside the payload: header area (64) and one packet's headers (110).
+        copy_bandwidth: of the thread, bytes per second; it copies each byte into staging memory and out of the slot.
+            12e9: memcpy of 2 MiB a rank, 8 ranks at once (benchmarks/results, machine B: 11.5e9 and 12.8e9).
+    """
+
+    latency_s: float = 2.2e-6
+    send_overhead_s: float = 0.2e-6
+    receive_overhead_s: float = 0.2e-6
+    call_overhead_s: float = 0.5e-6
+    bandwidth: float = 12.5e9 * (1 - 0.026)
+    message_bytes: int = HEADER_BYTES + 110
+    copy_bandwidth: float = 12e9
+
+    def __post_init__(self) -> None:
+        if min(self.latency_s, self.bandwidth, self.copy_bandwidth) <= 0:
+            raise ValueError("latency and bandwidths must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Parts of an exchange of a rank, in seconds.
+
+    Attributes:
+        messages_s: the thread's time for messages, those that return credits included.
+        copies_s: the thread's time for copies.
+        wire_s: time in which the port sends (and, at once, receives) the bytes.
+        latency_s: one message's latency.
+    """
+
+    messages_s: float
+    copies_s: float
+    wire_s: float
+    latency_s: float
+
+    @property
+    def steady_s(self) -> float:
+        """Time per exchange where a bound above 0 keeps thread and port busy."""
+        return max(self.messages_s + self.copies_s, self.wire_s)
+
+    @property
+    def blocking_s(self) -> float:
+        """Time of an exchange with k = 0."""
+        return self.steady_s + self.latency_s
+
+    @property
+    def bounded_by(self) -> str:
+        """The largest part."""
+        parts = {
+            "messages": self.messages_s,
+            "copies": self.copies_s,
+            "wire": self.wire_s,
+            "latency": self.latency_s,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction:
+    """An even all-to-all.
+
+    Args:
+        nodes: at least 2.
+        bytes_per_rank: total over all destinations, a rank's own block included.
+    Raises:
+        ValueError: fewer than 2 nodes.
+    """
+    if nodes < 2:
+        raise ValueError(f"an exchange needs 2 nodes, not {nodes}")
+    peers = nodes - 1
+    remote_bytes = bytes_per_rank * peers / nodes
+    credit_messages = peers / (CREDITS / 2)  # One for each half of a pair's credits.
+    return Prediction(
+        messages_s=assumed.call_overhead_s
+        + peers * (assumed.send_overhead_s + assumed.receive_overhead_s)
+        + credit_messages * assumed.send_overhead_s,
+        copies_s=2 * remote_bytes / assumed.copy_bandwidth,
+        wire_s=(remote_bytes + peers * assumed.message_bytes) / assumed.bandwidth,
+        latency_s=assumed.latency_s,
+    )
+
+
+def credit_rate(assumed: Assumptions) -> float:
+    """Messages per second that one pair can carry: half of its credits are on their way back at worst."""
+    return CREDITS / 2 / (2 * assumed.latency_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one rank. Staging and landing memory are registered, hence pinned and resident from the start."""
+
+    receives: int
+    completions: int
+    send_queues: int
+    staging: int
+    landing: int
+
+    @property
+    def total(self) -> int:
+        return self.receives + self.completions + self.send_queues + self.staging + self.landing
+
+
+def memory(nodes: int, *, slot_bytes: int = 256 << 10, max_lag: int = 0) -> Memory:
+    """What engine verbs takes on each rank of ``nodes``, for one all-to-all channel.
+
+    Queue entries as in mlx5, assumed: a receive of the shared queue 32 B, a completion 64 B, a send request with 256 B
+    inline 320 B.
+    """
+    peers = nodes - 1
+    slots = 2 * (max_lag + 1) * (HEADER_BYTES + slot_bytes)
+    pairs = PAIR_SLOTS * (HEADER_BYTES + PAIR_SLOT_BYTES)
+    transfers = TRANSFER_FRAGMENTS * (HEADER_BYTES + TRANSFER_FRAGMENT_BYTES)
+    return Memory(
+        receives=peers * CREDITS * 32,
+        completions=peers * (CREDITS + SEND_REQUESTS) * 64,
+        send_queues=peers * SEND_REQUESTS * 320,
+        staging=nodes * STAGING_BYTES,
+        landing=nodes * (slots + pairs + transfers + CREDIT_WORD_BYTES),
+    )
+
+
+def waiting_for_the_last(nodes: int) -> float:
+    """How late the last of ``nodes`` is, in means, where lateness is drawn anew each time with an exponential law.
+
+    k = 0 waits for the last each time; a bound above 0 hides up to all of it but one mean.
+    """
+    return sum(1.0 / i for i in range(1, nodes + 1))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = OneLineParser(prog="put_model", description=DESCRIPTION)
+    parser.add_argument("--ranks", type=whole_number(2), nargs="+", default=[8, 16, 32, 64, 128, 256, 512], metavar="N",
+                        help="nodes, one rank on each (default: 8 to 512)")  # fmt: skip
+    parser.add_argument("--sizes", type=size, nargs="+", default=[8 << 10, 256 << 10, 2 << 20, 16 << 20],
+                        metavar="BYTES",
+                        help="bytes per rank, the total over all destinations (default: 8K 256K 2M 16M)")  # fmt: skip
+    parser.add_argument("--slot-bytes", type=size, default=256 << 10, metavar="BYTES",
+                        help="largest block that lags, for the memory (default: 256K)")  # fmt: skip
+    parser.add_argument("--points", type=Path, metavar="FILE", help="fit the points of bench_put there first")
+    options = parser.parse_args(argv)
+    if options.points is not None:
+        try:
+            print(format_fits(read_json_lines(options.points)) + "\n")
+        except (OSError, ValueError) as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            return 1
+    assumed = Assumptions()
+    print(format_predictions(options.ranks, options.sizes, assumed))
+    print(f"\none pair carries up to {credit_rate(assumed) / 1e6:.1f} million messages/s by its credits\n")
+    print(format_memory(options.ranks, options.slot_bytes))
+    return 0
+
+
+def format_fits(points: Sequence[Point]) -> str:
+    """A line for each system and boot: another boot may be another speed."""
+    rows = []
+    programs = [point for point in points if point.system in ("headway", "libibverbs")]
+    for system, boot in sorted({(point.system, point.extra.get("boot", 1)) for point in programs}):
+        found = fit([point for point in programs if (point.system, point.extra.get("boot", 1)) == (system, boot)])
+        worst = max(abs(error) for error in found.errors)
+        mean = sum(abs(error) for error in found.errors) / len(found.errors)
+        rows.append(
+            (
+                f"{system}, boot {boot}",
+                format_time(found.latency_s),
+                format_time(found.overhead_s),
+                f"{found.bandwidth / 1e6:.0f} MB/s",
+                f"{100 * mean:.0f}%",
+                f"{100 * worst:.0f}%",
+                str(len(found.errors)),
+            )
+        )
+    return format_table(("fitted", "latency", "overhead", "bandwidth", "mean error", "worst", "points"), rows)
+
+
+def format_predictions(nodes: Sequence[int], sizes: Sequence[int], assumed: Assumptions) -> str:
+    rows = []
+    for size_bytes in sizes:
+        for count in nodes:
+            found = predict(count, size_bytes, assumed)
+            rows.append(
+                (
+                    format_bytes(size_bytes),
+                    str(count),
+                    format_time(found.blocking_s),
+                    format_time(found.steady_s),
+                    found.bounded_by,
+                    f"{found.messages_s / found.blocking_s:.0%}",
+                    f"{found.copies_s / found.blocking_s:.0%}",
+                    f"{found.wire_s / found.blocking_s:.0%}",
+                )
+            )
+    headings = ("per rank", "nodes", "k = 0", "k > 0", "largest part", "messages", "copies", "wire")
+    return format_table(headings, rows)
+
+
+def format_memory(nodes: Sequence[int], slot_bytes: int) -> str:
+    rows = []
+    for count in nodes:
+        found = memory(count, slot_bytes=slot_bytes)
+        parts = (found.receives, found.completions, found.send_queues, found.staging, found.landing)
+        late = waiting_for_the_last(count)
+        rows.append((str(count), *map(format_bytes, parts), str((count - 1) * CREDITS), f"{late:.1f}"))
+    headings = ("nodes", "receives", "completions", "send queues", "staging", "landing", "posted", "last is late")
+    return format_table(headings, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""The model of exchanges over RDMA: fit, predictions and memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import put_model
+from benchmarks.harness.points import Point
+from benchmarks.put_model import Assumptions, credit_rate, fit, memory, predict, waiting_for_the_last
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def make_point(name: str, size_bytes: int, median_s: float) -> Point:
+    return Point(
+        name=name, params={"ranks": 2, "size_bytes": size_bytes}, system="headway", median_s=median_s, p5_s=None,
+        p95_s=None, samples=1, rate=None, unit="GB/s",
+    )  # fmt: skip
+
+
+def test_a_fit_finds_the_parameters_that_made_the_points() -> None:
+    points = [make_point("put_ping_pong", size, 11e-6 + size / 1.5e8) for size in (8, 512, 32768)]
+    points += [make_point("put_stream", size, 4e-6 + size / 1.5e8) for size in (8, 4096, 65536)]
+    found = fit(points)
+    assert found.latency_s == pytest.approx(11e-6)
+    assert found.overhead_s == pytest.approx(4e-6)
+    assert found.bandwidth == pytest.approx(1.5e8)
+    assert max(map(abs, found.errors)) < 1e-9
+
+
+def test_a_fit_reports_the_error_of_each_point_in_order() -> None:
+    points = [make_point("put_ping_pong", 8, 10e-6), make_point("put_ping_pong", 16, 20e-6),
+              make_point("put_stream", 8, 5e-6), make_point("put_stream", 16, 5e-6)]  # fmt: skip
+    found = fit(points)
+    assert len(found.errors) == 4
+    assert found.errors[0] > 0.1
+    assert found.errors[1] < -0.1
+
+
+def test_one_kind_of_points_is_too_few() -> None:
+    with pytest.raises(ValueError, match="three points"):
+        fit([make_point("put_stream", size, 1e-6) for size in (8, 16, 32)])
+
+
+def test_messages_take_most_of_a_small_exchange_and_bytes_most_of_a_large_one() -> None:
+    assert predict(512, 8 << 10, Assumptions()).bounded_by == "messages"
+    assert predict(8, 512, Assumptions()).bounded_by == "messages"
+    assert predict(8, 16 << 20, Assumptions()).bounded_by == "copies"
+    assert predict(8, 16 << 20, Assumptions(copy_bandwidth=1e12)).bounded_by == "wire"
+
+
+def test_an_exchange_takes_no_less_with_more_nodes_or_bytes() -> None:
+    for size_bytes in (512, 32 << 10, 2 << 20):
+        times = [predict(nodes, size_bytes, Assumptions()).blocking_s for nodes in (2, 8, 64, 512)]
+        assert times == sorted(times)
+    assert predict(8, 2048, Assumptions()).blocking_s > predict(8, 1024, Assumptions()).blocking_s
+
+
+def test_a_bound_hides_the_latency_and_no_more() -> None:
+    found = predict(64, 32 << 10, Assumptions())
+    assert found.blocking_s - found.steady_s == pytest.approx(Assumptions().latency_s)
+
+
+def test_one_node_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 nodes"):
+        predict(1, 8, Assumptions())
+
+
+def test_a_pair_has_half_its_credits_for_each_round_trip() -> None:
+    assert credit_rate(Assumptions(latency_s=1e-6)) == pytest.approx(16e6)
+
+
+def test_the_last_of_two_is_one_and_a_half_means_late() -> None:
+    assert waiting_for_the_last(1) == 1.0
+    assert waiting_for_the_last(2) == 1.5
+
+
+def test_the_shared_queue_has_64_receives_for_each_peer() -> None:
+    assert memory(512).receives == 511 * 64 * 32
+    assert memory(8).total == sum(
+        (memory(8).receives, memory(8).completions, memory(8).send_queues, memory(8).staging, memory(8).landing)
+    )
+
+
+def test_the_constants_are_those_of_the_engine() -> None:
+    limits = (ROOT / "libcomm/src/engines/verbs/limits.hpp").read_text()
+    layout = (ROOT / "libcomm/src/landing_layout.hpp").read_text()
+    for text, name, value in (
+        (limits, "kCredits", put_model.CREDITS),
+        (limits, "kSendRequests", put_model.SEND_REQUESTS),
+        (limits, "kStagingBytes", put_model.STAGING_BYTES),
+        (limits, "kCreditWordBytes", put_model.CREDIT_WORD_BYTES),
+        (layout, "kPairSlots", put_model.PAIR_SLOTS),
+        (layout, "kPairSlotBytes", put_model.PAIR_SLOT_BYTES),
+        (layout, "kTransferFragments", put_model.TRANSFER_FRAGMENTS),
+        (layout, "kTransferFragmentBytes", put_model.TRANSFER_FRAGMENT_BYTES),
+    ):
+        found = re.search(rf"\b{name} = ([\d* ]+);", text)
+        assert found is not None, name
+        product = 1
+        for factor in found.group(1).split("*"):
+            product *= int(factor)
+        assert product == value, name
+
+
+def test_the_program_prints_predictions_without_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert put_model.main(["--ranks", "8", "512", "--sizes", "512"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("512 B") and "messages" in line for line in lines)
