@@ -94,13 +94,6 @@ def all_stages() -> list[Stage]:
             limit_s=600,
             has_counts=True,
         ),
-        Stage(
-            name="rdma-torch",
-            group="rdma",
-            commands=[[sys.executable, "tools/rdma_guest/guest_suite.py", "--torch"]],
-            limit_s=600,
-            has_counts=True,
-        ),
         Stage(name="wheel", group="wheel", commands=[[sys.executable, "tools/check_wheel.py"]], limit_s=1200),
         cpp_test_stage("asan", ["-DHEADWAY_SANITIZE=address"]),
         cpp_test_stage("tsan", ["-DHEADWAY_SANITIZE=thread"]),
