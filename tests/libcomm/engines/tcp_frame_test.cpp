@@ -219,5 +219,37 @@ TEST(SendQueue, CountsPutsAndKeepsNoticesApart) {
   EXPECT_TRUE(queue.empty());
 }
 
+TEST(SendQueue, LetsGoOfPayloadsWithoutBreakingTheStream) {
+  // Of a put that is on its way the peer still gets the right rest; later ones go, notices stay.
+  for (std::size_t const num_gone :
+       {std::size_t{0}, std::size_t{1}, sizeof(FrameHeader) + 40, sizeof(FrameHeader) + 99}) {
+    auto payload = test_bytes(100, 3);
+    Bytes const original = payload;
+    auto const fill = [&](SendQueue& queue) {
+      for (int put = 0; put < 3; ++put) queue.push_put({.peer = 1}, {}, payload, Tag{});
+      queue.push_notice("the group has failed");
+    };
+    SendQueue whole, queue;
+    fill(whole);
+    fill(queue);
+    Bytes stream = drain(whole, 1000);
+    stream.resize(num_gone);
+    EXPECT_EQ(queue.advance(num_gone), 0U);
+    EXPECT_EQ(queue.let_go_of_payloads(), num_gone == 0 ? 3U : 2U);
+    std::ranges::fill(payload, std::byte{0xee});
+    Bytes const rest = drain(queue, 7);
+    stream.insert(stream.end(), rest.begin(), rest.end());
+
+    Bytes landing(4096);
+    FrameReader reader(landing);
+    Heard heard;
+    ASSERT_TRUE(feed(reader, heard, stream, 64));
+    EXPECT_EQ(heard.notices, std::vector<std::string>{"the group has failed"});
+    EXPECT_EQ(heard.tags.size(), num_gone == 0 ? 0U : 1U);
+    bool const is_right = std::ranges::equal(std::span(landing).subspan(kHeaderBytes, 100), original);
+    EXPECT_EQ(is_right, num_gone != 0);
+  }
+}
+
 }  // namespace
 }  // namespace headway::comm::tcp

@@ -126,6 +126,24 @@ TEST_P(ThreadsTest, AnIdleGroupBurnsLittleProcessorTime) {
   });
 }
 
+TEST_P(ThreadsTest, AGroupThatHasFailedBurnsLittleProcessorTime) {
+  // What others say after it has failed, and that one leaves, lies in sockets that nobody asks for.
+  std::barrier start(3), all_failed(3), measured(2);
+  run_ranks(3, options(), [&](Group& group) {
+    start.arrive_and_wait();
+    group.abort("enough");
+    all_failed.arrive_and_wait();
+    if (group.rank() == 2) return;
+    if (group.rank() == 0) {
+      std::this_thread::sleep_for(milliseconds(100));
+      auto const cpu_start = process_cpu_time();
+      std::this_thread::sleep_for(milliseconds(1000));
+      EXPECT_LT(process_cpu_time() - cpu_start, milliseconds(60)) << "2 ranks in one process";
+    }
+    measured.arrive_and_wait();
+  });
+}
+
 HEADWAY_TEST_GROUPS(ThreadsTest);
 
 }  // namespace
