@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, parse_point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_ranks
 
@@ -39,19 +39,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--time-limit", type=whole_number(1), default=600, metavar="S",
                         help="of a run (default: %(default)s s)")  # fmt: skip
     options = parser.parse_args(argv)
-    try:
-        points = [point for ranks in options.ranks for point in measure(options, ranks)]
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "adaptive_lag.png", _panels(points))
-    return 0
+    return measure_and_report(
+        "adaptive_lag", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
 
 
-def measure(options: argparse.Namespace, ranks: int) -> list[Point]:
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All points."""
+    return [point for ranks in options.ranks for point in measure_ranks(options, ranks)]
+
+
+def measure_ranks(options: argparse.Namespace, ranks: int) -> list[Point]:
     """One point for each pattern and bound: medians over rounds."""
     settings = {
         "patterns": options.patterns,

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
-from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs, num_cores
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
 
@@ -32,16 +32,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--fork", action="store_true", help="start Headway's ranks without mpirun")
     add_program_options(parser)
     options = parser.parse_args(argv)
-    try:
-        points = measure(options)
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "all_to_all.png", _panels(points))
-    return 0
+    return measure_and_report(
+        "all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
 
 
 def measure(options: argparse.Namespace) -> list[Point]:

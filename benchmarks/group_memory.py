@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, size, whole_number
-from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, Launch, Programs
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_table
 
 DESCRIPTION = "memory of a group over ranks, slot size and bound k"
@@ -24,29 +25,27 @@ def main(argv: Sequence[str]) -> int:
                         help="bounds (default: 0 1 2 4)")  # fmt: skip
     add_program_options(parser)
     options = parser.parse_args(argv)
-    try:
-        programs = Programs(options.programs, use_mpirun=False)
-        points = [
-            point
-            for ranks in options.ranks
-            for slot_bytes in options.slot_bytes
-            for lag in options.lag
-            for size_bytes in flat(options.sizes)
-            for point in programs.run(
-                HEADWAY,
-                ["--mode", "memory", "--sizes", str(size_bytes), "--slot-bytes", str(slot_bytes), "--lag", str(lag)],
-                Launch(ranks=ranks),
-                timeout_s=options.time_limit,
-            )
-        ]
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "group_memory.png", _panels(points))
-    return 0
+    return measure_and_report(
+        "group_memory", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """One point for each number of ranks, slot size, bound and size."""
+    programs = Programs(options.programs, use_mpirun=False)
+    return [
+        point
+        for ranks in options.ranks
+        for slot_bytes in options.slot_bytes
+        for lag in options.lag
+        for size_bytes in flat(options.sizes)
+        for point in programs.run(
+            HEADWAY,
+            ["--mode", "memory", "--sizes", str(size_bytes), "--slot-bytes", str(slot_bytes), "--lag", str(lag)],
+            Launch(ranks=ranks),
+            timeout_s=options.time_limit,
+        )
+    ]
 
 
 def format_points(points: Sequence[Point]) -> str:

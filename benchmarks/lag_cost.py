@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, size, whole_number
-from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import median_interval
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, Launch, Programs, num_cores
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_table, format_time
 from benchmarks.harness.turns import take_turns
 
@@ -38,16 +38,7 @@ def main(argv: Sequence[str]) -> int:
                         help="largest block that lags (default: as the largest size needs, 256K at least)")  # fmt: skip
     add_program_options(parser)
     options = parser.parse_args(argv)
-    try:
-        points = measure(options)
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "lag_cost.png", _panels(points))
-    return 0
+    return measure_and_report("lag_cost", parser, options, measure=measure, format_points=format_points, panels=_panels)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:

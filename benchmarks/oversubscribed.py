@@ -12,9 +12,10 @@ from pathlib import Path
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
 
@@ -32,18 +33,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--idle", type=float, default=2.0, metavar="S", help="seconds that ranks idle (default: 2)")
     add_program_options(parser)
     options = parser.parse_args(argv)
-    try:
-        points = measure(options)
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_calls([point for point in points if point.name == "oversubscribed"]))
-    print()
-    print(format_idle([point for point in points if point.name == "idle"]))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "oversubscribed.png", _panels(points))
-    return 0
+    return measure_and_report(
+        "oversubscribed", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """A table of the calls, and one of the idle ranks."""
+    calls = format_calls([point for point in points if point.name == "oversubscribed"])
+    return calls + "\n\n" + format_idle([point for point in points if point.name == "idle"])
 
 
 def measure(options: argparse.Namespace) -> list[Point]:

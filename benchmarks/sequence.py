@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
-from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
 
@@ -27,31 +28,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--lag", type=whole_number(0), default=0, metavar="K", help="calls in flight less one (0)")
     add_program_options(parser)
     options = parser.parse_args(argv)
-    try:
-        programs = Programs(options.programs)
-        systems = choose_systems(programs, options.against, OPENMPI)
-        arguments = ["--mode", "sequence", "--lag", str(options.lag)]
-        arguments += ["--sizes", ",".join(map(str, flat(options.sizes)))]
-        arguments += ["--counts", ",".join(map(str, options.counts))]
-        if options.repetitions is not None:
-            arguments += ["--repetitions", str(options.repetitions)]
-        points = []
-        for ranks in options.ranks:
-            launch = Launch(ranks=ranks)
+    return measure_and_report("sequence", parser, options, measure=measure, format_points=format_points, panels=_panels)
 
-            def run(system: str, launch: Launch = launch) -> list[Point]:
-                return programs.run(system, arguments, launch, timeout_s=options.time_limit)
 
-            rounds = take_turns(systems, options.rounds, run, title=f"{ranks} ranks")
-            points += combine_rounds(rounds, reference=OPENMPI)
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "sequence.png", _panels(points))
-    return 0
+def measure(options: argparse.Namespace) -> list[Point]:
+    """One point for each system, number of ranks, size and count, combined over rounds."""
+    programs = Programs(options.programs)
+    systems = choose_systems(programs, options.against, OPENMPI)
+    arguments = ["--mode", "sequence", "--lag", str(options.lag)]
+    arguments += ["--sizes", ",".join(map(str, flat(options.sizes)))]
+    arguments += ["--counts", ",".join(map(str, options.counts))]
+    if options.repetitions is not None:
+        arguments += ["--repetitions", str(options.repetitions)]
+    points = []
+    for ranks in options.ranks:
+        launch = Launch(ranks=ranks)
+
+        def run(system: str, launch: Launch = launch) -> list[Point]:
+            return programs.run(system, arguments, launch, timeout_s=options.time_limit)
+
+        rounds = take_turns(systems, options.rounds, run, title=f"{ranks} ranks")
+        points += combine_rounds(rounds, reference=OPENMPI)
+    return points
 
 
 def format_points(points: Sequence[Point]) -> str:

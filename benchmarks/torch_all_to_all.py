@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import flat, make_parser, whole_number
-from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, parse_point, write_json_lines
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_ranks
 from benchmarks.torch_ranks.block_sizes import SPLITS
@@ -33,19 +33,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
                         help="of a run (default: %(default)s s)")  # fmt: skip
     options = parser.parse_args(argv)
-    try:
-        points = [point for ranks in options.ranks for point in measure(options, ranks)]
-    except BenchmarkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    print(format_points(points))
-    if options.json is not None:
-        write_json_lines(options.json, points)
-    save_plot(options.out / "torch_all_to_all.png", _panels(points))
-    return 0
+    return measure_and_report(
+        "torch_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
 
 
-def measure(options: argparse.Namespace, ranks: int) -> list[Point]:
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All points."""
+    return [point for ranks in options.ranks for point in measure_ranks(options, ranks)]
+
+
+def measure_ranks(options: argparse.Namespace, ranks: int) -> list[Point]:
     """Points of all systems and sizes for one number of ranks, combined over rounds."""
     by_round: dict[int, list[Point]] = defaultdict(list)
     for line in run_ranks(options, ranks).splitlines():

@@ -1,0 +1,37 @@
+"""What a benchmark does with its points."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.plots import Panel, save_plot
+from benchmarks.harness.points import Point, write_json_lines
+
+
+def measure_and_report(
+    name: str,
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    *,
+    measure: Callable[[argparse.Namespace], Sequence[Point]],
+    format_points: Callable[[Sequence[Point]], str],
+    panels: Callable[[Sequence[Point]], list[Panel]],
+) -> int:
+    """Measures, prints the table, and keeps points (``--json``) and plot (``NAME.png`` in ``--out``).
+
+    Returns:
+        the exit status: 1, after one line that says why, if the measurement failed.
+    """
+    try:
+        points = measure(options)
+    except BenchmarkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    print(format_points(points))
+    if options.json is not None:
+        write_json_lines(options.json, points)
+    save_plot(options.out / f"{name}.png", panels(points))
+    return 0
