@@ -1,7 +1,5 @@
 #include "rank_context.hpp"
 
-#include <cstdio>
-
 namespace headway::benchmarks {
 
 std::vector<CallBuffers> RankContext::make_buffers(std::size_t bytes_per_rank, int lag) const {
@@ -26,11 +24,6 @@ void add_summary(JsonObject& point, SampleSummary const& summary, std::size_t by
   point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
   point.add("mean_s", summary.mean_s).add("samples", summary.samples);
   point.add("rate", static_cast<double>(bytes_per_rank) / summary.median_s / 1e9).add("unit", "GB/s per rank");
-}
-
-void print_point(JsonObject const& point) {
-  std::printf("%s\n", point.text().c_str());
-  std::fflush(stdout);
 }
 
 }  // namespace headway::benchmarks

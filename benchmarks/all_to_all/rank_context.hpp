@@ -36,7 +36,5 @@ struct RankContext {
 
 /// Adds the fields of a summary, and the rate that its median means for `bytes_per_rank`.
 void add_summary(JsonObject& point, SampleSummary const& summary, std::size_t bytes_per_rank);
-/// Prints a finished point.
-void print_point(JsonObject const& point);
 
 }  // namespace headway::benchmarks

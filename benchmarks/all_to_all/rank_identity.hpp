@@ -6,12 +6,6 @@
 
 namespace headway::benchmarks {
 
-/// Which of how many ranks this process is.
-struct RankIdentity {
-  int rank = 0;
-  int ranks = 1;
-};
-
 /// From --rank and --ranks, else from the variables that mpirun and srun set; none where nobody has said.
 /// @throws SettingsError where what is said makes no sense.
 std::optional<RankIdentity> find_rank_identity(Settings const& settings);

@@ -1,12 +1,11 @@
 #pragma once
 
+#include "rank_program.hpp"
 #include "split.hpp"
 
-#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,7 @@ enum class Mode {
 };
 
 /// What the command line asks for.
-struct Settings {
+struct Settings : RankSettings {
   Mode mode = Mode::kCalls;
   int ranks = 0;                          ///< 0: not given; the launcher of MPI says.
   std::optional<int> rank;                ///< Given where another program starts the ranks.
@@ -37,20 +36,11 @@ struct Settings {
   std::optional<std::size_t> slot_bytes;
   std::optional<std::size_t> pull_bytes;
   std::string engine;  ///< Empty: the system's default.
-  bool bind = false;
-  std::chrono::seconds time_limit{300};
   double idle_s = 2.0;
-  bool help = false;
-};
-
-/// A wrong command line; what() is one line.
-class SettingsError : public std::invalid_argument {
- public:
-  using std::invalid_argument::invalid_argument;
 };
 
 /// @throws SettingsError
-Settings parse_settings(int argc, char const* const* argv);
+Settings parse_settings(Arguments arguments);
 /// What --help prints.
 std::string usage(std::string const& program);
 

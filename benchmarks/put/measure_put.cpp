@@ -1,7 +1,6 @@
 #include "measure_put.hpp"
 
 #include "json_object.hpp"
-#include "rank_context.hpp"
 #include "sample_summary.hpp"
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 #pragma once
 
-#include <chrono>
+#include "rank_program.hpp"
+
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -13,19 +14,16 @@ enum class PutMode {
 };
 
 /// What the command line asks for.
-struct PutSettings {
+struct PutSettings : RankSettings {
   PutMode mode = PutMode::kPingPong;
   std::vector<std::size_t> sizes{8};
   std::size_t rounds = 100;  ///< Turns of each system.
   std::size_t calls = 100;   ///< Messages (there and back, or one way) of a turn.
   std::string device;        ///< DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: the first that is up.
-  bool bind = false;
-  std::chrono::seconds time_limit{300};
-  bool help = false;
 };
 
 /// @throws SettingsError
-PutSettings parse_put_settings(int argc, char const* const* argv);
+PutSettings parse_put_settings(Arguments arguments);
 /// What --help prints.
 std::string put_usage(std::string const& program);
 

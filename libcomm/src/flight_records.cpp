@@ -51,20 +51,9 @@ void GroupImpl::note_failed_records() {
   }
 }
 
-void GroupImpl::report_failure() {
-  due_callbacks_.push_back([callback = std::exchange(on_failure_, nullptr), failure = failure_,
-                            records = all_flight_records()] { callback(failure, records); });
-}
-
 std::vector<FlightRecord> GroupImpl::flight_records() {
   Visit visit(*this);
   return all_flight_records();
-}
-
-void GroupImpl::on_failure(FailureCallback callback) {
-  Visit visit(*this);
-  on_failure_ = std::move(callback);
-  if (failed_ && on_failure_) report_failure();
 }
 
 }  // namespace headway::comm

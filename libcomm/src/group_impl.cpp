@@ -10,10 +10,6 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::string_view kGoodbye = "\x01goodbye";
-constexpr char kLossPrefix = '\x02';  ///< Before a notice that passes on the loss of a rank.
-/// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
-constexpr std::chrono::seconds kLeaveTime{1};
 /// Longest sleep of a waiter before it looks at deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
 /// Sleeping costs more than it saves below this.
@@ -124,38 +120,6 @@ void GroupImpl::arrived(int source, Tag tag) {
   wire_.report_error("rank " + std::to_string(source) + " used the unknown channel " + std::to_string(tag.channel));
 }
 
-void GroupImpl::notice(int peer, std::string_view text) {
-  if (text == kGoodbye) {
-    left_at_[static_cast<std::size_t>(peer)] = Clock::now();
-    return;
-  }
-  bool const is_of_survivor = Survivors::is_said_in(text);
-  if (is_of_survivor) survivors_.notice(peer, text);
-  if (!pending_failure_.ok()) return;
-  if (is_of_survivor) {
-    pending_failure_ = {StatusCode::kAborted, "rank " + std::to_string(peer) + " leaves the group behind (shrink)"};
-    pending_failure_is_ours_ = false;
-    return;
-  }
-  bool const of_loss = text.starts_with(kLossPrefix);
-  if (of_loss) text.remove_prefix(1);
-  pending_failure_ = {of_loss ? StatusCode::kPeerLost : StatusCode::kAborted, std::string(text)};
-  pending_failure_is_ours_ = false;
-}
-
-void GroupImpl::lost(int peer, std::string_view reason) {
-  survivors_.lost(peer, reason);
-  if (left_at_[static_cast<std::size_t>(peer)] != Clock::time_point()) {
-    // A loss comes after all that the peer put; its goodbye may overtake some of it.
-    has_gone_[static_cast<std::size_t>(peer)] = true;
-    any_gone_ = true;
-    return;
-  }
-  if (!pending_failure_.ok()) return;
-  pending_failure_ = {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + std::string(reason) + ")"};
-  pending_failure_is_ours_ = true;  // Peers that see this rank go first learn from it whose loss was the cause.
-}
-
 void GroupImpl::progress() {
   if (failed_) {
     wire_.endpoint().poll(survivors_);  // What waits in a socket unread would wake the progress thread for ever.
@@ -168,40 +132,6 @@ void GroupImpl::progress() {
   complete_rings();
   wire_.submit();
   check_failures();
-}
-
-void GroupImpl::check_failures() {
-  if (!wire_.error().empty()) return fail({StatusCode::kAborted, wire_.error()}, true);
-  if (!pending_failure_.ok()) {
-    std::string const missing = describe_missing();
-    std::string const text = std::string(pending_failure_.message()) + (missing.empty() ? "" : "; " + missing);
-    return fail({pending_failure_.code(), text}, pending_failure_is_ours_);
-  }
-  for (int peer = 0; any_gone_ && peer < size_; ++peer) {
-    if (!has_gone_[static_cast<std::size_t>(peer)] || !needs(peer)) continue;
-    std::string const text = "rank " + std::to_string(peer) + " has left the group; ";
-    return fail({StatusCode::kPeerLost, text + describe_missing()}, false);
-  }
-}
-
-bool GroupImpl::needs(int peer) const {
-  return pair_.needs(peer) || transfers_.busy_with(peer) ||
-         std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->needs(peer); });
-}
-
-std::string GroupImpl::describe_missing() const {
-  for (auto const& ring : rings_) {
-    if (auto text = ring->describe_missing(); !text.empty()) return text;
-  }
-  if (auto text = pair_.describe_missing(); !text.empty()) return text;
-  for (auto const& operation : pair_operations_) {
-    auto const text = transfers_.describe_missing(*operation);
-    if (text.empty()) continue;
-    if (operation->verb() == Verb::kSend) return "message " + text;
-    return std::string(verb_name(operation->verb())) + " as collective " + std::to_string(operation->number()) + " " +
-           text;
-  }
-  return {};
 }
 
 void GroupImpl::complete_rings() {
@@ -234,69 +164,6 @@ void GroupImpl::finish(OperationState& operation) {
   if (wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation.flight);
   operation.finish({});
   release(done);
-}
-
-void GroupImpl::tell_peers(std::string_view text) {
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) wire_.endpoint().send_notice(peer, text);
-  }
-}
-
-Progress GroupImpl::current_progress() const {
-  Progress progress{.all_to_alls = {}, .collectives = pair_.num_collectives()};
-  for (auto const& ring : rings_) progress.all_to_alls.push_back(ring->num_completed());
-  for (auto const& operation : pair_operations_) {
-    if (operation->verb() != Verb::kSend) progress.collectives = std::min(progress.collectives, operation->number());
-  }
-  return progress;
-}
-
-void GroupImpl::fail(Status status, bool says_so) {
-  if (failed_) return;
-  failure_ = std::move(status);
-  if (wire_.flight_recorder().is_on()) note_failed_records();
-  failed_ = true;
-  progress_at_failure_ = current_progress();
-  if (on_failure_) report_failure();
-  if (says_so) {
-    std::string text(failure_.message());
-    if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
-    tell_peers(text);
-  }
-  wire_.endpoint().retract();  // Before any operation is done: its memory is the caller's again then.
-  std::vector<std::shared_ptr<OperationState>> done;
-  for (auto& ring : rings_) ring->cancel(failure_, done);
-  transfers_.cancel();
-  pair_.cancel();
-  for (auto& operation : pair_operations_) {
-    operation->finish(failure_);
-    done.push_back(std::move(operation));
-  }
-  pair_operations_.clear();
-  release(done);
-  wire_.endpoint().wake();
-}
-
-void GroupImpl::throw_if_failed() const {
-  if (failed_) throw OperationError(failure_);
-}
-
-void GroupImpl::check_deadlines(Clock::time_point now) {
-  for (std::size_t peer = 0; peer < left_at_.size(); ++peer) {
-    // A forked child may hold the sockets of a rank that left, so that its loss never shows.
-    if (left_at_[peer] == Clock::time_point() || has_gone_[peer] || now - left_at_[peer] < kLeaveTime) continue;
-    has_gone_[peer] = true;
-    any_gone_ = true;
-  }
-  if (!wire_.symptom().empty() && symptom_seen_at_ == Clock::time_point()) symptom_seen_at_ = now;
-  if (!wire_.symptom().empty() && now - symptom_seen_at_ >= kLeaveTime) wire_.report_error(wire_.symptom());
-  check_failures();
-  bool late = std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->is_late(now); });
-  for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
-  if (!late) return;
-  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " + std::to_string(timeout_.count()) +
-                                  " ms: " + describe_missing()},
-       true);
 }
 
 Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds> timeout) {
@@ -473,17 +340,6 @@ int GroupImpl::recommended_max_lag(int channel) {
           "recommended_max_lag: channel is not below the group's num_channels");
   Visit visit(*this);
   return rings_[static_cast<std::size_t>(channel)]->recommended_max_lag();
-}
-
-void GroupImpl::abort(std::string const& reason) {
-  Visit visit(*this);
-  fail({StatusCode::kAborted, "rank " + std::to_string(rank_) + " aborted: " + reason}, true);
-}
-
-Status GroupImpl::health() {
-  Visit visit(*this);
-  progress();
-  return failure_;
 }
 
 GroupStats GroupImpl::stats() {

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace headway::comm {
@@ -107,24 +108,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   Status wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   Status wait_untimed(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   void progress();
-  void check_failures();
-  void check_deadlines(Clock::time_point now);
   void complete_rings();
   void finish(OperationState& operation);
   void release(std::vector<std::shared_ptr<OperationState>>& done);
-  void fail(Status status, bool says_so);
-  void tell_peers(std::string_view text);
-  [[nodiscard]] Progress current_progress() const;
-  void throw_if_failed() const;
-  [[nodiscard]] std::vector<FlightRecord> pending_flight_records(FlightClock::Reading const& clock);
-  [[nodiscard]] FlightRecord pending_flight_record(OperationState const& operation, FlightClock::Reading const& clock);
-  /// All records, without progress.
-  [[nodiscard]] std::vector<FlightRecord> all_flight_records();
-  void note_failed_records();
-  /// Makes the callback of on_failure() due.
-  void report_failure();
-  [[nodiscard]] std::string describe_missing() const;
-  [[nodiscard]] bool needs(int peer) const;
   /// Sends what was offered in vain. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
   void sleep(Visit& visit, Deadline deadline, OperationState const& operation);
@@ -133,6 +119,26 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void disarm();
   void update_background();
   [[nodiscard]] BackgroundNeed current_need() const;
+
+  // group_failure.cpp
+  static constexpr std::string_view kGoodbye = "\x01goodbye";
+  void throw_if_failed() const;
+  void check_failures();
+  void check_deadlines(Clock::time_point now);
+  [[nodiscard]] bool needs(int peer) const;
+  [[nodiscard]] std::string describe_missing() const;
+  void fail(Status status, bool says_so);
+  /// Makes the callback of on_failure() due.
+  void report_failure();
+  void tell_peers(std::string_view text);
+  [[nodiscard]] Progress current_progress() const;
+
+  // flight_records.cpp
+  [[nodiscard]] std::vector<FlightRecord> pending_flight_records(FlightClock::Reading const& clock);
+  [[nodiscard]] FlightRecord pending_flight_record(OperationState const& operation, FlightClock::Reading const& clock);
+  /// All records, without progress.
+  [[nodiscard]] std::vector<FlightRecord> all_flight_records();
+  void note_failed_records();
 
   // shrink.cpp
   class MemberStore;

@@ -10,10 +10,7 @@
 namespace headway::benchmarks {
 namespace {
 
-Settings parse(std::vector<char const*> arguments) {
-  arguments.insert(arguments.begin(), "program");
-  return parse_settings(static_cast<int>(arguments.size()), arguments.data());
-}
+Settings parse(std::vector<char const*> const& arguments) { return parse_settings(arguments); }
 
 std::string error_of(std::vector<char const*> const& arguments) {
   try {

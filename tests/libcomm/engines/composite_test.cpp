@@ -4,8 +4,6 @@
 #include "engines/shm/endpoint.hpp"
 #include "engines/tcp/endpoint.hpp"
 
-#include <unistd.h>
-
 #include <utility>
 
 namespace headway::comm {
@@ -16,18 +14,12 @@ struct Composite {
   static constexpr char const* kName = "composite";
 
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    auto local_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kShm, "local");
-    auto remote_lifelines = connect_test_lifelines(rank, size, landing_bytes, store, Engine::kTcp, "remote");
     std::vector<std::size_t> engine_of_peer;
-    for (int peer = 0; peer < size; ++peer) {
-      bool const same = peer % 2 == rank % 2;
-      engine_of_peer.push_back(same ? 0 : 1);
-      int& unused = (same ? remote_lifelines : local_lifelines)[static_cast<std::size_t>(peer)].fd;
-      if (unused >= 0) ::close(std::exchange(unused, -1));
-    }
+    for (int peer = 0; peer < size; ++peer) engine_of_peer.push_back(peer % 2 == rank % 2 ? 0 : 1);
+    auto lifelines = connect_test_lifelines(rank, landing_bytes, store, {Engine::kShm, Engine::kTcp}, engine_of_peer);
     std::vector<std::unique_ptr<Endpoint>> engines;
-    engines.push_back(make_shm_endpoint(rank, size, std::move(local_lifelines), landing_bytes));
-    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, remote_lifelines, engines.front()->landing()));
+    engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[0]), landing_bytes));
+    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, lifelines[1], engines.front()->landing()));
     return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
   }
 

@@ -5,6 +5,8 @@
 #include "headway/comm/store.hpp"
 #include "rendezvous/lifeline.hpp"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -25,6 +27,22 @@ inline std::vector<Lifeline> connect_test_lifelines(int rank, int size, std::siz
   options.engine = engine;
   options.name = std::move(name);
   return connect_lifelines(rank, {size, landing_bytes, &options}, store, Clock::now() + kConnectPatience);
+}
+
+/// One set of lifelines for each of `engines`; in set e, those to peers for which engine_of_peer is not e are closed.
+inline std::vector<std::vector<Lifeline>> connect_test_lifelines(int rank, std::size_t landing_bytes, Store& store,
+                                                                 std::vector<Engine> const& engines,
+                                                                 std::vector<std::size_t> const& engine_of_peer) {
+  std::vector<std::vector<Lifeline>> sets;
+  for (std::size_t engine = 0; engine < engines.size(); ++engine) {
+    auto const size = static_cast<int>(engine_of_peer.size());
+    sets.push_back(connect_test_lifelines(rank, size, landing_bytes, store, engines[engine], std::to_string(engine)));
+    for (std::size_t peer = 0; peer < engine_of_peer.size(); ++peer) {
+      int& fd = sets.back()[peer].fd;
+      if (engine_of_peer[peer] != engine && fd >= 0) ::close(std::exchange(fd, -1));
+    }
+  }
+  return sets;
 }
 
 /// Connects `size` ranks of Engine, each in a thread of its own while it connects.

@@ -14,8 +14,7 @@
 namespace headway::comm {
 
 /// Rounds of a test that draws what it does. Each has a seed of its own: the next number after the last round's, so
-/// that
-/// --gtest_repeat goes on and does not do the same again. HEADWAY_TEST_SEED is the first one of a run (default: 1).
+/// that --gtest_repeat goes on and does not do the same again. HEADWAY_TEST_SEED is the first of a run (default: 1).
 class RandomRounds {
  public:
   using Random = std::mt19937_64;

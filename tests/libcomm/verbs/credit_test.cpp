@@ -1,7 +1,5 @@
-#include "connect_in_threads.hpp"
-#include "engines/verbs/device.hpp"
-#include "engines/verbs/endpoint.hpp"
 #include "engines/verbs/limits.hpp"
+#include "verbs_engine.hpp"
 
 #include <gtest/gtest.h>
 
@@ -48,13 +46,6 @@ std::uint64_t receivers_not_ready() {
   }
   return total;
 }
-
-struct Verbs {
-  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
-    return make_verbs_endpoint(rank, size, lifelines, landing_bytes, verbs::choose_address("", lifelines));
-  }
-};
 
 class CreditTest : public testing::Test {
  protected:

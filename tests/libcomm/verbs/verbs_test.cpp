@@ -1,4 +1,3 @@
-#include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "engines/checked/endpoint.hpp"
 #include "engines/composite/endpoint.hpp"
@@ -6,10 +5,8 @@
 #include "engines/tcp/endpoint.hpp"
 #include "engines/verbs/device.hpp"
 #include "engines/verbs/endpoint.hpp"
+#include "verbs_engine.hpp"
 
-#include <unistd.h>
-
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -27,17 +24,6 @@ class NeedsDevice final : public testing::Environment {
   }
 };
 [[maybe_unused]] auto* const needs_device = testing::AddGlobalTestEnvironment(new NeedsDevice);
-
-struct Verbs {
-  static constexpr char const* kName = "verbs";
-  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
-    return make_verbs_endpoint(rank, size, lifelines, landing_bytes, verbs::choose_address("", lifelines));
-  }
-  static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
-    return connect_in_threads<Verbs>(size, landing_bytes);
-  }
-};
 
 struct CheckedVerbs {
   static constexpr char const* kName = "checked_verbs";
@@ -60,17 +46,10 @@ struct ShmVerbsTcp {
   }
 
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    std::array lifelines{connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kShm, "shm"),
-                         connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kTcp, "verbs"),
-                         connect_test_lifelines(rank, size, landing_bytes, store, headway::comm::Engine::kTcp, "tcp")};
     std::vector<std::size_t> engine_of_peer;
-    for (int peer = 0; peer < size; ++peer) {
-      engine_of_peer.push_back(engine_between(rank, peer));
-      for (std::size_t engine = 0; engine < lifelines.size(); ++engine) {
-        int& unused = lifelines[engine][static_cast<std::size_t>(peer)].fd;
-        if (engine != engine_of_peer.back() && unused >= 0) ::close(std::exchange(unused, -1));
-      }
-    }
+    for (int peer = 0; peer < size; ++peer) engine_of_peer.push_back(engine_between(rank, peer));
+    auto lifelines =
+        connect_test_lifelines(rank, landing_bytes, store, {Engine::kShm, Engine::kTcp, Engine::kTcp}, engine_of_peer);
     std::vector<std::unique_ptr<Endpoint>> engines;
     engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[kShm]), landing_bytes));
     auto const landing = engines.front()->landing();

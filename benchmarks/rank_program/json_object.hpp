@@ -26,4 +26,7 @@ class JsonObject {
   std::string members_;
 };
 
+/// Prints a finished point.
+void print_point(JsonObject const& point);
+
 }  // namespace headway::benchmarks

@@ -46,4 +46,9 @@ JsonObject& JsonObject::add_raw(std::string_view name, std::string_view value) {
   return *this;
 }
 
+void print_point(JsonObject const& point) {
+  std::printf("%s\n", point.text().c_str());
+  std::fflush(stdout);
+}
+
 }  // namespace headway::benchmarks
