@@ -28,7 +28,7 @@ HeadwayEnd::HeadwayEnd(int rank, std::string const& device, std::size_t max_byte
   auto const address = comm::verbs::choose_address(device, lifelines);
   address_ = {
       .device = address.device, .port = address.port, .gid_index = static_cast<std::uint8_t>(address.gid_index)};
-  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes, address);
+  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes, {.address = address});
 }
 
 void HeadwayEnd::Sink::arrived(int /*source*/, comm::Tag tag) {

@@ -8,6 +8,7 @@
 #include "engines/verbs/device.hpp"
 #include "engines/verbs/endpoint.hpp"
 #endif
+#include "engines/verbs/limits.hpp"
 #include "file_descriptor.hpp"
 #include "group_impl.hpp"
 #include "rendezvous/lifeline.hpp"
@@ -35,6 +36,9 @@ void check(int rank, int size, GroupOptions& options) {
   expects(options.max_lag_limit <= 1024, "max_lag_limit must be at most 1024");
   expects(options.num_channels >= 1 && options.num_channels <= kMaxRings, "num_channels must be 1 to 64");
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
+  expects(
+      options.rdma_rails >= 1 && options.rdma_rails <= verbs::kMaxRails,
+      "rdma_rails must be 1 to " + std::to_string(verbs::kMaxRails) + ", not " + std::to_string(options.rdma_rails));
   expects(options.flight_records <= kMaxFlightRecords,
           "flight_records must be at most " + std::to_string(kMaxFlightRecords));
   if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);
@@ -113,11 +117,16 @@ std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, E
 /// An engine that lands in `landing` or, if that is empty, in memory of its own.
 std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> lifelines,
                                       std::size_t landing_bytes, std::span<std::byte> landing,
-                                      [[maybe_unused]] std::optional<RdmaAddress> const& rdma) {
+                                      [[maybe_unused]] std::optional<RdmaAddress> const& rdma,
+                                      [[maybe_unused]] GroupOptions const& options) {
   if (way == Way::kShm) return make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
 #if HEADWAY_HAS_VERBS
-  if (way == Way::kVerbs && landing.empty()) return make_verbs_endpoint(rank, size, lifelines, landing_bytes, *rdma);
-  if (way == Way::kVerbs) return std::make_unique<VerbsEndpoint>(rank, size, lifelines, landing, *rdma);
+  if (way == Way::kVerbs) {
+    verbs::Settings settings{
+        .address = *rdma, .num_rails = options.rdma_rails, .cache_bytes = options.rdma_cache_bytes};
+    if (landing.empty()) return make_verbs_endpoint(rank, size, lifelines, landing_bytes, std::move(settings));
+    return std::make_unique<VerbsEndpoint>(rank, size, lifelines, landing, std::move(settings));
+  }
 #endif
   if (landing.empty()) return make_tcp_endpoint(rank, size, lifelines, landing_bytes);
   return std::make_unique<TcpEndpoint>(rank, size, lifelines, landing);
@@ -142,7 +151,7 @@ Connected connect_processes(int rank, int size, std::size_t landing_bytes, Store
   for (Way const way : kEngineWays) {
     if (std::ranges::find(ways, way) == ways.end()) continue;
     auto const landing = engines.empty() ? std::span<std::byte>() : engines.front()->landing();
-    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), landing_bytes, landing, rdma));
+    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), landing_bytes, landing, rdma, options));
     for (std::size_t peer = 0; peer < ways.size(); ++peer) {
       if (ways[peer] == way) engine_of_peer[peer] = engines.size() - 1;
     }

@@ -60,6 +60,7 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
       has_gone_(static_cast<std::size_t>(size_)),
       progress_thread_(std::move(progress_thread)) {
   lands_by_polling_ = wire_.endpoint().lands_by_polling();
+  wants_keep_alive_ = wire_.endpoint().wants_keep_alive();
   HostShare const share = wire_.endpoint().host_share();
   cores_are_shared_ = share.num_ranks > share.num_cores;
   for (int ring = 0; ring < options_.num_channels; ++ring) {
@@ -303,6 +304,7 @@ void GroupImpl::background_step() noexcept {
     // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.
     if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
+    if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
     auto const now = Clock::now();
     check_deadlines(now);

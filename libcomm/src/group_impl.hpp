@@ -101,6 +101,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   // BackgroundWork
   [[nodiscard]] BackgroundNeed background_need() const override { return need_.load(std::memory_order_relaxed); }
   void background_step() noexcept override;
+  [[nodiscard]] bool wants_visits() const override { return wants_keep_alive_ && !failed_; }
   [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
   [[nodiscard]] int activity_fd() const override { return activity_fd_; }
 
@@ -164,6 +165,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   int lifeline_fd_, activity_fd_;
   bool cores_are_shared_;
   bool lands_by_polling_;
+  bool wants_keep_alive_;
 
   std::mutex mutex_;
   std::atomic<int> num_waiting_ = 0;  ///< Visitors that another one keeps out.

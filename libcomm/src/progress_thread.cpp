@@ -20,6 +20,8 @@ namespace {
 constexpr int kTickMs = 2;
 /// The same for work whose events wake the thread: deadlines only.
 constexpr int kDeadlineTickMs = 50;
+/// The same for work that wants visits.
+constexpr int kVisitTickMs = 1000;
 /// Looks without any need before the thread sleeps: while it ticks, notify() costs no system call.
 constexpr int kIdleTicks = 10;
 
@@ -97,33 +99,35 @@ void ProgressThread::watch(Entry& entry, bool activity) {
   entry.watches_activity = activity;
 }
 
-BackgroundNeed ProgressThread::step_all() {
+ProgressThread::Needs ProgressThread::step_all() {
   std::lock_guard const lock(mutex_);
-  auto most = BackgroundNeed::kNone;
+  Needs needs;
   for (auto& entry : entries_) {
     entry.work->background_step();
     auto const need = entry.work->background_need();
     watch(entry, need == BackgroundNeed::kEvents);
-    most = std::max(most, need);
+    needs.most = std::max(needs.most, need);
+    needs.visits = needs.visits || entry.work->wants_visits();
   }
-  return most;
+  return needs;
 }
 
 void ProgressThread::run() noexcept {
   int idle_ticks = 0;
   while (!stop_.load()) {
     busy_.store(true);
-    auto need = step_all();
-    idle_ticks = need == BackgroundNeed::kNone ? idle_ticks + 1 : 0;
+    auto needs = step_all();
+    idle_ticks = needs.most == BackgroundNeed::kNone ? idle_ticks + 1 : 0;
     bool const may_sleep = idle_ticks > kIdleTicks;
     if (may_sleep) {
       busy_.store(false);
-      need = step_all();  // A need that came between the two found busy_ set and rang no bell.
+      needs = step_all();  // A need that came between the two found busy_ set and rang no bell.
     }
     std::array<epoll_event, 16> events;
-    int const timeout_ms = need == BackgroundNeed::kEvents              ? kDeadlineTickMs
-                           : may_sleep && need == BackgroundNeed::kNone ? -1
-                                                                        : kTickMs;
+    int const idle_ms = needs.visits ? kVisitTickMs : -1;
+    int const timeout_ms = needs.most == BackgroundNeed::kEvents              ? kDeadlineTickMs
+                           : may_sleep && needs.most == BackgroundNeed::kNone ? idle_ms
+                                                                              : kTickMs;
     epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
     std::uint64_t count = 0;
     [[maybe_unused]] auto const drained = read(wake_fd_, &count, sizeof count);

@@ -25,6 +25,8 @@ class BackgroundWork {
   [[nodiscard]] virtual BackgroundNeed background_need() const = 0;
   /// Moves the work on; never blocks for long.
   virtual void background_step() noexcept = 0;
+  /// Whether it wants a step every second, also without need.
+  [[nodiscard]] virtual bool wants_visits() const = 0;
   /// Readable when a peer was lost or a notice came.
   [[nodiscard]] virtual int lifeline_fd() const = 0;
   /// Readable when, besides, something arrived.
@@ -54,7 +56,11 @@ class ProgressThread {
   };
 
   void run() noexcept;
-  BackgroundNeed step_all();
+  struct Needs {
+    BackgroundNeed most = BackgroundNeed::kNone;
+    bool visits = false;
+  };
+  Needs step_all();
   void watch(Entry& entry, bool activity);
 
   pid_t owner_;

@@ -131,7 +131,7 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
                        .verb = Verb::kAllToAll,
                        .busy_before_wait_us = operation.busy.before_wait_us,
                        .busy_after_wait_us = operation.busy.after_wait_us};
-  bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
+  bool const fits = fits_slot(block, peer);
   bool const pull = block.size() >= pull_bytes_ && (max_lag_ == 0 || leaves_cache(operation)) && wire_.pulls_from(peer);
   if (!fits || pull) return offer(operation, peer, header);
   std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
@@ -152,7 +152,7 @@ bool RingChannel::is_flushed(RingOperation::UnflushedPut const& put) const {
 
 bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header) {
   auto const block = operation.sends[static_cast<std::size_t>(peer)];
-  bool const fits = block.size() <= wire_.layout().ring_slot_bytes();
+  bool const fits = fits_slot(block, peer);
   bool const is_revocable = fits && max_lag_ > 0;
   if (is_revocable) {
     header.kind = MessageKind::kRevocableOffer;

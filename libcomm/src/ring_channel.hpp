@@ -5,6 +5,7 @@
 #include "transfer.hpp"
 #include "wire.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -108,6 +109,10 @@ class RingChannel {
   }
   void prepare_payloads(AllToAllArgs const& args);
   bool send_block(RingOperation& operation, int peer);
+  /// Whether a block goes to the slot of its message in one put.
+  [[nodiscard]] bool fits_slot(std::span<std::byte const> block, int peer) const {
+    return block.size() <= std::min(wire_.layout().ring_slot_bytes(), wire_.max_put_bytes(peer));
+  }
   [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);
   /// Whether the slots that blocks of this size use in turn are too large to stay in cache.
   [[nodiscard]] bool leaves_cache(RingOperation const& operation) const;

@@ -12,7 +12,12 @@ namespace {
 
 constexpr std::size_t kFragmentBytes = LandingLayout::kTransferFragmentBytes;
 
-std::uint64_t fragments_of(std::size_t size_bytes) { return (size_bytes + kFragmentBytes - 1) / kFragmentBytes; }
+constexpr int kExposedPieces = 64;  ///< Under way at a time.
+constexpr std::uint64_t kPiecesPerGrant = kExposedPieces / 2;
+
+std::uint64_t pieces_of(std::size_t size_bytes, std::size_t piece_bytes) {
+  return size_bytes == 0 ? 0 : (size_bytes - 1) / piece_bytes + 1;
+}
 
 /// Exposed segments are numbered by transfer; 0 is the landing segment.
 SegmentId exposed_segment(std::uint16_t number) { return 1u + number; }
@@ -51,14 +56,14 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   }
   Incoming const incoming{.number = number, .output = output, .operation = &operation};
   ++num_pending_;
-  if (wire_.endpoint().traits(source).can_put_exposed) {
-    wire_.endpoint().expose(source, exposed_segment(number), output);
+  bool const can_expose = wire_.endpoint().traits(source).can_put_exposed;
+  if (can_expose && wire_.endpoint().expose(source, exposed_segment(number), output)) {
     peer_at(source).exposed.emplace(number, incoming);
     return wire_.signal(source, {.channel = kTransferReadyChannel, .operation = number});
   }
   auto& queue = peer_at(source).fragmented;
   queue.push_back(incoming);
-  if (queue.size() == 1) grant(source, queue.front());
+  if (queue.size() == 1) grant(source, queue.front(), LandingLayout::kTransferFragments);
 }
 
 void Transfers::arrived(int source, Tag tag) {
@@ -66,11 +71,7 @@ void Transfers::arrived(int source, Tag tag) {
   if (tag.channel == kTransferDataChannel) {
     auto const exposed = state.exposed.find(tag.operation);
     if (exposed == state.exposed.end()) return fragment_arrived(source, tag);
-    wire_.endpoint().withdraw(source, exposed_segment(tag.operation));
-    OperationState& operation = *exposed->second.operation;
-    state.exposed.erase(exposed);
-    --num_pending_;
-    return finish(operation);
+    return exposed_piece_arrived(source, exposed->second, tag);
   }
   auto const outgoing = state.outgoing.find(tag.operation);
   if (outgoing == state.outgoing.end()) {
@@ -86,7 +87,8 @@ void Transfers::arrived(int source, Tag tag) {
     return finish(operation);
   }
   if (tag.channel == kTransferReadyChannel) {
-    transfer.ready = true;
+    transfer.is_exposed = true;
+    transfer.granted = kExposedPieces;
   } else {
     auto const more = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.granted));
     if (more < 128) transfer.granted += more;  // Otherwise an old grant that was late.
@@ -101,19 +103,51 @@ void Transfers::push(int peer, std::uint16_t number, Outgoing& transfer) {
     wire_.mark_put(peer, payload.size());
     return true;
   };
-  if (transfer.ready && !transfer.all_put) {
-    Destination const destination{.peer = peer, .segment = exposed_segment(number), .offset = 0};
-    transfer.all_put = put(destination, transfer.payload, 0);
-  }
-  std::uint64_t const total = fragments_of(transfer.payload.size());
+  std::size_t const piece_bytes = transfer.is_exposed ? wire_.endpoint().traits(peer).piece_bytes : kFragmentBytes;
+  std::uint64_t const total = pieces_of(transfer.payload.size(), piece_bytes);
   while (transfer.sent < std::min(transfer.granted, total)) {
-    std::size_t const begin = transfer.sent * kFragmentBytes;
-    auto const part = transfer.payload.subspan(begin, std::min(kFragmentBytes, transfer.payload.size() - begin));
-    Destination const destination{.peer = peer, .offset = wire_.layout().transfer_slot(wire_.rank(), transfer.sent)};
-    if (!put(destination, part, static_cast<std::uint8_t>(transfer.sent))) return;
-    transfer.all_put = ++transfer.sent == total;
+    std::size_t const begin = transfer.sent * piece_bytes;
+    auto const piece = transfer.payload.subspan(begin, std::min(piece_bytes, transfer.payload.size() - begin));
+    Destination const destination =
+        transfer.is_exposed
+            ? Destination{.peer = peer, .segment = exposed_segment(number), .offset = begin}
+            : Destination{.peer = peer, .offset = wire_.layout().transfer_slot(wire_.rank(), transfer.sent)};
+    if (!put(destination, piece, static_cast<std::uint8_t>(transfer.sent))) return;
+    ++transfer.sent;
+    transfer.last_put = wire_.endpoint().put_count(peer);
   }
-  if (transfer.all_put) transfer.last_put = wire_.endpoint().put_count(peer);
+  transfer.all_put = transfer.sent == total;
+}
+
+int Transfers::Pieces::note(std::uint8_t fragment, int num_under_way) {
+  int const ahead = static_cast<std::uint8_t>(fragment - static_cast<std::uint8_t>(begin));
+  if (ahead >= num_under_way || (bits >> ahead & 1u) != 0) return -1;
+  bits |= std::uint64_t{1} << ahead;
+  return ahead;
+}
+
+bool Transfers::Pieces::take() {
+  if ((bits & 1u) == 0) return false;
+  bits >>= 1u;
+  ++begin;
+  return true;
+}
+
+void Transfers::exposed_piece_arrived(int source, Incoming& transfer, Tag tag) {
+  if (transfer.pieces.note(tag.fragment, kExposedPieces) < 0) {
+    ++wire_.peer_stats(source).repeated_fragments;
+    return;
+  }
+  std::uint64_t const total = pieces_of(transfer.output.size(), wire_.endpoint().traits(source).piece_bytes);
+  while (transfer.pieces.take()) {
+    if (transfer.pieces.begin % kPiecesPerGrant == 0) grant(source, transfer, kExposedPieces);
+  }
+  if (transfer.pieces.begin < total) return;
+  wire_.endpoint().withdraw(source, exposed_segment(tag.operation));
+  OperationState& operation = *transfer.operation;
+  peer_at(source).exposed.erase(tag.operation);
+  --num_pending_;
+  finish(operation);
 }
 
 void Transfers::fragment_arrived(int source, Tag tag) {
@@ -121,30 +155,28 @@ void Transfers::fragment_arrived(int source, Tag tag) {
   auto const repeated = [&] { ++wire_.peer_stats(source).repeated_fragments; };
   if (queue.empty() || static_cast<std::uint16_t>(queue.front().number) != tag.operation) return repeated();
   Incoming& transfer = queue.front();
-  auto const ahead = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.copied));
-  if (ahead >= LandingLayout::kTransferFragments || (transfer.arrived_mask >> ahead & 1u) != 0) return repeated();
-  transfer.arrived_mask |= 1u << ahead;
-  if (wire_.plants(Mutant::kSharedWord)) transfer.arrived_mask |= (1u << ahead) - 1;
-  while ((transfer.arrived_mask & 1u) != 0) {
-    std::size_t const begin = transfer.copied * kFragmentBytes;
+  int const ahead = transfer.pieces.note(tag.fragment, LandingLayout::kTransferFragments);
+  if (ahead < 0) return repeated();
+  if (wire_.plants(Mutant::kSharedWord)) transfer.pieces.bits |= (std::uint64_t{1} << ahead) - 1;
+  std::uint64_t const total = pieces_of(transfer.output.size(), kFragmentBytes);
+  for (std::uint64_t piece = transfer.pieces.begin; transfer.pieces.take(); ++piece) {
+    std::size_t const begin = piece * kFragmentBytes;
     std::size_t const size = std::min(kFragmentBytes, transfer.output.size() - begin);
-    std::uint64_t const offset = wire_.layout().transfer_slot(source, transfer.copied) + kHeaderBytes;
+    std::uint64_t const offset = wire_.layout().transfer_slot(source, piece) + kHeaderBytes;
     bool const is_streamed = transfer.output.size() >= stream_bytes_;
     (is_streamed ? copy_streaming : copy_bytes)(transfer.output.data() + begin, wire_.landed(offset), size);
-    transfer.arrived_mask >>= 1u;
-    ++transfer.copied;
-    if (transfer.copied < fragments_of(transfer.output.size())) grant(source, transfer);
+    if (piece + 1 < total) grant(source, transfer, LandingLayout::kTransferFragments);
   }
-  if (transfer.copied < fragments_of(transfer.output.size())) return;
+  if (transfer.pieces.begin < total) return;
   OperationState& operation = *transfer.operation;
   queue.pop_front();
   --num_pending_;
-  if (!queue.empty()) grant(source, queue.front());
+  if (!queue.empty()) grant(source, queue.front(), LandingLayout::kTransferFragments);
   finish(operation);
 }
 
-void Transfers::grant(int source, Incoming const& transfer) {
-  auto const granted = transfer.copied + LandingLayout::kTransferFragments;
+void Transfers::grant(int source, Incoming const& transfer, int num_under_way) {
+  auto const granted = transfer.pieces.begin + static_cast<std::uint64_t>(num_under_way);
   wire_.signal(source, {.channel = kTransferGrantChannel,
                         .operation = static_cast<std::uint16_t>(transfer.number),
                         .fragment = static_cast<std::uint8_t>(granted)});

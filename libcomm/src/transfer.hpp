@@ -17,7 +17,7 @@ namespace headway::comm {
 /// Moves payloads that do not fit the slot that their message has. The message is then an offer; the receiver, once it
 /// knows the output, takes the payload in the best way the engine has:
 ///   get       reads it from the sender's memory, then signals done            (shm where the host allows it, inproc)
-///   exposed   exposes its output and signals ready; the sender puts it there  (tcp)
+///   exposed   exposes its output and signals ready; the sender puts it there  (tcp, verbs)
 ///   fragments grants fragments that the sender puts into a small area which stays in cache (everywhere else, and for
 ///             the largest payloads while both sides attend to them)
 /// Each part ends with part_done() on the operation that it belongs to, and `on_part_done` is told.
@@ -64,17 +64,27 @@ class Transfers {
   struct Outgoing {
     std::span<std::byte const> payload;
     OperationState* operation;
-    std::uint64_t granted = 0, sent = 0;  ///< Fragments.
-    bool ready = false;                   ///< The receiver exposed its output.
+    std::uint64_t granted = 0, sent = 0;  ///< Pieces.
+    bool is_exposed = false;              ///< The receiver exposed its output: pieces go there, all of them.
     bool all_put = false;
     std::uint64_t last_put = 0;  ///< put_count after the last put: the payload is free once it is flushed.
+  };
+  /// Which pieces have arrived, of which at most 64 are under way at a time: all below `begin`, and begin + i if bit i
+  /// is set.
+  struct Pieces {
+    std::uint64_t begin = 0, bits = 0;
+
+    /// Place of piece `fragment` (its number modulo 256) after `begin`, now noted; -1 if it was noted before, or is not
+    /// among the next `num_under_way`.
+    int note(std::uint8_t fragment, int num_under_way);
+    /// Goes on to the next piece if the first one has arrived.
+    bool take();
   };
   struct Incoming {
     std::uint64_t number;
     std::span<std::byte> output;
     OperationState* operation;
-    std::uint64_t copied = 0;        ///< Fragments copied out.
-    std::uint32_t arrived_mask = 0;  ///< Bit i: fragment copied + i has arrived.
+    Pieces pieces = {};  ///< Those below `begin` are in the output.
   };
   struct Peer {
     std::uint32_t next_number = 0;
@@ -84,8 +94,10 @@ class Transfers {
   };
 
   void push(int peer, std::uint16_t number, Outgoing& transfer);
+  void exposed_piece_arrived(int source, Incoming& transfer, Tag tag);
   void fragment_arrived(int source, Tag tag);
-  void grant(int source, Incoming const& transfer);
+  /// Lets the sender put the pieces up to the first one that lacks plus `num_under_way`.
+  void grant(int source, Incoming const& transfer, int num_under_way);
   void finish(OperationState& operation);
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 

@@ -32,11 +32,14 @@ class Wire {
         flight_recorder_(options.flight_records, size_) {
     stats_.peers.resize(static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) {
-      copies_at_put_.push_back(peer != rank_ && endpoint_->traits(peer).copies_at_put);
+      bool const is_self = peer == rank_;
+      copies_at_put_.push_back(!is_self && endpoint_->traits(peer).copies_at_put);
+      max_put_bytes_.push_back(is_self ? PeerTraits().max_put_bytes : endpoint_->traits(peer).max_put_bytes);
     }
   }
 
   [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
+  [[nodiscard]] Endpoint const& endpoint() const { return *endpoint_; }
   /// Leaves the endpoint as it is, never to be destroyed here.
   void abandon() { static_cast<void>(endpoint_.release()); }
   [[nodiscard]] LandingLayout const& layout() const { return layout_; }
@@ -51,6 +54,9 @@ class Wire {
 
   /// Whether a put to `peer` is flushed at once.
   [[nodiscard]] bool copies_at_put(int peer) const { return copies_at_put_[static_cast<std::size_t>(peer)] != 0; }
+
+  /// Largest payload of one put to `peer`.
+  [[nodiscard]] std::size_t max_put_bytes(int peer) const { return max_put_bytes_[static_cast<std::size_t>(peer)]; }
 
   /// Whether this build has `mutant` and the group asks for it.
   [[nodiscard]] bool plants(Mutant mutant) const { return is_planted(mutant_, mutant); }
@@ -122,7 +128,8 @@ class Wire {
   std::byte const* landing_;
   bool allow_pull_;
   bool headers_are_timed_;
-  std::vector<char> copies_at_put_;  ///< (size) Of PeerTraits, which are asked at each put.
+  std::vector<char> copies_at_put_;         ///< (size) Of PeerTraits, which are asked at each put.
+  std::vector<std::size_t> max_put_bytes_;  ///< (size) The same.
   Mutant mutant_;
   GroupStats stats_;
   FlightRecorder flight_recorder_;

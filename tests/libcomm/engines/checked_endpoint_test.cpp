@@ -49,7 +49,7 @@ class ScriptedEndpoint final : public Endpoint {
   }
   Status get(int, std::uint64_t, std::span<std::byte>) override { return {}; }
   bool claim(int, std::uint64_t, std::uint64_t) override { return true; }
-  void expose(int, SegmentId, std::span<std::byte>) override {}
+  bool expose(int, SegmentId, std::span<std::byte>) override { return true; }
   void withdraw(int, SegmentId) override {}
   void retract() noexcept override {}
   void send_notice(int, std::string_view) noexcept override {}

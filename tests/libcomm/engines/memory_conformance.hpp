@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -27,6 +28,16 @@ class MemoryConformance : public testing::Test {
     }
     return true;
   }
+  /// Exposes `memory` of `owner` to `peer`, which may put there when this returns.
+  static void expose(EndpointGroup<Engine>& ranks, int owner, int peer, SegmentId segment,
+                     std::span<std::byte> memory) {
+    auto const heard_before = ranks.heard(peer).tags_from(owner);
+    ASSERT_TRUE(ranks[owner].expose(peer, segment, memory));
+    ranks.put(owner, {.peer = peer}, {}, {},
+              Tag{.channel = 200, .operation = static_cast<std::uint16_t>(heard_before)});
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(peer).tags_from(owner) > heard_before; }));
+    ASSERT_TRUE(ranks.settle());
+  }
 };
 TYPED_TEST_SUITE_P(MemoryConformance);
 
@@ -34,8 +45,7 @@ TYPED_TEST_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload) {
   EndpointGroup<TypeParam> ranks(2);
   if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(2000000);
-  ranks[1].expose(0, 5, memory);
-  ASSERT_TRUE(ranks.settle());
+  this->expose(ranks, 1, 0, 5, memory);
   std::uint16_t operation = 0;
   for (std::size_t const size : {1u, 64u, 4097u, 1500001u}) {
     for (std::size_t const offset : {0u, 3u, 4099u}) {
@@ -57,9 +67,8 @@ TYPED_TEST_P(MemoryConformance, SegmentsAreExposedToOnePeerEach) {
   EndpointGroup<TypeParam> ranks(3);
   if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory_for_1(5000), memory_for_2(5000);
-  ranks[0].expose(1, 9, memory_for_1);
-  ranks[0].expose(2, 9, memory_for_2);
-  ASSERT_TRUE(ranks.settle());
+  this->expose(ranks, 0, 1, 9, memory_for_1);
+  this->expose(ranks, 0, 2, 9, memory_for_2);
   auto const payload_1 = test_bytes(5000, 1), payload_2 = test_bytes(5000, 2);
   ranks.put(1, {.peer = 0, .segment = 9}, {}, payload_1, Tag{});
   ranks.put(2, {.peer = 0, .segment = 9}, {}, payload_2, Tag{});
@@ -75,8 +84,7 @@ TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderW
   if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(4000000);
   auto const payload = test_bytes(memory.size(), 3);
-  ranks[1].expose(0, 1, memory);
-  ASSERT_TRUE(ranks.settle());
+  this->expose(ranks, 1, 0, 1, memory);
   ASSERT_TRUE(ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
   ranks.poll_all();  // Some of it may have landed, some not.
@@ -92,8 +100,7 @@ TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThread
   if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(100000);
   auto const payload = test_bytes(memory.size(), 4);
-  ranks[1].expose(0, 1, memory);
-  ASSERT_TRUE(ranks.settle());
+  this->expose(ranks, 1, 0, 1, memory);
 
   std::atomic<bool> stop{false};
   std::jthread sender([&] {
@@ -126,8 +133,7 @@ TYPED_TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
   for (std::uint16_t round = 0; round < 5; ++round) {
     std::vector<std::byte> memory(1000);
     auto const payload = test_bytes(memory.size(), round);
-    ranks[1].expose(0, 2, memory);
-    ASSERT_TRUE(ranks.settle());
+    this->expose(ranks, 1, 0, 2, memory);
     ranks.put(0, {.peer = 1, .segment = 2}, {}, payload, Tag{.operation = round});
     ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = round}); }));
     ranks[1].withdraw(0, 2);

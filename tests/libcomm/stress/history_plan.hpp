@@ -1,5 +1,6 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
 #include "headway/comm/group.hpp"
 #include "payload.hpp"
 #include "random.hpp"
@@ -16,7 +17,8 @@ struct GroupPlan {
   int lag = 0;  ///< max_lag and max_lag_limit.
   int num_channels = 1;
   std::size_t slot_bytes = 64;
-  bool can_get = true, can_put_exposed = false;  ///< How payloads above a slot travel; neither: in fragments.
+  bool can_get = true, can_put_exposed = false;    ///< How payloads above a slot travel; neither: in fragments.
+  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Of such a payload that is exposed.
   std::size_t pull_bytes = 0;
   std::size_t credit = 0;        ///< Puts to a peer that may be under way.
   std::uint64_t fault_seed = 1;  ///< Of `checked`.
@@ -41,6 +43,7 @@ inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   std::uint64_t const way = random.below(4);
   plan.can_get = way < 2;
   plan.can_put_exposed = way == 2;
+  if (plan.can_put_exposed && seed % 2 == 0) plan.piece_bytes = 1 + seed % 64;
   plan.pull_bytes = random.one_in(2) ? 32 : 32 * 1024;
   plan.credit = random.one_in(2) ? 1 + random.below(4) : 1000;
   plan.fault_seed = 1 + random.below(1u << 30);

@@ -46,8 +46,8 @@ class LateEndpoint final : public Endpoint {
     return inner_->claim(owner, offset, value);
   }
   void retract() noexcept override { inner_->retract(); }
-  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
-    inner_->expose(peer, segment, memory);
+  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
+    return inner_->expose(peer, segment, memory);
   }
   void withdraw(int peer, SegmentId segment) override { inner_->withdraw(peer, segment); }
   void send_notice(int peer, std::string_view text) noexcept override { inner_->send_notice(peer, text); }

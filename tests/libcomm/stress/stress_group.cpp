@@ -68,8 +68,9 @@ StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : pla
   options.num_channels = plan.num_channels;
   options.mutant = mutant;
   LandingLayout const layout = LandingLayout::of(plan.num_ranks, options);
-  auto inproc = make_inproc_endpoints(plan.num_ranks, layout.total_bytes(),
-                                      {.can_get = plan.can_get, .can_put_exposed = plan.can_put_exposed});
+  auto inproc = make_inproc_endpoints(
+      plan.num_ranks, layout.total_bytes(),
+      {.can_get = plan.can_get, .can_put_exposed = plan.can_put_exposed, .piece_bytes = plan.piece_bytes});
   for (auto& endpoint : inproc) {
     auto late = std::make_unique<LateEndpoint>(std::move(endpoint), plan.credit);
     wires_.push_back(late.get());

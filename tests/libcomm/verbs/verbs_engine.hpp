@@ -6,11 +6,17 @@
 
 namespace headway::comm {
 
+inline std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t landing_bytes, Store& store,
+                                               int num_rails) {
+  auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
+  return make_verbs_endpoint(rank, size, lifelines, landing_bytes,
+                             {.address = verbs::choose_address("", lifelines), .num_rails = num_rails});
+}
+
 struct Verbs {
   static constexpr char const* kName = "verbs";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
-    auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
-    return make_verbs_endpoint(rank, size, lifelines, landing_bytes, verbs::choose_address("", lifelines));
+    return connect_verbs(rank, size, landing_bytes, store, 1);
   }
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
     return connect_in_threads<Verbs>(size, landing_bytes);

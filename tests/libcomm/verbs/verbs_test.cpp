@@ -25,10 +25,14 @@ class NeedsDevice final : public testing::Environment {
 };
 [[maybe_unused]] auto* const needs_device = testing::AddGlobalTestEnvironment(new NeedsDevice);
 
+/// Three queue pairs to each peer, on which puts overtake each other.
 struct CheckedVerbs {
-  static constexpr char const* kName = "checked_verbs";
+  static constexpr char const* kName = "checked_verbs_three_rails";
+  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
+    return connect_verbs(rank, size, landing_bytes, store, 3);
+  }
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
-    auto endpoints = Verbs::connect(size, landing_bytes);
+    auto endpoints = connect_in_threads<CheckedVerbs>(size, landing_bytes);
     for (auto& endpoint : endpoints) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), 0);
     return endpoints;
   }
@@ -54,7 +58,8 @@ struct ShmVerbsTcp {
     engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[kShm]), landing_bytes));
     auto const landing = engines.front()->landing();
     auto const address = verbs::choose_address("", lifelines[kVerbs]);
-    engines.push_back(std::make_unique<VerbsEndpoint>(rank, size, lifelines[kVerbs], landing, address));
+    engines.push_back(
+        std::make_unique<VerbsEndpoint>(rank, size, lifelines[kVerbs], landing, verbs::Settings{.address = address}));
     engines.push_back(std::make_unique<TcpEndpoint>(rank, size, lifelines[kTcp], landing));
     return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
   }

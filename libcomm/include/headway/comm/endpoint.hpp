@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,10 +48,14 @@ class ArrivalSink {
 
 /// What an endpoint can do towards one peer besides put().
 struct PeerTraits {
-  std::string_view engine;       ///< "inproc", "shm", "tcp", ...
-  bool can_get = false;          ///< get() reads that peer's user memory, and claim() works between the two.
-  bool can_put_exposed = false;  ///< put() may name a segment that the peer exposed.
-  bool copies_at_put = false;    ///< put() is done with its payload when it returns: flushed() is put_count().
+  std::string_view engine;               ///< "inproc", "shm", "tcp", ...
+  bool can_get = false;                  ///< get() reads that peer's user memory, and claim() works between the two.
+  bool can_put_exposed = false;          ///< put() may name a segment that the peer exposed.
+  bool copies_at_put = false;            ///< put() is done with its payload when it returns: flushed() is put_count().
+  std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put.
+  std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for an exposed segment go in puts of this size.
+
+  static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 };
 
 /// How ranks share a host.
@@ -116,12 +121,19 @@ class Endpoint {
   virtual void retract() noexcept = 0;
 
   /// Lets `peer` put into `memory` as `segment` (not 0), until withdraw(). Only where traits(peer).can_put_exposed.
-  /// After withdraw() returns nothing is written there, whatever the peer does.
-  virtual void expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
+  /// After withdraw() returns nothing is written there, whatever the peer does. A put by this rank that follows tells
+  /// the peer that it may begin.
+  /// @returns false, with no effect, where this cannot be had now: the payload must come another way.
+  virtual bool expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
   virtual void withdraw(int peer, SegmentId segment) = 0;
 
   /// Sends a short text out of band, as an error report; best effort.
   virtual void send_notice(int peer, std::string_view text) noexcept = 0;
+
+  /// Whether connections that are gone show only when something is sent: then keep_alive() must be called about once a
+  /// second, so that they show to a rank that has nothing under way.
+  [[nodiscard]] virtual bool wants_keep_alive() const { return false; }
+  virtual void keep_alive() {}
 
   /// After arm(), a put to this rank wakes sleep(). Poll once between the two, or a wake-up may be missed.
   virtual void arm() = 0;

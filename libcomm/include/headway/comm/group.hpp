@@ -25,7 +25,8 @@ enum class Engine {
   kVerbs,  ///< RDMA to all peers, also on this host. Only where the build has it and the host a device that is up.
 };
 
-/// Settings of a group. All ranks must give the same values, except max_lag, timeout and flight_records.
+/// Settings of a group. All ranks must give the same values, except max_lag, timeout, flight_records and
+/// rdma_cache_bytes.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
   int max_lag = 0;         ///< Bound k: a rank may run this many all-to-alls ahead.
@@ -56,9 +57,11 @@ struct GroupOptions {
   std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
   std::string interface_address;  ///< Address that tcp listens on; empty: all.
   std::string rdma_device;        ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
-  bool wrap_checked = false;      ///< Verify the transport contract (engine `checked`): tests.
-  std::uint64_t fault_seed = 0;   ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
-  std::string mutant;             ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
+  int rdma_rails = 1;             ///< Queue pairs that verbs makes to each peer, 1 to 8.
+  std::size_t rdma_cache_bytes = std::size_t{4} << 30;  ///< Memory of allocate() that verbs keeps registered.
+  bool wrap_checked = false;                            ///< Verify the transport contract (engine `checked`): tests.
+  std::uint64_t fault_seed = 0;  ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
+  std::string mutant;            ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
 };
 
 /// One rank's part of an operation, as its waiters see it. Thread-safe.

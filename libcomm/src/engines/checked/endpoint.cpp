@@ -216,15 +216,17 @@ bool CheckedEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value
   return inner_->claim(owner, offset, value);
 }
 
-void CheckedEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
+bool CheckedEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
   CallGuard::Scope const scope(guard_, "expose");
   throw_deferred_breach();
   check_peer("expose", peer);
   expects(inner_->traits(peer).can_put_exposed, "expose(): " + rank_text(peer) + " cannot put into exposed memory");
   expects(segment != kLandingSegment, "expose(): segment 0 is the landing segment");
-  expects(exposed_.emplace(peer, segment).second,
+  expects(!exposed_.contains({peer, segment}),
           "expose(): segment " + std::to_string(segment) + " is already exposed to " + rank_text(peer));
-  inner_->expose(peer, segment, memory);
+  if (!inner_->expose(peer, segment, memory)) return false;
+  exposed_.emplace(peer, segment);
+  return true;
 }
 
 void CheckedEndpoint::withdraw(int peer, SegmentId segment) {
@@ -245,6 +247,12 @@ void CheckedEndpoint::send_notice(int peer, std::string_view text) noexcept {
     return;
   }
   inner_->send_notice(peer, text);
+}
+
+void CheckedEndpoint::keep_alive() {
+  CallGuard::Scope const scope(guard_, "keep_alive");
+  throw_deferred_breach();
+  inner_->keep_alive();
 }
 
 void CheckedEndpoint::arm() {

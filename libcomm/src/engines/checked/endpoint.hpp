@@ -46,10 +46,12 @@ class CheckedEndpoint final : public Endpoint {
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
   bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
   void retract() noexcept override { inner_->retract(); }
-  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
+  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;
   void send_notice(int peer, std::string_view text) noexcept override;
 
+  [[nodiscard]] bool wants_keep_alive() const override { return inner_->wants_keep_alive(); }
+  void keep_alive() override;
   void arm() override;
   void disarm() override;
   void sleep(Deadline deadline) override;

@@ -58,6 +58,14 @@ void CompositeEndpoint::arm() {
   for (auto const& engine : engines_) engine->arm();
 }
 
+bool CompositeEndpoint::wants_keep_alive() const {
+  return std::ranges::any_of(engines_, [](auto const& engine) { return engine->wants_keep_alive(); });
+}
+
+void CompositeEndpoint::keep_alive() {
+  for (auto const& engine : engines_) engine->keep_alive();
+}
+
 void CompositeEndpoint::disarm() {
   for (auto const& engine : engines_) engine->disarm();
   bell_.disarm();

@@ -40,11 +40,13 @@ class CompositeEndpoint final : public Endpoint {
     return (owning_rank == rank() ? owner() : of(owning_rank)).claim(owning_rank, offset, value);
   }
   void retract() noexcept override;
-  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
-    of(peer).expose(peer, segment, memory);
+  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
+    return of(peer).expose(peer, segment, memory);
   }
   void withdraw(int peer, SegmentId segment) override { of(peer).withdraw(peer, segment); }
   void send_notice(int peer, std::string_view text) noexcept override { of(peer).send_notice(peer, text); }
+  [[nodiscard]] bool wants_keep_alive() const override;
+  void keep_alive() override;
   void arm() override;
   void disarm() override;
   void sleep(Deadline deadline) override;

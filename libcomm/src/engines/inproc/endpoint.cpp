@@ -79,7 +79,8 @@ class InprocEndpoint final : public Endpoint {
     return {.engine = "inproc",
             .can_get = hub_->traits.can_get,
             .can_put_exposed = hub_->traits.can_put_exposed,
-            .copies_at_put = true};
+            .copies_at_put = true,
+            .piece_bytes = hub_->traits.piece_bytes};
   }
   [[nodiscard]] std::span<std::byte> landing() override { return {own_.landing_data(), hub_->landing_bytes}; }
 
@@ -164,10 +165,11 @@ class InprocEndpoint final : public Endpoint {
     own_.readable = false;
   }
 
-  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
+  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
     expects(segment != kLandingSegment, "expose: segment 0 is the landing segment");
     std::lock_guard const lock(own_.mutex);
     own_.exposed[{peer, segment}] = memory;
+    return true;
   }
   void withdraw(int peer, SegmentId segment) override {
     std::lock_guard const lock(own_.mutex);

@@ -13,6 +13,7 @@ namespace headway::comm {
 struct InprocTraits {
   bool can_get = true;
   bool can_put_exposed = false;
+  std::size_t piece_bytes = PeerTraits::kNoLimit;
 };
 
 /// Endpoints for ranks that are threads of this process: the reference of the transport contract.

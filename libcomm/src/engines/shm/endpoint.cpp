@@ -220,7 +220,7 @@ bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
 
 void ShmEndpoint::retract() noexcept { own_.control().retracted.store(1, std::memory_order_seq_cst); }
 
-void ShmEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
+bool ShmEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
   throw UsageError("expose: engine shm has no exposed segments");
 }
 void ShmEndpoint::withdraw(int /*peer*/, SegmentId /*segment*/) {}

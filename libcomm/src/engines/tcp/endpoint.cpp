@@ -183,9 +183,10 @@ bool TcpEndpoint::claim(int /*owner*/, std::uint64_t /*offset*/, std::uint64_t /
   throw UsageError("tcp has no words that two ranks can claim");
 }
 
-void TcpEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
+bool TcpEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
   expects(segment != kLandingSegment, "segment 0 is the landing segment");
   checked_link(peer).reader.expose(segment, memory);
+  return true;
 }
 
 void TcpEndpoint::withdraw(int peer, SegmentId segment) { checked_link(peer).reader.withdraw(segment); }

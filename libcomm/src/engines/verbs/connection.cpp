@@ -58,7 +58,7 @@ QueuePair make_queue_pair(ibv_pd* domain, ibv_cq* completions, ibv_srq* receives
 }
 
 void connect_queue_pair(ibv_qp* queue_pair, Address const& own, Hello const& own_hello, Hello const& peer_hello,
-                        int peer) {
+                        std::size_t rail, int peer) {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = own.port;
@@ -68,8 +68,8 @@ void connect_queue_pair(ibv_qp* queue_pair, Address const& own, Hello const& own
   attributes = {};
   attributes.qp_state = IBV_QPS_RTR;
   attributes.path_mtu = static_cast<ibv_mtu>(std::min(own_hello.mtu, peer_hello.mtu));
-  attributes.dest_qp_num = peer_hello.queue_pair_number;
-  attributes.rq_psn = peer_hello.packet_number;
+  attributes.dest_qp_num = peer_hello.queue_pairs[rail].number;
+  attributes.rq_psn = peer_hello.queue_pairs[rail].packet_number;
   attributes.min_rnr_timer = kReceiverNotReadyTimer;
   attributes.ah_attr = path_to(own, peer_hello);
   modify(queue_pair, attributes,
@@ -82,7 +82,7 @@ void connect_queue_pair(ibv_qp* queue_pair, Address const& own, Hello const& own
   attributes.timeout = kTimeout;
   attributes.retry_cnt = kRetries;
   attributes.rnr_retry = kRetries;
-  attributes.sq_psn = own_hello.packet_number;
+  attributes.sq_psn = own_hello.queue_pairs[rail].packet_number;
   modify(queue_pair, attributes,
          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
          peer, "RTS");

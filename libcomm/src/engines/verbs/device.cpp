@@ -58,7 +58,8 @@ void add_port(std::vector<Address>& found, ibv_context* context, std::string con
                      .gid = entry.gid,
                      .lid = attributes.lid,
                      .mtu = attributes.active_mtu,
-                     .is_ethernet = is_ethernet});
+                     .is_ethernet = is_ethernet,
+                     .max_message_bytes = attributes.max_msg_sz});
   }
 }
 

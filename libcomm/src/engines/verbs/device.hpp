@@ -3,6 +3,7 @@
 #include "engines/rdma_reach.hpp"
 #include "engines/verbs/library.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,6 +36,7 @@ struct Address {
   std::uint16_t lid = 0;       ///< InfiniBand; 0 on Ethernet.
   ibv_mtu mtu = IBV_MTU_1024;  ///< Active.
   bool is_ethernet = true;
+  std::size_t max_message_bytes = 0;
 
   /// "rxe0 port 1, GID 2 (fd00:77::1)"
   [[nodiscard]] std::string text() const;

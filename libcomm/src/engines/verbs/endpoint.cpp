@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -22,77 +23,99 @@ namespace {
 constexpr unsigned kPollsPerLifelineCheck = 4096;
 constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
+constexpr std::chrono::seconds kKeepAlivePeriod{1};
+/// So that several queue pairs share large blocks, and a piece is registered while the one before is on its way.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+/// A peer that ends a connection because its group failed says why, by another way.
+constexpr std::chrono::milliseconds kNoticeTime{500};
 
 }  // namespace
 
 PeerTraits VerbsEndpoint::traits(int peer) const {
   expects(is_peer(peer), "verbs does not reach that rank");
-  return {.engine = "verbs"};
+  std::uint64_t const own_limit = settings_.address.max_message_bytes;
+  std::size_t const limit = std::min(own_limit, links_[index(peer)].remote.max_message_bytes) - kHeaderBytes;
+  return {
+      .engine = "verbs", .can_put_exposed = true, .max_put_bytes = limit, .piece_bytes = std::min(kPieceBytes, limit)};
 }
 
-std::uint64_t VerbsEndpoint::Link::num_flushed() const {
-  if (num_in_place == 0 || !loss.empty()) return num_put;
-  auto const oldest = std::ranges::find_if(unreclaimed, [](auto const& each) { return each.put_count != 0; });
-  return oldest == unreclaimed.end() ? num_put : oldest->put_count - 1;
+std::uint64_t VerbsEndpoint::flushed(int peer) const {
+  Link const& to = links_[index(peer)];
+  std::uint64_t flushed = to.num_put;
+  if (!to.loss.empty()) return flushed;
+  for (auto const& rail : to.rails) {
+    if (auto const oldest = rail.oldest_in_place()) flushed = std::min(flushed, *oldest - 1);
+  }
+  return flushed;
 }
 
-bool VerbsEndpoint::has_room(Link& to, int peer) const {
-  if (to.num_requests - to.num_reclaimed >= verbs::kSendRequests - verbs::kReservedRequests) return false;
-  if (to.num_put - to.num_taken < verbs::kCredits) return true;
-  auto* const word = credit_memory_.bytes().data() + index(peer) * verbs::kCreditWordBytes;
+bool VerbsEndpoint::has_credit(Link& to, int peer) {
+  if (to.num_put - to.num_taken < to.remote.credits) return true;
   // Partner of the acquire: the peer's device, which writes after it has posted the receives again.
-  to.num_taken = std::atomic_ref(*reinterpret_cast<std::uint64_t*>(word)).load(std::memory_order_acquire);
-  return to.num_put - to.num_taken < verbs::kCredits;
+  to.num_taken = std::atomic_ref(mailbox_of(peer).num_taken).load(std::memory_order_acquire);
+  return to.num_put - to.num_taken < to.remote.credits;
+}
+
+verbs::RemoteMemory VerbsEndpoint::target_of(Destination const& destination, std::size_t header_bytes,
+                                             std::size_t payload_bytes) {
+  if (destination.segment == kLandingSegment) {
+    expects(destination.offset % 64 == 0, "put: the offset is not a multiple of 64");
+    std::size_t const needed = payload_bytes == 0 ? header_bytes : kHeaderBytes + payload_bytes;
+    expects(destination.offset <= landing_.size() && needed <= landing_.size() - destination.offset,
+            "put: the range leaves the landing segment");
+    std::uint64_t const skipped = header_bytes == 0 && payload_bytes != 0 ? kHeaderBytes : 0;
+    auto const& landing = links_[index(destination.peer)].remote.landing;
+    return {.address = landing.address + destination.offset + skipped, .key = landing.key};
+  }
+  auto const& window = mailbox_of(destination.peer).windows[destination.segment % verbs::kWindows];
+  expects(window.segment == destination.segment, "put: the peer has not exposed that segment");
+  expects(destination.offset <= window.size && payload_bytes <= window.size - destination.offset,
+          "put: the range leaves the exposed segment");
+  return {.address = window.address + destination.offset, .key = window.key};
 }
 
 Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte const> header,
                           std::span<std::byte const> payload, Tag tag) {
   int const peer = destination.peer;
   expects(is_peer(peer), "a put needs another rank that verbs reaches");
-  expects(destination.segment == kLandingSegment, "put: engine verbs has no exposed segments");
   expects(header.size() <= kMaxHeaderBytes, "put: the header is larger than kMaxHeaderBytes");
-  expects(destination.offset % 64 == 0, "put: the offset is not a multiple of 64");
-  std::size_t const needed = payload.empty() ? header.size() : kHeaderBytes + payload.size();
-  expects(destination.offset <= landing_.size() && needed <= landing_.size() - destination.offset,
-          "put: the range leaves the landing segment");
+  bool const has_header = !header.empty() && destination.segment == kLandingSegment;
   Link& to = links_[index(peer)];
   if (!to.loss.empty()) return lost_status(peer);
-  if (!has_room(to, peer)) return Status::would_block();
+  auto const target = target_of(destination, has_header ? header.size() : 0, payload.size());
+  if (!has_credit(to, peer)) return Status::would_block();
+  verbs::Rail& rail = take_rail(to, has_header || !payload.empty());
+  if (!rail.has_room()) return Status::would_block();
   bool const is_copied = payload.size() <= verbs::kMaxCopiedBytes;
-  std::size_t const lead = header.empty() ? 0 : payload.empty() ? header.size() : kHeaderBytes;
-  auto const staged = to.staging.take(lead + (is_copied ? payload.size() : 0));
+  std::size_t const lead = !has_header ? 0 : payload.empty() ? header.size() : kHeaderBytes;
+  auto const staged = rail.stage(lead + (is_copied ? payload.size() : 0));
   if (!staged) return Status::would_block();
   if (lead != 0) {
     std::memset(staged->data(), 0, lead);
     std::memcpy(staged->data(), header.data(), header.size());
   }
-  std::uint64_t const offset = destination.offset + (header.empty() && !payload.empty() ? kHeaderBytes : 0);
-  std::uint64_t const remote_address = to.remote.landing_address + offset;
-  if (!is_copied) return put_in_place(to, peer, remote_address, *staged, payload, tag);
+  if (!is_copied) return put_in_place(to, peer, rail, target, *staged, payload, tag);
 
   if (!payload.empty()) std::memcpy(staged->data() + lead, payload.data(), payload.size());
-  Request& request = add_put(to, peer, remote_address, tag);
-  if (!staged->empty()) add_piece(request, *staged, staging_region_->lkey);
+  verbs::Request& request = add_put(to, peer, rail, target, tag);
+  if (!staged->empty()) request.add_piece(*staged, staging_region_->lkey);
   if (staged->size() <= inline_bytes_) request.work.send_flags |= IBV_SEND_INLINE;
   return {};
 }
 
-Status VerbsEndpoint::put_in_place(Link& to, int peer, std::uint64_t remote_address, std::span<std::byte const> lead,
-                                   std::span<std::byte const> payload, Tag tag) {
-  verbs::MemoryRegion registration(
-      library().reg_mr(domain_.get(), const_cast<std::byte*>(payload.data()), payload.size(), 0));
+Status VerbsEndpoint::put_in_place(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
+                                   std::span<std::byte const> lead, std::span<std::byte const> payload, Tag tag) {
+  expects(payload.size() <= traits(peer).max_put_bytes, "put: the payload is larger than max_put_bytes");
+  auto registration = registrations_.find_or_register(payload, 0);
   if (!registration) {
     break_link(to, "a payload of " + std::to_string(payload.size()) +
                        " bytes could not be registered: " + std::strerror(errno) + "; see ulimit -l");
     return lost_status(peer);
   }
-  Request& request = add_put(to, peer, remote_address, tag);
-  if (!lead.empty()) add_piece(request, lead, staging_region_->lkey);
-  add_piece(request, payload, registration->lkey);
-  signal(to, request);
-  to.unreclaimed.back().put_count = to.num_put;
-  to.unreclaimed.back().registration = std::move(registration);
-  ++to.num_in_place;
+  verbs::Request& request = add_put(to, peer, rail, target, tag);
+  if (!lead.empty()) request.add_piece(lead, staging_region_->lkey);
+  request.add_piece(payload, registration->lkey);
+  rail.signal_in_place(request, to.num_put, std::move(registration));
   return {};
 }
 
@@ -100,37 +123,13 @@ Status VerbsEndpoint::lost_status(int peer) const {
   return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost: " + links_[index(peer)].loss};
 }
 
-VerbsEndpoint::Request& VerbsEndpoint::add_put(Link& to, int peer, std::uint64_t remote_address, Tag tag) {
-  Request& request = add_request(to, peer, remote_address, to.remote.landing_key);
+verbs::Request& VerbsEndpoint::add_put(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
+                                       Tag tag) {
+  verbs::Request& request = add_write(to, peer, rail, target);
   request.work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   request.work.imm_data = htonl(tag.packed());
   ++to.num_put;
   return request;
-}
-
-VerbsEndpoint::Request& VerbsEndpoint::add_request(Link& to, int peer, std::uint64_t remote_address,
-                                                   std::uint32_t remote_key) {
-  if (to.num_unposted == 0) unsubmitted_.push_back(peer);
-  if (to.num_unposted == to.requests.size()) to.requests.emplace_back();
-  Request& request = to.requests[to.num_unposted++];
-  request.work.num_sge = 0;
-  request.work.send_flags = 0;
-  request.work.wr_id = ++to.num_requests;
-  request.work.opcode = IBV_WR_RDMA_WRITE;
-  request.work.wr.rdma.remote_addr = remote_address;
-  request.work.wr.rdma.rkey = remote_key;
-  bool const is_due = to.num_requests - to.num_at_signal >= verbs::kRequestsPerSignal ||
-                      to.staging.position() - to.staging_at_signal >= verbs::kStagingBytes / 4;
-  if (is_due) signal(to, request);
-  return request;
-}
-
-void VerbsEndpoint::signal(Link& to, Request& request) {
-  request.work.send_flags |= IBV_SEND_SIGNALED;
-  to.num_at_signal = to.num_requests;
-  to.staging_at_signal = to.staging.position();
-  to.unreclaimed.push_back(
-      {.number = to.num_requests, .staging_position = to.staging.position(), .put_count = 0, .registration = nullptr});
 }
 
 void VerbsEndpoint::submit() {
@@ -139,23 +138,18 @@ void VerbsEndpoint::submit() {
 }
 
 void VerbsEndpoint::post(Link& to, int peer) {
-  if (to.num_unposted == 0) return;
   // Behind the puts, which somebody waits for.
-  if (to.num_arrived - to.num_reported >= verbs::kCreditsPerReport) add_credits(to, peer);
-  for (std::size_t i = 0; i < to.num_unposted; ++i) {
-    ibv_send_wr& work = to.requests[i].work;
-    work.sg_list = to.requests[i].pieces.data();
-    work.next = i + 1 < to.num_unposted ? &to.requests[i + 1].work : nullptr;
+  if (to.num_arrived - to.num_reported >= credits_ / 2) add_credits(to, peer);
+  to.is_unsubmitted = false;
+  for (auto& rail : to.rails) {
+    if (int const error = rail.post(); error != 0)
+      break_link(to, std::string("ibv_post_send: ") + std::strerror(error));
   }
-  to.num_unposted = 0;
-  ibv_send_wr* failed = nullptr;
-  int const error = to.queue_pair ? ibv_post_send(to.queue_pair.get(), &to.requests.front().work, &failed) : 0;
-  if (error != 0) break_link(to, std::string("ibv_post_send: ") + std::strerror(error));
 }
 
 bool VerbsEndpoint::poll(ArrivalSink& sink) {
   // Of what earlier polls took: in between, a put may have carried the report.
-  if (!owed_credits_.empty()) report_credits(verbs::kCreditsPerReport);
+  if (!owed_credits_.empty()) report_credits(credits_ / 2);
   bool found = false;
   if (lifeline_is_ready_.load(std::memory_order_relaxed) || ++num_polls_ % kPollsPerLifelineCheck == 0) [[unlikely]] {
     found = check_lifelines(sink);
@@ -163,7 +157,7 @@ bool VerbsEndpoint::poll(ArrivalSink& sink) {
   found = take_completions(&sink) || found;
   if (has_broken_links_) [[unlikely]]
     found = check_lifelines(sink) || found;
-  if (!owed_credits_.empty()) report_credits(verbs::kUrgentCredits);
+  if (!owed_credits_.empty()) report_credits(credits_ * 3 / 4);  // Before the caller can put.
   return found;
 }
 
@@ -176,13 +170,13 @@ bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
       ibv_wc const& each = done[static_cast<std::size_t>(i)];
       bool const is_receive = each.wr_id == verbs::kReceiveLabel;
       if (is_receive) ++num_receives_taken_;
-      int const peer = peer_of_queue_pair_.find(each.qp_num);
+      auto const [peer, rail] = owner_of_queue_pair_.find(each.qp_num);
       if (peer < 0) continue;  // Of a connection that is lost.
       Link& link = links_[index(peer)];
       if (each.status != IBV_WC_SUCCESS) {
-        break_link(link, library().wc_status_str(each.status));
+        connection_failed(link, each.status);
       } else if (!is_receive) {
-        reclaim(link, each.wr_id);
+        link.rails[rail].reclaim(each.wr_id);
       } else if (each.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
         break_link(link, "it sent something that has no tag");
       } else {
@@ -196,9 +190,15 @@ bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
   return found;
 }
 
+void VerbsEndpoint::connection_failed(Link& link, ibv_wc_status status) {
+  if (is_retracted_) return;  // Payloads were taken from the device; a peer that is lost shows by its socket.
+  bool const is_silent = status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_RNR_RETRY_EXC_ERR;
+  break_link(link, library().wc_status_str(status), is_silent ? Clock::duration() : kNoticeTime);
+}
+
 void VerbsEndpoint::take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink) {
   ++from.num_arrived;
-  if (from.num_arrived - from.num_reported == verbs::kCreditsPerReport) owed_credits_.push_back(peer);
+  if (from.num_arrived - from.num_reported == credits_ / 2) owed_credits_.push_back(peer);
   if (sink != nullptr) sink->arrived(peer, Tag::unpack(packed_tag));
 }
 
@@ -209,37 +209,82 @@ void VerbsEndpoint::post_taken_receives() {
   }
 }
 
-void VerbsEndpoint::reclaim(Link& of, std::uint64_t number) {
-  while (!of.unreclaimed.empty() && of.unreclaimed.front().number <= number) {
-    of.num_reclaimed = of.unreclaimed.front().number;
-    of.staging.give_back(of.unreclaimed.front().staging_position);
-    if (of.unreclaimed.front().put_count != 0) --of.num_in_place;
-    of.unreclaimed.pop_front();
-  }
+verbs::Request* VerbsEndpoint::add_mail(Link& to, int peer, std::size_t offset, std::span<std::byte const> bytes) {
+  verbs::Rail& rail = to.rails.front();
+  if (!rail.has_reserve()) return nullptr;
+  auto const staged = rail.stage(bytes.size());
+  if (!staged) return nullptr;
+  std::memcpy(staged->data(), bytes.data(), bytes.size());
+  auto const& mailbox = to.remote.mailbox;
+  verbs::Request& request = add_write(to, peer, rail, {.address = mailbox.address + offset, .key = mailbox.key});
+  request.add_piece(*staged, staging_region_->lkey);
+  return &request;
 }
 
-VerbsEndpoint::Request* VerbsEndpoint::add_credits(Link& to, int peer) {
-  if (to.num_requests - to.num_reclaimed >= verbs::kSendRequests) return nullptr;
-  auto const staged = to.staging.take(sizeof to.num_arrived);
-  if (!staged) return nullptr;
+verbs::Request* VerbsEndpoint::add_credits(Link& to, int peer) {
   post_taken_receives();
-  std::memcpy(staged->data(), &to.num_arrived, sizeof to.num_arrived);
-  to.num_reported = to.num_arrived;
-  Request& request = add_request(to, peer, to.remote.credit_address, to.remote.credit_key);
-  add_piece(request, *staged, staging_region_->lkey);
-  return &request;
+  auto* const request =
+      add_mail(to, peer, offsetof(verbs::Mailbox, num_taken), std::as_bytes(std::span(&to.num_arrived, 1)));
+  if (request != nullptr) to.num_reported = to.num_arrived;
+  return request;
 }
 
 void VerbsEndpoint::report_credits(std::uint64_t minimum) {
   std::erase_if(owed_credits_, [this, minimum](int peer) {
     Link& to = links_[index(peer)];
     std::uint64_t const owed = to.num_arrived - to.num_reported;
-    if (owed < verbs::kCreditsPerReport || !to.queue_pair) return true;
+    if (owed < credits_ / 2 || to.rails.empty()) return true;
     if (owed < minimum || add_credits(to, peer) == nullptr) return false;
     post(to, peer);
     std::erase(unsubmitted_, peer);
     return true;
   });
+}
+
+void VerbsEndpoint::keep_alive() {
+  auto const now = Clock::now();
+  if (now < next_keep_alive_ || is_retracted_) return;
+  next_keep_alive_ = now + kKeepAlivePeriod;
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& to = links_[index(peer)];
+    if (to.rails.empty() || !to.loss.empty() || !to.is_out()) continue;
+    if (verbs::Request* const request = add_credits(to, peer)) to.rails.front().signal(*request);
+  }
+  submit();
+}
+
+bool VerbsEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
+  expects(is_peer(peer), "expose: verbs does not reach that rank");
+  Link& to = links_[index(peer)];
+  std::size_t const at = segment % verbs::kWindows;
+  Exposed& exposed = to.exposed[at];
+  if (!to.loss.empty() || exposed.registration || !to.rails.front().has_room()) return false;
+  auto registration = registrations_.find_or_register(memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  if (!registration) return false;
+  verbs::Window const window{.address = reinterpret_cast<std::uintptr_t>(memory.data()),
+                             .size = memory.size(),
+                             .segment = segment,
+                             .key = registration->rkey};
+  std::size_t const offset = offsetof(verbs::Mailbox, windows) + at * sizeof window;
+  if (add_mail(to, peer, offset, std::as_bytes(std::span(&window, 1))) == nullptr) return false;
+  exposed = {.segment = segment, .registration = std::move(registration)};
+  return true;
+}
+
+void VerbsEndpoint::withdraw(int peer, SegmentId segment) {
+  expects(is_peer(peer), "withdraw: verbs does not reach that rank");
+  Exposed& exposed = links_[index(peer)].exposed[segment % verbs::kWindows];
+  if (exposed.segment == segment) exposed = {};
+}
+
+// Whatever was under way between the device and memory of the caller ends with its registration.
+void VerbsEndpoint::retract() noexcept {
+  is_retracted_ = true;
+  registrations_.clear();
+  for (Link& link : links_) {
+    for (auto& rail : link.rails) rail.let_go_of_payloads();
+    link.exposed.fill({});
+  }
 }
 
 Status VerbsEndpoint::get(int peer, std::uint64_t /*address*/, std::span<std::byte> /*local*/) {
@@ -248,10 +293,6 @@ Status VerbsEndpoint::get(int peer, std::uint64_t /*address*/, std::span<std::by
 
 bool VerbsEndpoint::claim(int /*owner*/, std::uint64_t /*offset*/, std::uint64_t /*value*/) {
   throw UsageError("verbs has no words that two ranks can claim");
-}
-
-void VerbsEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
-  throw UsageError("expose: engine verbs has no exposed segments");
 }
 
 }  // namespace headway::comm

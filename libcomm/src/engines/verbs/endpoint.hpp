@@ -5,37 +5,53 @@
 #include "engines/notice_socket.hpp"
 #include "engines/verbs/connection.hpp"
 #include "engines/verbs/device.hpp"
+#include "engines/verbs/mailbox.hpp"
 #include "engines/verbs/queue_pair_table.hpp"
-#include "engines/verbs/staging_ring.hpp"
+#include "engines/verbs/rail.hpp"
+#include "engines/verbs/registrations.hpp"
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "rendezvous/lifeline.hpp"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headway::comm {
 
+namespace verbs {
+
+struct Settings {
+  Address address;
+  int num_rails = 1;            ///< Queue pairs to each peer, 1 to kMaxRails.
+  std::size_t cache_bytes = 0;  ///< Memory of allocate() that stays registered.
+};
+
+}  // namespace verbs
+
 /// Peers over RDMA: a put is an RDMA WRITE_WITH_IMM whose immediate is the tag, on a reliable connection to each peer.
 ///
-/// Each notification takes one receive of the queue that all peers share. A sender has kCredits of them; the receiver
-/// tells it how many it has taken by writing a count into its memory, so the queue never runs dry.
+/// Each notification takes one receive of the queue that all peers share. A sender has a share of them; the receiver
+/// tells it how many it has taken by writing a count into its mailbox, so the queue never runs dry.
+///
+/// With several queue pairs (rails) to a peer, puts take turns. What must not be overtaken goes on the first: credits,
+/// windows, and the notifications without bytes that tell of windows.
 class VerbsEndpoint final : public Endpoint {
  public:
   /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
   /// the endpoint. Landing segments of all ranks have one size.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
-                verbs::Address address);
+                verbs::Settings settings);
   /// The same with landing memory of its own.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<LandingMemory> memory,
-                verbs::Address address);
+                verbs::Settings settings);
   /// Waits up to a second until the peers' devices have what was put.
   ~VerbsEndpoint() override;
 
@@ -47,13 +63,15 @@ class VerbsEndpoint final : public Endpoint {
              Tag tag) override;
   void submit() override;
   [[nodiscard]] std::uint64_t put_count(int peer) const override { return links_[index(peer)].num_put; }
-  [[nodiscard]] std::uint64_t flushed(int peer) const override { return links_[index(peer)].num_flushed(); }
+  [[nodiscard]] std::uint64_t flushed(int peer) const override;
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
   bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
-  void retract() noexcept override {}  // Nobody can read here.
-  void expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
-  void withdraw(int /*peer*/, SegmentId /*segment*/) override {}
+  void retract() noexcept override;
+  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
+  void withdraw(int peer, SegmentId segment) override;
+  [[nodiscard]] bool wants_keep_alive() const override { return true; }
+  void keep_alive() override;
   void send_notice(int peer, std::string_view text) noexcept override;
   void arm() override;
   void disarm() override { bell_.disarm(); }
@@ -61,104 +79,111 @@ class VerbsEndpoint final : public Endpoint {
   void wake() noexcept override { bell_.ring(); }
   [[nodiscard]] int lifeline_fd() const override { return lifelines_.get(); }
   [[nodiscard]] int activity_fd() const override { return activity_.get(); }
-  [[nodiscard]] HostShare host_share() const override { return {}; }
+  [[nodiscard]] HostShare host_share() const override;
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
   /// Where the queue pairs are.
-  [[nodiscard]] verbs::Address const& address() const { return address_; }
+  [[nodiscard]] verbs::Address const& address() const { return settings_.address; }
+  /// Notifications that each peer may have under way to this rank.
+  [[nodiscard]] std::uint64_t credits() const { return credits_; }
 
  private:
-  /// A write that is not posted yet. The pieces lie in registered memory.
-  struct Request {
-    ibv_send_wr work;
-    std::array<ibv_sge, 2> pieces;
-  };
-  /// What becomes free when the device says that it is through with request `number`.
-  struct Unreclaimed {
-    std::uint64_t number;
-    std::uint64_t staging_position;
-    std::uint64_t put_count;           ///< Of the put whose payload the device reads; 0: its payload was copied.
-    verbs::MemoryRegion registration;  ///< Of that payload.
+  /// A segment that a peer may write to.
+  struct Exposed {
+    SegmentId segment = kLandingSegment;
+    verbs::Registration registration;  ///< Null: none.
   };
   struct Link {
     NoticeSocket socket;
-    verbs::QueuePair queue_pair;  ///< Null: not a peer of this engine, or lost.
+    std::vector<verbs::Rail> rails;  ///< Empty: not a peer of this engine, or lost.
+    std::size_t next_rail = 0;
     verbs::Hello remote{};
-    bool is_peer = false, is_lost = false;
+    bool is_peer = false, is_lost = false, shares_host = false;
+    bool is_unsubmitted = false;  ///< Among those with something to post.
     std::string loss;  ///< Why nothing goes to it any more; the peer counts as lost once its notices are read.
+    Clock::time_point loss_is_due;
+    std::array<Exposed, verbs::kWindows> exposed;
 
     std::uint64_t num_put = 0, num_taken = 0;  ///< Taken by the peer: as it was when last looked at.
-    std::uint64_t num_requests = 0, num_reclaimed = 0, num_at_signal = 0;
-    std::uint64_t staging_at_signal = 0;
-    verbs::StagingRing staging;
-    std::vector<Request> requests;  ///< The first num_unposted are not posted yet; the others are used again.
-    std::size_t num_unposted = 0;
-    std::deque<Unreclaimed> unreclaimed;
-    std::size_t num_in_place = 0;  ///< Of those, puts whose payload the device reads.
-
     std::uint64_t num_arrived = 0, num_reported = 0;
 
-    [[nodiscard]] std::uint64_t num_flushed() const;
+    [[nodiscard]] bool is_out() const {
+      return std::ranges::all_of(rails, [](auto const& rail) { return rail.is_out(); });
+    }
   };
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   [[nodiscard]] bool is_peer(int peer) const { return peer >= 0 && peer < size_ && links_[index(peer)].is_peer; }
-  /// Whether a put may go: there are a credit and a request.
-  [[nodiscard]] bool has_room(Link& to, int peer) const;
+  [[nodiscard]] verbs::Mailbox& mailbox_of(int peer) {
+    return reinterpret_cast<verbs::Mailbox*>(mailbox_memory_.bytes().data())[peer];
+  }
+  /// Whether the peer has a receive for one more notification.
+  [[nodiscard]] bool has_credit(Link& to, int peer);
+  [[nodiscard]] verbs::Rail& take_rail(Link& to, bool carries_bytes) {
+    if (!carries_bytes || to.rails.size() == 1) return to.rails.front();
+    to.next_rail = to.next_rail + 1 < to.rails.size() ? to.next_rail + 1 : 0;
+    return to.rails[to.next_rail];
+  }
+  /// Where a put with a header or not goes. @throws UsageError if it leaves the segment.
+  [[nodiscard]] verbs::RemoteMemory target_of(Destination const& destination, std::size_t header_bytes,
+                                              std::size_t payload_bytes);
   /// Puts with a payload that is read in place.
-  Status put_in_place(Link& to, int peer, std::uint64_t remote_address, std::span<std::byte const> lead,
-                      std::span<std::byte const> payload, Tag tag);
+  Status put_in_place(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
+                      std::span<std::byte const> lead, std::span<std::byte const> payload, Tag tag);
   void take_over(std::vector<Lifeline> const& lifelines);
   void make_queues();
+  void make_rails(int peer, verbs::Hello& hello);
   void connect_peers();
   void watch_descriptors();
   /// @returns an errno value.
   int post_receives(std::size_t count);
   [[nodiscard]] Status lost_status(int peer) const;
-  static void add_piece(Request& request, std::span<std::byte const> piece, std::uint32_t key) {
-    request.pieces[static_cast<std::size_t>(request.work.num_sge++)] = {
-        .addr = reinterpret_cast<std::uintptr_t>(piece.data()),
-        .length = static_cast<std::uint32_t>(piece.size()),
-        .lkey = key};
+  /// A write that submit() posts; the pieces are still to come.
+  verbs::Request& add_write(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target) {
+    if (!std::exchange(to.is_unsubmitted, true)) unsubmitted_.push_back(peer);
+    return rail.add_write(target);
   }
-  /// Adds a write to what submit() posts. The device may read `pieces` until the request is reclaimed.
-  [[gnu::always_inline]] inline Request& add_request(Link& to, int peer, std::uint64_t remote_address,
-                                                     std::uint32_t remote_key);
-  [[gnu::always_inline]] inline Request& add_put(Link& to, int peer, std::uint64_t remote_address, Tag tag);
-  /// Asks for a completion of the newest request: it tells of all requests before it.
-  void signal(Link& to, Request& request);
-  /// A write of how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
-  Request* add_credits(Link& to, int peer);
+  [[gnu::always_inline]] inline verbs::Request& add_put(Link& to, int peer, verbs::Rail& rail,
+                                                        verbs::RemoteMemory const& target, Tag tag);
+  /// Writes `bytes` into the peer's mailbox. Null: no room now.
+  verbs::Request* add_mail(Link& to, int peer, std::size_t offset, std::span<std::byte const> bytes);
+  /// Writes how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
+  verbs::Request* add_credits(Link& to, int peer);
   void post(Link& to, int peer);
   bool take_completions(ArrivalSink* sink);
   [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
+  void connection_failed(Link& link, ibv_wc_status status);
   void post_taken_receives();
-  void reclaim(Link& of, std::uint64_t number);
   /// Tells peers that are owed at least `minimum`.
   void report_credits(std::uint64_t minimum);
-  void break_link(Link& link, std::string reason);
+  /// Nothing goes to the peer any more. `patience`: how long it may still say itself what happened.
+  void break_link(Link& link, std::string reason, Clock::duration patience = {});
   bool check_lifelines(ArrivalSink& sink);
   void report_loss(int peer, std::string const& reason, ArrivalSink& sink);
   void linger() noexcept;
 
   int rank_, size_;
-  verbs::Address address_;
+  verbs::Settings settings_;
   std::unique_ptr<LandingMemory> own_memory_;
   std::span<std::byte> landing_;
-  LandingMemory credit_memory_, staging_memory_;
+  LandingMemory mailbox_memory_, staging_memory_;
   verbs::Context context_;
   verbs::ProtectionDomain domain_;
-  verbs::MemoryRegion landing_region_, credit_region_, staging_region_;
+  verbs::MemoryRegion landing_region_, mailbox_region_, staging_region_;
+  verbs::Registrations registrations_;
   verbs::CompletionChannel channel_;
   verbs::CompletionQueue completions_;
   verbs::SharedReceiveQueue receives_;
   std::uint32_t inline_bytes_ = 0;
+  std::uint64_t credits_ = 0;
   std::vector<Link> links_;
-  verbs::QueuePairTable peer_of_queue_pair_;
+  verbs::QueuePairTable owner_of_queue_pair_;
   std::vector<int> unsubmitted_;
-  std::vector<int> owed_credits_;       ///< Peers of whom kCreditsPerReport notifications were taken.
+  std::vector<int> owed_credits_;       ///< Peers of whom half their notifications were taken.
   std::size_t num_receives_taken_ = 0;  ///< And not posted again yet.
   bool has_broken_links_ = false;
+  bool is_retracted_ = false;  ///< Connections may break because of that.
+  Clock::time_point next_keep_alive_{};
   Doorbell bell_;
   FileDescriptor lifelines_, activity_;  ///< epoll; the second nests the first, the completion channel and the bell.
   unsigned num_polls_ = 0;
@@ -166,6 +191,6 @@ class VerbsEndpoint final : public Endpoint {
 };
 
 std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                                              std::size_t landing_bytes, verbs::Address address);
+                                              std::size_t landing_bytes, verbs::Settings settings);
 
 }  // namespace headway::comm

@@ -1,5 +1,6 @@
 // How an endpoint comes and goes, and everything besides messages.
 
+#include "available_cores.hpp"
 #include "engines/epoll.hpp"
 #include "engines/lifeline_messages.hpp"
 #include "engines/verbs/endpoint.hpp"
@@ -28,22 +29,29 @@ verbs::MemoryRegion register_memory(ibv_pd* domain, std::span<std::byte> memory,
   return region;
 }
 
+constexpr std::uint32_t kLeastCredits = 8;
+
 std::uint32_t random_packet_number() { return std::random_device()() & 0xffffff; }
 
 }  // namespace
 
 VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
-                             verbs::Address address)
+                             verbs::Settings settings)
     : rank_(rank),
       size_(size),
-      address_(std::move(address)),
+      settings_(std::move(settings)),
       landing_(landing),
-      credit_memory_(static_cast<std::size_t>(size) * verbs::kCreditWordBytes),
-      staging_memory_(static_cast<std::size_t>(size) * verbs::kStagingBytes),
+      mailbox_memory_(static_cast<std::size_t>(size) * sizeof(verbs::Mailbox)),
+      staging_memory_(static_cast<std::size_t>(size) * static_cast<std::size_t>(settings_.num_rails) *
+                      verbs::kStagingBytes),
+      context_(verbs::open_device(settings_.address.device)),
+      domain_(library().alloc_pd(context_.get())),
+      registrations_(domain_.get(), settings_.cache_bytes),
       links_(static_cast<std::size_t>(size)),
-      peer_of_queue_pair_(static_cast<std::size_t>(size)),
+      owner_of_queue_pair_(static_cast<std::size_t>(size) * static_cast<std::size_t>(settings_.num_rails)),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
+  if (!domain_) throw SystemError("ibv_alloc_pd", errno, settings_.address.device);
   take_over(lifelines);
   make_queues();
   connect_peers();
@@ -51,8 +59,8 @@ VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& li
 }
 
 VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                             std::unique_ptr<LandingMemory> memory, verbs::Address address)
-    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), std::move(address)) {
+                             std::unique_ptr<LandingMemory> memory, verbs::Settings settings)
+    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), std::move(settings)) {
   own_memory_ = std::move(memory);
 }
 
@@ -60,26 +68,35 @@ void VerbsEndpoint::take_over(std::vector<Lifeline> const& lifelines) {
   for (std::size_t peer = 0; peer < lifelines.size() && peer < links_.size(); ++peer) {
     links_[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
     links_[peer].is_peer = links_[peer].socket.valid();
+    links_[peer].shares_host = links_[peer].is_peer && lifelines[peer].same_host;
   }
   expects(lifelines.size() == links_.size(), "an endpoint needs one lifeline for each rank");
   expects(!links_[index(rank_)].is_peer, "a rank has no lifeline to itself");
 }
 
 void VerbsEndpoint::make_queues() {
-  context_ = verbs::open_device(address_.device);
-  domain_.reset(library().alloc_pd(context_.get()));
-  if (!domain_) throw SystemError("ibv_alloc_pd", errno, address_.device);
   int const written_by_peers = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   landing_region_ = register_memory(domain_.get(), landing_, written_by_peers);
-  credit_region_ = register_memory(domain_.get(), credit_memory_.bytes(), written_by_peers);
+  mailbox_region_ = register_memory(domain_.get(), mailbox_memory_.bytes(), written_by_peers);
   staging_region_ = register_memory(domain_.get(), staging_memory_.bytes(), 0);
 
-  auto const num_peers =
-      static_cast<std::uint32_t>(std::ranges::count_if(links_, [](Link const& link) { return link.is_peer; }));
-  std::uint32_t const num_receives = std::max(num_peers, 1U) * static_cast<std::uint32_t>(verbs::kCredits);
-  std::uint32_t const num_completions = num_receives + num_peers * verbs::kSendRequests;
+  ibv_device_attr device{};
+  if (int const error = library().query_device(context_.get(), &device); error != 0) {
+    throw SystemError("ibv_query_device", error, settings_.address.device);
+  }
+  auto const num_peers = static_cast<std::uint32_t>(std::ranges::count_if(links_, &Link::is_peer));
+  auto const most_receives = static_cast<std::uint32_t>(device.max_srq_wr);
+  std::uint32_t const credits = std::min(verbs::kMaxCredits, most_receives / std::max(num_peers, 1U));
+  if (credits < kLeastCredits) {
+    throw SystemError(settings_.address.device + " has " + std::to_string(most_receives) +
+                      " receives in a shared queue, too few for " + std::to_string(num_peers) + " peers");
+  }
+  credits_ = credits;
+  std::uint32_t const num_receives = std::max(num_peers, 1U) * credits;
+  std::uint32_t const num_completions =
+      num_receives + num_peers * static_cast<std::uint32_t>(settings_.num_rails) * verbs::kSendRequests;
   channel_.reset(library().create_comp_channel(context_.get()));
-  if (!channel_) throw SystemError("ibv_create_comp_channel", errno, address_.device);
+  if (!channel_) throw SystemError("ibv_create_comp_channel", errno, settings_.address.device);
   make_non_blocking(channel_->fd);
   completions_.reset(
       library().create_cq(context_.get(), static_cast<int>(num_completions), nullptr, channel_.get(), 0));
@@ -89,7 +106,7 @@ void VerbsEndpoint::make_queues() {
   receives_.reset(library().create_srq(domain_.get(), &attributes));
   if (!receives_) throw SystemError("ibv_create_srq", errno, std::to_string(num_receives) + " receives");
   if (int const error = post_receives(num_receives); error != 0) {
-    throw SystemError("ibv_post_srq_recv", error, address_.device);
+    throw SystemError("ibv_post_srq_recv", error, settings_.address.device);
   }
 }
 
@@ -111,34 +128,45 @@ int VerbsEndpoint::post_receives(std::size_t count) {
   return 0;
 }
 
+void VerbsEndpoint::make_rails(int peer, verbs::Hello& hello) {
+  auto const num_rails = static_cast<std::size_t>(settings_.num_rails);
+  auto const mailbox_address = reinterpret_cast<std::uintptr_t>(&mailbox_of(peer));
+  hello = {.landing = {reinterpret_cast<std::uintptr_t>(landing_.data()), landing_region_->rkey},
+           .mailbox = {mailbox_address, mailbox_region_->rkey},
+           .credits = static_cast<std::uint32_t>(credits_),
+           .mtu = static_cast<std::uint32_t>(settings_.address.mtu),
+           .max_message_bytes = settings_.address.max_message_bytes,
+           .lid = settings_.address.lid,
+           .gid = settings_.address.gid,
+           .cores = own_cores(),
+           .queue_pairs = {}};
+  for (std::size_t rail = 0; rail < num_rails; ++rail) {
+    verbs::QueuePairSizes sizes{.send_requests = verbs::kSendRequests, .inline_bytes = verbs::kInlineBytes};
+    auto queue_pair = verbs::make_queue_pair(domain_.get(), completions_.get(), receives_.get(), sizes);
+    inline_bytes_ = sizes.inline_bytes;
+    hello.queue_pairs[rail] = {.number = queue_pair->qp_num, .packet_number = random_packet_number()};
+    owner_of_queue_pair_.add(queue_pair->qp_num, {.peer = peer, .rail = static_cast<std::uint32_t>(rail)});
+    std::size_t const begin = (index(peer) * num_rails + rail) * verbs::kStagingBytes;
+    links_[index(peer)].rails.emplace_back(std::move(queue_pair),
+                                           staging_memory_.bytes().subspan(begin, verbs::kStagingBytes));
+  }
+}
+
 void VerbsEndpoint::connect_peers() {
   std::vector<verbs::Hello> hellos(links_.size());
   for (int peer = 0; peer < size_; ++peer) {
-    Link& link = links_[index(peer)];
-    if (!link.is_peer) continue;
-    link.staging =
-        verbs::StagingRing(staging_memory_.bytes().subspan(index(peer) * verbs::kStagingBytes, verbs::kStagingBytes));
-    verbs::QueuePairSizes sizes{.send_requests = verbs::kSendRequests, .inline_bytes = verbs::kInlineBytes};
-    link.queue_pair = verbs::make_queue_pair(domain_.get(), completions_.get(), receives_.get(), sizes);
-    inline_bytes_ = sizes.inline_bytes;
-    peer_of_queue_pair_.add(link.queue_pair->qp_num, peer);
-    hellos[index(peer)] = {.landing_address = reinterpret_cast<std::uintptr_t>(landing_.data()),
-                           .credit_address = reinterpret_cast<std::uintptr_t>(credit_memory_.bytes().data()) +
-                                             index(peer) * verbs::kCreditWordBytes,
-                           .landing_key = landing_region_->rkey,
-                           .credit_key = credit_region_->rkey,
-                           .queue_pair_number = link.queue_pair->qp_num,
-                           .packet_number = random_packet_number(),
-                           .mtu = static_cast<std::uint32_t>(address_.mtu),
-                           .lid = address_.lid,
-                           .gid = address_.gid};
-    send_all(link.socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
+    if (!links_[index(peer)].is_peer) continue;
+    make_rails(peer, hellos[index(peer)]);
+    send_all(links_[index(peer)].socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
   }
   for (int peer = 0; peer < size_; ++peer) {
     Link& link = links_[index(peer)];
     if (!link.is_peer) continue;
     receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer);
-    verbs::connect_queue_pair(link.queue_pair.get(), address_, hellos[index(peer)], link.remote, peer);
+    for (std::size_t rail = 0; rail < link.rails.size(); ++rail) {
+      verbs::connect_queue_pair(link.rails[rail].queue_pair(), settings_.address, hellos[index(peer)], link.remote,
+                                rail, peer);
+    }
   }
   // Nobody may write to a queue pair that is not ready: each rank says so to all.
   std::array<std::byte, 1> ready{std::byte{1}};
@@ -164,15 +192,17 @@ VerbsEndpoint::~VerbsEndpoint() { linger(); }
 // What was put is on its way until the peer's device has acknowledged it, and lost if the queue pair goes before.
 void VerbsEndpoint::linger() noexcept {
   try {
+    if (is_retracted_) return;
     for (int peer = 0; peer < size_; ++peer) {
       Link& to = links_[index(peer)];
-      if (!to.queue_pair || !to.loss.empty() || to.num_requests == to.num_reclaimed) continue;
-      if (Request* const last = add_credits(to, peer)) signal(to, *last);
+      if (!to.loss.empty()) continue;
+      for (auto& rail : to.rails) {
+        if (!rail.is_out()) rail.signal(add_write(to, peer, rail, to.remote.landing));  // Of no bytes.
+      }
     }
     submit();
     auto const is_out = [](Link const& link) {
-      return !link.queue_pair || !link.loss.empty() || link.num_requests == link.num_reclaimed ||
-             link.socket.is_hung_up();
+      return !link.loss.empty() || link.is_out() || link.socket.is_hung_up();
     };
     Deadline const deadline = Clock::now() + std::chrono::seconds(1);
     while (!std::ranges::all_of(links_, is_out) && Clock::now() < deadline) {
@@ -181,6 +211,18 @@ void VerbsEndpoint::linger() noexcept {
   } catch (std::exception const&) {
     // Best effort.
   }
+}
+
+HostShare VerbsEndpoint::host_share() const {
+  HostShare share;
+  cpu_set_t cores = own_cores();
+  for (Link const& link : links_) {
+    if (!link.shares_host) continue;
+    ++share.num_ranks;
+    CPU_OR(&cores, &cores, &link.remote.cores);
+  }
+  share.num_cores = num_usable(cores);
+  return share;
 }
 
 void VerbsEndpoint::send_notice(int peer, std::string_view text) noexcept {
@@ -208,9 +250,10 @@ void VerbsEndpoint::sleep(Deadline deadline) {
   }
 }
 
-void VerbsEndpoint::break_link(Link& link, std::string reason) {
+void VerbsEndpoint::break_link(Link& link, std::string reason, Clock::duration patience) {
   if (!link.is_peer || !link.loss.empty()) return;
   link.loss = std::move(reason);
+  link.loss_is_due = Clock::now() + patience;
   has_broken_links_ = true;
 }
 
@@ -218,12 +261,15 @@ bool VerbsEndpoint::check_lifelines(ArrivalSink& sink) {
   lifeline_is_ready_.store(false);
   if (!std::exchange(has_broken_links_, false) && !is_readable(lifelines_.get())) return false;
   // All notices before any loss: a peer that left because another was lost says so.
+  auto const now = Clock::now();
   std::vector<int> leaving;
   for (int peer = 0; peer < size_; ++peer) {
     Link& link = links_[index(peer)];
     if (!link.is_peer || link.is_lost) continue;
     bool const is_open = link.socket.receive(peer, sink);
-    if (!is_open || !link.loss.empty()) leaving.push_back(peer);
+    bool const is_due = !link.loss.empty() && link.loss_is_due <= now;
+    if (!is_open || is_due) leaving.push_back(peer);
+    has_broken_links_ = has_broken_links_ || (is_open && !link.loss.empty() && !is_due);
   }
   if (!leaving.empty()) take_completions(&sink);  // What a peer put before it left comes before its loss.
   for (int const peer : leaving) {
@@ -238,19 +284,16 @@ void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink
   link.is_lost = true;
   if (link.loss.empty()) link.loss = reason;
   ::epoll_ctl(lifelines_.get(), EPOLL_CTL_DEL, link.socket.fd(), nullptr);
-  peer_of_queue_pair_.remove(link.queue_pair->qp_num);
-  link.queue_pair.reset();  // From here on the device reads nothing and writes nothing for this peer.
-  link.num_unposted = 0;
+  for (auto const& rail : link.rails) owner_of_queue_pair_.remove(rail.queue_pair()->qp_num);
+  link.rails.clear();  // From here on the devices read nothing and write nothing for this peer.
   std::erase(unsubmitted_, peer);
-  link.unreclaimed.clear();
-  link.num_in_place = 0;
   sink.lost(peer, reason);
 }
 
 std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                                              std::size_t landing_bytes, verbs::Address address) {
+                                              std::size_t landing_bytes, verbs::Settings settings) {
   return std::make_unique<VerbsEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes),
-                                         std::move(address));
+                                         std::move(settings));
 }
 
 }  // namespace headway::comm

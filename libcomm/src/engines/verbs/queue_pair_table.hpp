@@ -8,29 +8,33 @@
 
 namespace headway::comm::verbs {
 
-/// Which peer the completions of a queue pair are of. Devices number queue pairs in a row or nearly so: a look-up is
-/// one load.
+/// Whose the completions of a queue pair are. Devices number queue pairs in a row or nearly so: a look-up is one load.
 class QueuePairTable {
  public:
+  struct Owner {
+    int peer = kFree;  ///< Below 0: nobody's.
+    std::uint32_t rail = 0;
+  };
+
   explicit QueuePairTable(std::size_t capacity) : entries_(std::bit_ceil(std::max<std::size_t>(2 * capacity, 2))) {}
 
   /// At most `capacity` times.
-  void add(std::uint32_t number, int peer) {
+  void add(std::uint32_t number, Owner owner) {
     std::size_t at = number;
-    while (entry(at).peer != kFree) ++at;
-    entry(at) = {.number = number, .peer = peer};
+    while (entry(at).owner.peer != kFree) ++at;
+    entry(at) = {.number = number, .owner = owner};
   }
-  /// -1: a number that was never added, or whose peer is lost.
-  [[nodiscard]] int find(std::uint32_t number) const {
+  /// Nobody: a number that was never added, or was removed.
+  [[nodiscard]] Owner find(std::uint32_t number) const {
     for (std::size_t at = number;; ++at) {
       Entry const& each = entries_[at & (entries_.size() - 1)];
-      if (each.peer == kFree) return -1;
-      if (each.number == number) return each.peer;
+      if (each.owner.peer == kFree) return {};
+      if (each.number == number) return each.owner;
     }
   }
   void remove(std::uint32_t number) {
     for (Entry& each : entries_) {
-      if (each.peer != kFree && each.number == number) each.peer = kRemoved;
+      if (each.owner.peer != kFree && each.number == number) each.owner.peer = kRemoved;
     }
   }
 
@@ -38,7 +42,7 @@ class QueuePairTable {
   static constexpr int kRemoved = -1, kFree = -2;
   struct Entry {
     std::uint32_t number = 0;
-    int peer = kFree;
+    Owner owner;
   };
   [[nodiscard]] Entry& entry(std::size_t at) { return entries_[at & (entries_.size() - 1)]; }
 

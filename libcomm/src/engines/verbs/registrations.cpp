@@ -1,0 +1,51 @@
+#include "engines/verbs/registrations.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace headway::comm::verbs {
+
+Registration Registrations::register_memory(std::span<std::byte const> memory, int access) const {
+  ibv_mr* const region = library().reg_mr(domain_, const_cast<std::byte*>(memory.data()), memory.size(), access);
+  return region == nullptr ? nullptr : Registration(region, Release<&Library::dereg_mr>());
+}
+
+Registration Registrations::find_or_register(std::span<std::byte const> memory, int access) {
+  PoolBlock block = MemoryPool::shared().find(memory);
+  if (!block) return register_memory(memory, access);
+  auto const found = std::ranges::find(kept_, block, &Kept::block);
+  if (found != kept_.end()) {
+    kept_.splice(kept_.begin(), kept_, found);
+    return found->registration;
+  }
+  drop_freed();
+  std::size_t const size = block->bytes().size();
+  auto registration = register_memory(block->bytes(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+  if (!registration) return register_memory(memory, access);
+  if (size > limit_bytes_) return registration;
+  while (num_bytes_ + size > limit_bytes_) drop(std::prev(kept_.end()));
+  num_bytes_ += size;
+  kept_.push_front({.block = std::move(block), .registration = registration});
+  return registration;
+}
+
+void Registrations::clear() {
+  kept_.clear();
+  num_bytes_ = 0;
+}
+
+void Registrations::drop_freed() {
+  for (auto it = kept_.begin(); it != kept_.end();) {
+    auto const next = std::next(it);
+    if (MemoryPool::shared().find(it->block->bytes()) != it->block) drop(it);
+    it = next;
+  }
+}
+
+void Registrations::drop(std::list<Kept>::iterator kept) {
+  num_bytes_ -= kept->block->bytes().size();
+  kept_.erase(kept);
+}
+
+}  // namespace headway::comm::verbs
