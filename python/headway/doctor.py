@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway import _host
-from headway._parser import OneLineParser
+from headway.one_line_parser import OneLineParser
 
 TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
