@@ -63,6 +63,7 @@ class RingChannel {
   /// Posts what may be posted and completes what is complete; appends the completed to `completed`.
   void progress(std::vector<std::shared_ptr<OperationState>>& completed);
   void set_max_lag(int max_lag) { max_lag_ = max_lag; }
+  [[nodiscard]] int max_lag() const { return max_lag_; }
   /// Sends the blocks that were offered in vain for too long. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
   [[nodiscard]] bool idle() const { return operations_.empty(); }
