@@ -180,10 +180,10 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
 
 Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout) {
   if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_untimed(visit, operation, timeout);
-  auto& ring = *rings_[static_cast<std::size_t>(static_cast<RingOperation&>(operation).ring)];
-  ring.wait_began();
+  int const waited = static_cast<RingOperation&>(operation).ring;
+  for (auto& ring : rings_) ring->wait_began(waited);
   Status status = wait_untimed(visit, operation, timeout);
-  ring.wait_ended();
+  for (auto& ring : rings_) ring->wait_ended(waited);
   return status;
 }
 

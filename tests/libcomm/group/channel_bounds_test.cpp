@@ -171,6 +171,28 @@ TEST_P(ChannelBoundsTest, ChannelsOfDifferentLoadAdaptEachForItself) {
   });
 }
 
+TEST_P(ChannelBoundsTest, WaitingForAnotherChannelIsNotWork) {
+  auto adapting = two_channels(4);
+  adapting.adapt_lag = true;
+  run_ranks(2, adapting, [](Group& group) {
+    // One rank after the other is late, and the wait for channel 1 makes both start on channel 0 at the same times.
+    std::deque<Exchange> ahead;
+    for (std::uint64_t step = 0; step < 80; ++step) {
+      bool const is_late = step / 2 % 2 == static_cast<std::uint64_t>(group.rank());
+      if (is_late) std::this_thread::sleep_for(microseconds(3000));
+      Exchange in_step(group.rank(), 2, step, even_sizes(500));
+      in_step.start(group, 1);
+      in_step.finish(group);
+      ahead.emplace_back(group.rank(), 2, step, even_sizes(500)).start(group, 0);
+      if (ahead.size() <= 4) continue;
+      ahead.front().finish(group);
+      ahead.pop_front();
+    }
+    for (auto& exchange : ahead) exchange.finish(group);
+    EXPECT_GT(group.recommended_max_lag(0), 0);
+  });
+}
+
 TEST_P(ChannelBoundsTest, AShrunkGroupKeepsTheBoundOfEachChannel) {
   run_ranks(3, two_channels(3), [](Group& group) {
     group.set_max_lag(group.rank(), 1);
