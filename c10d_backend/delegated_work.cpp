@@ -114,9 +114,7 @@ std::vector<at::Tensor> DelegatedWork::result() {
 
 void DelegatedWork::synchronize() { wait_for_inner(Clock::time_point::max())->synchronize(); }
 
-void DelegatedWork::abort() {
-  if (auto const alive = group_.lock()) alive->group().abort(std::string(title_.name) + " was aborted");
-}
+void DelegatedWork::abort() { abort_if_alive(group_, std::string(title_.name) + " was aborted"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> DelegatedWork::getFuture() {
   ReleasedGil const released;
@@ -182,7 +180,7 @@ void DelegatedWork::throw_if_group_failed() const {
 std::exception_ptr DelegatedWork::report(std::string const& reason) {
   std::string const text =
       "headway: " + std::string(title_.name) + " failed in the group that reduces for it: " + reason;
-  if (auto const alive = group_.lock()) alive->group().abort(text);
+  abort_if_alive(group_, text);
   std::lock_guard const lock(mutex_);
   if (!exception_) {
     exception_ =

@@ -58,4 +58,8 @@ void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, s
   }
 }
 
+void abort_if_alive(std::weak_ptr<GroupHandle> const& handle, std::string const& reason) {
+  if (auto const alive = handle.lock()) alive->group().abort(reason);
+}
+
 }  // namespace headway::c10d_backend

@@ -45,4 +45,7 @@ class GroupHandle final {
   pid_t owner_;
 };
 
+/// Fails the group with `reason`, unless nobody holds it any more.
+void abort_if_alive(std::weak_ptr<GroupHandle> const& handle, std::string const& reason);
+
 }  // namespace headway::c10d_backend

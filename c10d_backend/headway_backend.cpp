@@ -93,9 +93,12 @@ int HeadwayBackend::recommended_max_lag(int channel) {
   return translate_errors("recommended_max_lag", [&] { return handle()->group().recommended_max_lag(channel); });
 }
 
-void HeadwayBackend::set_max_lag(int max_lag) {
-  translate_errors("set_max_lag", [&] { handle()->group().set_max_lag(max_lag); });
-  options_->group.max_lag = max_lag;
+void HeadwayBackend::set_max_lag(int max_lag, std::optional<int> channel) {
+  translate_errors("set_max_lag", [&] { handle()->group().set_max_lag(max_lag, channel); });
+}
+
+int HeadwayBackend::max_lag(int channel) {
+  return translate_errors("max_lag", [&] { return handle()->group().max_lag(channel); });
 }
 
 c10::intrusive_ptr<c10d::Backend> HeadwayBackend::make_sibling(c10::intrusive_ptr<c10d::Store> const& store, int rank,

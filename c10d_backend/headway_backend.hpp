@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -132,7 +133,9 @@ class HeadwayBackend final : public c10d::Backend {
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
   [[nodiscard]] c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
-  void set_max_lag(int max_lag);
+  /// Without a channel: of all.
+  void set_max_lag(int max_lag, std::optional<int> channel);
+  int max_lag(int channel);
   int recommended_max_lag(int channel);
 
  private:

@@ -38,9 +38,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
   translate_errors(title.name, [&] {
     if (auto const health = handle->group().health(); !health.ok()) throw comm::OperationError(health);
   });
-  auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) {
-    if (auto const alive = weak.lock()) alive->group().abort(reason);
-  };
+  auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) { abort_if_alive(weak, reason); };
   auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, handle, std::move(touch));
   reducer_for(inputs[0].device()).start(work, std::move(call), fail_group);
   return hand_out(work);

@@ -227,7 +227,8 @@ void define_backend(py::module_& module, py::object const& base) {
            py::arg("output_split_sizes"), py::arg("input_split_sizes"), py::arg("channel"),
            py::arg("timeout") = c10d::kUnsetTimeout, Release())
       .def("recommended_max_lag", &HeadwayBackend::recommended_max_lag, py::arg("channel") = 0, Release())
-      .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), Release())
+      .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), py::arg("channel") = py::none(), Release())
+      .def("max_lag", &HeadwayBackend::max_lag, py::arg("channel") = 0, Release())
       .def("shrink_to_survivors", &HeadwayBackend::shrink_to_survivors, py::arg("ranks_to_exclude"), py::arg("timeout"),
            Release())
       .def_property_readonly("store", &HeadwayBackend::store)

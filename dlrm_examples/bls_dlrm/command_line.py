@@ -6,22 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+
+from headway.one_line_parser import OneLineParser
 
 from dlrm_examples.bls_dlrm.columnar_store import default_store_root
 from dlrm_examples.bls_dlrm.log_formats import FORMATS
 from dlrm_examples.bls_dlrm.systems import SYSTEMS
 
 MAX_ROWS_PER_TABLE = 1_000_000
-USAGE_ERROR = 2
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line, without repeating the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def at_least(lowest: int) -> Callable[[str], int]:

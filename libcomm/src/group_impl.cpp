@@ -102,10 +102,15 @@ Status GroupImpl::all_to_all_v_and_wait(AllToAllArgs const& args) {
   return wait(visit, *operation, std::nullopt);
 }
 
+void GroupImpl::expect_channel(int channel, char const* what) const {
+  if (channel >= 0 && channel < options_.num_channels) return;
+  throw UsageError(std::string(what) + ": the group has no channel " + std::to_string(channel) + ", num_channels is " +
+                   std::to_string(options_.num_channels));
+}
+
 std::shared_ptr<RingOperation> GroupImpl::start_all_to_all_v(AllToAllArgs const& args, bool is_attended) {
   throw_if_failed();
-  expects(args.channel >= 0 && args.channel < options_.num_channels,
-          "all_to_all_v: channel is not below the group's num_channels");
+  expect_channel(args.channel, "all_to_all_v");
   auto const channel = static_cast<std::size_t>(args.channel);
   auto operation = rings_[channel]->start(args, timeout_, is_attended);
   complete_rings();
@@ -176,10 +181,10 @@ Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds>
 
 Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout) {
   if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_untimed(visit, operation, timeout);
-  auto& ring = *rings_[static_cast<std::size_t>(static_cast<RingOperation&>(operation).ring)];
-  ring.wait_began();
+  int const waited = static_cast<RingOperation&>(operation).ring;
+  for (auto& ring : rings_) ring->wait_began(waited);
   Status status = wait_untimed(visit, operation, timeout);
-  ring.wait_ended();
+  for (auto& ring : rings_) ring->wait_ended(waited);
   return status;
 }
 
@@ -328,18 +333,28 @@ void GroupImpl::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
 }
 
-void GroupImpl::set_max_lag(int max_lag) {
+void GroupImpl::set_max_lag(int max_lag, std::optional<int> channel) {
   expects(max_lag >= 0 && max_lag <= options_.max_lag_limit, "max_lag " + std::to_string(max_lag) +
                                                                  " is outside 0 to max_lag_limit " +
                                                                  std::to_string(options_.max_lag_limit));
+  if (channel) expect_channel(*channel, "set_max_lag");
   Visit visit(*this);
-  for (auto& ring : rings_) ring->set_max_lag(max_lag);
+  if (channel) {
+    rings_[static_cast<std::size_t>(*channel)]->set_max_lag(max_lag);
+  } else {
+    for (auto& ring : rings_) ring->set_max_lag(max_lag);
+  }
   progress();
 }
 
+int GroupImpl::max_lag(int channel) {
+  expect_channel(channel, "max_lag");
+  Visit visit(*this);
+  return rings_[static_cast<std::size_t>(channel)]->max_lag();
+}
+
 int GroupImpl::recommended_max_lag(int channel) {
-  expects(channel >= 0 && channel < options_.num_channels,
-          "recommended_max_lag: channel is not below the group's num_channels");
+  expect_channel(channel, "recommended_max_lag");
   Visit visit(*this);
   return rings_[static_cast<std::size_t>(channel)]->recommended_max_lag();
 }

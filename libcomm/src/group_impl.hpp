@@ -57,7 +57,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   bool test(Operation& operation) override;
   void on_done(Operation& operation, std::function<void()> callback) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
-  void set_max_lag(int max_lag) override;
+  void set_max_lag(int max_lag, std::optional<int> channel) override;
+  [[nodiscard]] int max_lag(int channel) override;
   [[nodiscard]] int recommended_max_lag(int channel) override;
   void abort(std::string const& reason) override;
   [[nodiscard]] ShrunkGroup shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) override;
@@ -156,6 +157,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   OperationPtr finish_start(std::shared_ptr<OperationState> operation);
   OperationPtr start_receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type);
   void expect_peer(int peer, char const* what) const;
+  void expect_channel(int channel, char const* what) const;
 
   GroupOptions const options_;
   std::chrono::milliseconds timeout_;  ///< Of operations that start from now on.

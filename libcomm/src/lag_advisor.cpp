@@ -65,7 +65,7 @@ double LagAdvisor::replay_us(int max_lag) const {
 }
 
 BusyTimes BusyClock::exchange_started(std::int64_t now_us) {
-  (has_waited_ ? times_.after_wait_us : times_.before_wait_us) += since_mark(now_us);
+  pause_began(now_us);
   mark_us_ = now_us;
   has_waited_ = false;
   return std::exchange(times_, {});

@@ -57,9 +57,14 @@ class LagAdvisor {
 class BusyClock {
  public:
   void wait_began(std::int64_t now_us) {
-    (has_waited_ ? times_.after_wait_us : times_.before_wait_us) += since_mark(now_us);
+    pause_began(now_us);
     has_waited_ = true;
   }
+  /// Of a wait for something else: what comes after it is still work before the first wait.
+  void pause_began(std::int64_t now_us) {
+    (has_waited_ ? times_.after_wait_us : times_.before_wait_us) += since_mark(now_us);
+  }
+  /// A wait or a pause ended.
   void wait_ended(std::int64_t now_us) { mark_us_ = now_us; }
   /// @returns the times since the start before.
   BusyTimes exchange_started(std::int64_t now_us);

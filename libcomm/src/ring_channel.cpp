@@ -77,6 +77,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   num_with_large_blocks_ += operation->has_large_blocks ? 1 : 0;
   operation->add_parts(static_cast<int>(size_) - 1);  // The blocks to receive; offers add their own.
   if (advisor_) {
+    starter_ = std::this_thread::get_id();
     operation->busy = busy_clock_.exchange_started(now_us());
     advisor_->add(operation->number(), wire_.rank(), operation->busy);
   }
@@ -363,8 +364,17 @@ void RingChannel::waited(RingOperation& operation, Clock::time_point from) {
   ++peer.waits;
 }
 
-void RingChannel::wait_began() { busy_clock_.wait_began(now_us()); }
-void RingChannel::wait_ended() { busy_clock_.wait_ended(now_us()); }
+void RingChannel::wait_began(int ring) {
+  if (ring == ring_) {
+    busy_clock_.wait_began(now_us());
+  } else if (starter_ == std::this_thread::get_id()) {
+    busy_clock_.pause_began(now_us());
+  }
+}
+
+void RingChannel::wait_ended(int ring) {
+  if (ring == ring_ || starter_ == std::this_thread::get_id()) busy_clock_.wait_ended(now_us());
+}
 
 int RingChannel::recommended_max_lag() const {
   expects(advisor_ != nullptr, "recommended_max_lag needs a group with adapt_lag");

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace headway::comm {
@@ -64,6 +65,7 @@ class RingChannel {
   /// Posts what may be posted and completes what is complete; appends the completed to `completed`.
   void progress(std::vector<std::shared_ptr<OperationState>>& completed);
   void set_max_lag(int max_lag) { max_lag_ = max_lag; }
+  [[nodiscard]] int max_lag() const { return max_lag_; }
   /// Sends the blocks that were offered in vain for too long. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
   [[nodiscard]] bool idle() const { return operations_.empty(); }
@@ -89,9 +91,9 @@ class RingChannel {
   std::vector<TraceEvent> drain_trace();
   /// Counts a wait for `operation`, just completed, that began at `from`.
   void waited(RingOperation& operation, Clock::time_point from);
-  /// With adapt_lag: a caller begins or ends a wait.
-  void wait_began();
-  void wait_ended();
+  /// With adapt_lag: this thread begins or ends a wait for an exchange of channel `ring`, this one or another.
+  void wait_began(int ring);
+  void wait_ended(int ring);
   /// @throws UsageError without adapt_lag.
   [[nodiscard]] int recommended_max_lag() const;
   /// Whether an operation that is pending is late.
@@ -179,6 +181,7 @@ class RingChannel {
   std::vector<std::shared_ptr<RingOperation>> pool_;
   std::unique_ptr<LagAdvisor> advisor_;  ///< With adapt_lag.
   BusyClock busy_clock_;
+  std::thread::id starter_;          ///< With adapt_lag: the thread that started the newest operation.
   FlightRing<FlightEntry> flights_;  ///< By number.
   std::vector<TraceEvent> trace_;
   std::size_t trace_capacity_ = 0;

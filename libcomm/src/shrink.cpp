@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace headway::comm {
 
@@ -107,6 +108,7 @@ void GroupImpl::agree(std::chrono::milliseconds timeout) {
 std::optional<ShrunkGroup> GroupImpl::connect_members(std::chrono::milliseconds timeout) {
   ShrunkGroup shrunk;
   std::uint32_t attempt = 0;
+  std::vector<int> max_lags;
   {
     Visit const visit(*this);
     auto progress = survivors_.common_progress();
@@ -114,6 +116,7 @@ std::optional<ShrunkGroup> GroupImpl::connect_members(std::chrono::milliseconds 
     shrunk.ranks = survivors_.members();
     shrunk.all_to_alls = std::move(progress.all_to_alls);
     shrunk.collectives = progress.collectives;
+    for (auto const& ring : rings_) max_lags.push_back(ring->max_lag());
   }
   auto options = options_;
   options.name += "/shrunk";
@@ -130,6 +133,9 @@ std::optional<ShrunkGroup> GroupImpl::connect_members(std::chrono::milliseconds 
     if (is_last) throw;
     survivors_.give_up(attempt);
     return std::nullopt;
+  }
+  for (int channel = 0; channel < options_.num_channels; ++channel) {
+    shrunk.group->set_max_lag(max_lags[static_cast<std::size_t>(channel)], channel);
   }
   Visit const visit(*this);
   tell_peers(survivors_.done_notice());

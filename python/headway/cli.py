@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway._environment import KNOWN_VARIABLES, check_environment
-from headway._parser import OneLineParser
+from headway.one_line_parser import OneLineParser
 
 _DESCRIPTION = """\
 Headway moves embedding rows between the ranks of a recommendation model, and lets ranks run a bounded

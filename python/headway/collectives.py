@@ -21,7 +21,8 @@ def all_to_all_single(
     """``torch.distributed.all_to_all_single`` on one of the group's channels.
 
     Exchanges of one channel are matched in the order of their start; channels are independent of each other, so that
-    threads, or the stages of a pipeline, need not agree on an order.
+    threads, or the stages of a pipeline, need not agree on an order. Each has a bound of its own
+    (``headway.set_max_lag``, ``headway.LagQueue``).
 
     Args:
         output: receives rows of all ranks, in their order. Shape (sum of output_split_sizes, ...).

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway import _host
-from headway._parser import OneLineParser
+from headway.one_line_parser import OneLineParser
 
 TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
@@ -70,7 +70,8 @@ def diagnose() -> Diagnosis:
     """Looks at this host; takes a few seconds, since it imports torch in a process of its own."""
     shared_memory = find_shared_memory()
     direct_reads = find_direct_reads()
-    rdma = find_rdma()
+    working_ports = _host.working_rdma_ports()
+    rdma = find_rdma(working_ports)
     loopback = [find_loopback(socket.AF_INET, "127.0.0.1"), find_loopback(socket.AF_INET6, "::1")]
     software = find_software()
     findings = [
@@ -84,9 +85,7 @@ def diagnose() -> Diagnosis:
         find_open_files(),
         *software,
     ]
-    return Diagnosis(
-        findings=findings, choices=choose(shared_memory, direct_reads, rdma_works=bool(_host.working_rdma_ports()))
-    )
+    return Diagnosis(findings=findings, choices=choose(shared_memory, direct_reads, rdma_works=bool(working_ports)))
 
 
 def choose(shared_memory: Finding, direct_reads: Finding, *, rdma_works: bool) -> list[Choice]:
@@ -223,7 +222,8 @@ def find_loopback(family: socket.AddressFamily, address: str) -> Finding:
     )
 
 
-def find_rdma() -> Finding:
+def find_rdma(working_ports: list[str]) -> Finding:
+    """``working_ports``: those that are up, with libibverbs there to use them."""
     ports = _host.rdma_ports()
     if not ports:
         return Finding(name="RDMA", value="no device")
@@ -231,7 +231,7 @@ def find_rdma() -> Finding:
     if not any("ACTIVE" in state for state in ports.values()):
         fix = "bring a port up to use RDMA between hosts (rdma link, ibv_devinfo)"
         return Finding(name="RDMA", level=Level.NOTE, value=value, fix=fix)
-    if not _host.working_rdma_ports():
+    if not working_ports:
         fix = "install libibverbs (libibverbs1, rdma-core) to use RDMA between hosts"
         return Finding(name="RDMA", level=Level.NOTE, value=f"{value}; no libibverbs", fix=fix)
     limit = _host.locked_memory_bytes()

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 import torch.distributed as dist
 
-from headway._parser import OneLineParser
 from headway.groups import backend_of
+from headway.one_line_parser import OneLineParser
 
 #: Version of PyTorch's format that is written.
 _TORCH_FORMAT = "2.10"

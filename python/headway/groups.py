@@ -1,4 +1,4 @@
-"""Finds the headway backend in a group, and sets its bound."""
+"""Finds the headway backend in a group, and sets its bounds."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
     return backend
 
 
-def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None) -> None:
+def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None, channel: int | None = None) -> None:
     """Changes this rank's bound from now on; other ranks need not do the same.
+
+    The group's ``Options.max_lag`` stays what it began with; ``backend_of(group).max_lag(channel)`` is the bound now.
 
     Args:
         max_lag: 0 to the group's ``Options.max_lag_limit``.
+        group: a headway group; the default group where None.
+        channel: whose bound, 0 to ``Options.num_channels`` - 1; that of all channels where None.
     Raises:
-        ValueError: the group has no room for that bound, or is not a headway group.
+        ValueError: the group has no room for that bound or no such channel, or is not a headway group.
     """
-    backend_of(group).set_max_lag(max_lag)
+    backend_of(group).set_max_lag(max_lag, channel)

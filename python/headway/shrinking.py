@@ -38,6 +38,7 @@ def shrink(
     All ranks that are left must call it. They agree over the connections of the old group: neither the store by which
     it was made nor its rank 0 is needed. The old group is destroyed; the default group is replaced by the new one, and
     then all other groups are destroyed too, as their ranks are numbered anew.
+    The bounds of the old group's channels are those of the new one's.
 
     Args:
         group: a headway group; None: the default one.

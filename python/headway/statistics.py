@@ -25,10 +25,10 @@ class GroupStatistics(TypedDict):
     """One group on this rank, since its start or the last ``reset_stats()``."""
 
     peers: dict[int, PeerStatistics]  #: by rank in the group
-    lag_histogram: list[int]  #: entry i: exchanges completed while i later ones were posted
+    lag_histogram: list[int]  #: entry i: exchanges completed while i later ones of their channel were posted
     wait_s_by_lag: list[float]  #: seconds waited at that lag
     operations: int  #: exchanges completed
-    lag_lost: int  #: exchanges with a block larger than a slot although the group may lag
+    lag_lost: int  #: exchanges with a block larger than a slot while their bound was above 0
     offers_revoked: int  #: large blocks that a receiver did not fetch in time, so that they were sent
     queued: int  #: operations that could not be posted at their start
     landing_bytes: int  #: memory reserved for what peers send

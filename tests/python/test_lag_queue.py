@@ -113,6 +113,17 @@ def test_without_a_headway_group_the_bound_must_be_given() -> None:
         LagQueue()
 
 
+def test_only_a_headway_group_has_channels() -> None:
+    with pytest.raises(ValueError, match="only a headway group has channels"):
+        LagQueue(max_lag=1, channel=1)
+
+
+def test_a_queue_without_a_group_cannot_start_an_exchange() -> None:
+    queue: LagQueue[int] = LagQueue(max_lag=1)
+    with pytest.raises(ValueError, match="made without a group"):
+        queue.all_to_all_single(torch.empty(1), torch.empty(1))
+
+
 def test_pop_of_an_empty_queue_is_an_error() -> None:
     with pytest.raises(IndexError, match="no pending exchange"):
         LagQueue(max_lag=0).pop()
@@ -165,6 +176,10 @@ def test_a_gloo_group_has_no_bound_of_its_own() -> None:
     try:
         with pytest.raises(ValueError, match="needs max_lag"):
             LagQueue(dist.group.WORLD)
-        assert LagQueue(dist.group.WORLD, max_lag=7).max_lag == 7
+        queue: LagQueue[torch.Tensor] = LagQueue(dist.group.WORLD, max_lag=7)
+        assert queue.max_lag == 7
+        received = torch.zeros(2)
+        queue.push(queue.all_to_all_single(received, torch.ones(2)), received)
+        assert [tensor.tolist() for tensor in queue.drain()] == [[1.0, 1.0]]
     finally:
         dist.destroy_process_group()

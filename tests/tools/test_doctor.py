@@ -62,9 +62,8 @@ def test_rdma_is_judged_by_ports_library_and_locked_memory(
     text: str,
 ) -> None:
     monkeypatch.setattr(_host, "rdma_ports", lambda: ports)
-    monkeypatch.setattr(_host, "working_rdma_ports", lambda: working)
     monkeypatch.setattr(_host, "locked_memory_bytes", lambda: locked_bytes)
-    found = doctor.find_rdma()
+    found = doctor.find_rdma(working)
     assert found.level is level
     assert text in found.value
     assert (found.fix is None) == (level is Level.OK)

@@ -206,5 +206,19 @@ TEST(BusyClockTest, SeveralWaitsOrNoneMayLieBetweenTwoExchanges) {
   EXPECT_EQ(times.after_wait_us, 0U);
 }
 
+TEST(BusyClockTest, APauseIsNeitherWorkNorTheFirstWait) {
+  BusyClock clock;
+  static_cast<void>(clock.exchange_started(0));
+  clock.pause_began(10);
+  clock.wait_ended(100);
+  clock.wait_began(130);
+  clock.wait_ended(500);
+  clock.pause_began(507);
+  clock.wait_ended(900);
+  auto const times = clock.exchange_started(1000);
+  EXPECT_EQ(times.before_wait_us, 40U);
+  EXPECT_EQ(times.after_wait_us, 107U);
+}
+
 }  // namespace
 }  // namespace headway::comm

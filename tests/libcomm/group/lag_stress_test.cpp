@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -43,8 +44,8 @@ class LagStressTest : public GroupTest {
     return plan;
   }
 
-  /// One rank: waits, tests, pauses and changes its bound as it likes. All take the channels in the same order, or each
-  /// might wait for what another one starts only after a wait of its own.
+  /// One rank: waits, tests, pauses and changes its bounds as it likes. All take the channels in the same order, or
+  /// each might wait for what another one starts only after a wait of its own.
   static void run_rank(Group& group, Plan const& plan) {
     RandomRounds::Random order(plan.seed), random(plan.seed + 1 + static_cast<std::uint64_t>(group.rank()));
     auto const num_channels = static_cast<std::size_t>(plan.options.num_channels);
@@ -73,13 +74,19 @@ class LagStressTest : public GroupTest {
     flying.pop_front();
   }
 
+  /// One channel, or none for all.
+  static std::optional<int> draw_channel(Group const& group, RandomRounds::Random& random) {
+    int const channel = static_cast<int>(draw(random, 0, static_cast<std::uint64_t>(group.options().num_channels))) - 1;
+    return channel < 0 ? std::nullopt : std::optional(channel);
+  }
+
   static void disturb(Group& group, RandomRounds::Random& random, Operation& newest) {
     auto const limit = static_cast<std::uint64_t>(group.options().max_lag_limit);
     switch (draw(random, 0, 9)) {
       case 0:
         return std::this_thread::sleep_for(draw_delay(random, {}, std::chrono::milliseconds(3)));
       case 1:
-        return group.set_max_lag(static_cast<int>(draw(random, 0, limit)));
+        return group.set_max_lag(static_cast<int>(draw(random, 0, limit)), draw_channel(group, random));
       case 2:
         group.test(newest);
         return;

@@ -95,6 +95,27 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
     });
   }
 
+  /// Runs `body(thread)` in `count` threads of one rank; what one throws is an error of this rank.
+  template <typename Body>
+  static void run_threads_of_rank(int count, Body body) {
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+    {
+      std::vector<std::jthread> threads;
+      for (int thread = 0; thread < count; ++thread) {
+        threads.emplace_back([&, thread] {
+          try {
+            body(thread);
+          } catch (...) {
+            errors[static_cast<std::size_t>(thread)] = std::current_exception();
+          }
+        });
+      }
+    }
+    for (auto const& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
   /// Waits for `operation`. @throws OperationError if it fails.
   static void finish(Group& group, OperationPtr const& operation) {
     Status status = group.wait(*operation);

@@ -8,7 +8,6 @@
 #include <barrier>
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <thread>
 #include <vector>
 
@@ -18,29 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// One group used by several threads, and what waiting costs.
-class ThreadsTest : public GroupTest {
- protected:
-  /// Runs `body(thread)` in `count` threads; what one throws is an error of this rank.
-  template <typename Body>
-  static void run_threads_of_rank(int count, Body body) {
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
-    {
-      std::vector<std::jthread> threads;
-      for (int thread = 0; thread < count; ++thread) {
-        threads.emplace_back([&, thread] {
-          try {
-            body(thread);
-          } catch (...) {
-            errors[static_cast<std::size_t>(thread)] = std::current_exception();
-          }
-        });
-      }
-    }
-    for (auto const& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
-};
+class ThreadsTest : public GroupTest {};
 
 TEST_P(ThreadsTest, EachThreadMayUseAChannelOfItsOwn) {
   constexpr int kThreads = 3;

@@ -29,7 +29,7 @@ enum class Engine {
 /// rdma_cache_bytes.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
-  int max_lag = 0;         ///< Bound k: a rank may run this many all-to-alls ahead.
+  int max_lag = 0;         ///< Bound k of each channel at first: a rank may run this many all-to-alls ahead.
   int max_lag_limit = -1;  ///< Largest bound that set_max_lag() may choose; -1: max_lag. Fixes the ring's depth.
   /// Find out which bound is worth having, for recommended_max_lag(): each message of an all-to-all then says how long
   /// its sender was busy, in 8 bytes.
@@ -94,14 +94,15 @@ struct PeerStats {
 };
 
 struct GroupStats {
-  std::vector<PeerStats> peers;              ///< (size)
-  std::vector<std::uint64_t> lag_histogram;  ///< Entry i: all-to-alls completed while i later ones were posted.
-  std::vector<double> wait_s_by_lag;         ///< Seconds waited at that lag.
-  std::uint64_t operations = 0;              ///< All-to-alls completed.
-  std::uint64_t offers_revoked = 0;          ///< Large blocks that a receiver did not fetch in time: they were sent.
-  std::uint64_t lag_lost = 0;                ///< All-to-alls with a block larger than a slot while max_lag > 0.
-  std::uint64_t queued = 0;                  ///< Operations that could not be posted at their start.
-  std::uint64_t landing_bytes = 0;           ///< Library-owned memory that peers write to, as reserved.
+  std::vector<PeerStats> peers;  ///< (size)
+  /// Entry i: all-to-alls completed while i later ones of their channel were posted.
+  std::vector<std::uint64_t> lag_histogram;
+  std::vector<double> wait_s_by_lag;  ///< Seconds waited at that lag.
+  std::uint64_t operations = 0;       ///< All-to-alls completed.
+  std::uint64_t offers_revoked = 0;   ///< Large blocks that a receiver did not fetch in time: they were sent.
+  std::uint64_t lag_lost = 0;         ///< All-to-alls with a block larger than a slot while their bound was above 0.
+  std::uint64_t queued = 0;           ///< Operations that could not be posted at their start.
+  std::uint64_t landing_bytes = 0;    ///< Library-owned memory that peers write to, as reserved.
 };
 
 /// One completed all-to-all, for traces. Times are seconds of Clock since its epoch.
@@ -111,7 +112,7 @@ struct TraceEvent {
   double started_s, posted_s, completed_s;
   std::uint64_t bytes_sent, bytes_received;
   int last_peer;  ///< The peer that arrived last; -1 if none was waited for.
-  int lag;        ///< Later operations posted when it completed.
+  int lag;        ///< Later operations of its channel posted when it completed.
 };
 
 struct ShrunkGroup;
@@ -165,8 +166,11 @@ class Group {
 
   /// Time-out of operations that start from now on; local.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  /// Bound from now on, 0 to options().max_lag_limit; local, needs no agreement.
-  virtual void set_max_lag(int max_lag) = 0;
+  /// Bound from now on, 0 to options().max_lag_limit, of one channel, or of all where none is given; local, needs no
+  /// agreement.
+  virtual void set_max_lag(int max_lag, std::optional<int> channel = std::nullopt) = 0;
+  /// Bound of a channel now.
+  [[nodiscard]] virtual int max_lag(int channel) = 0;
   /// The smallest bound up to options().max_lag_limit under which the latest all-to-alls of a channel would have taken
   /// at most 2% longer than under the best one; that limit for the first 32. Nothing follows it by itself: how far a
   /// loop runs ahead is the loop's choice. @throws UsageError without options().adapt_lag.
@@ -175,9 +179,10 @@ class Group {
   virtual void abort(std::string const& reason) = 0;
   /// Makes a new group of the ranks that are left, after a failure or in order to leave out `ranks_to_exclude`. All of
   /// them must call it. They agree over the connections of this group, which fails if it has not yet; the store is not
-  /// needed. Ranks that say nothing for `timeout` are left out. The caller resumes where ShrunkGroup says, and destroys
-  /// this group. @throws OperationError: another rank goes on without this one (kAborted), or the ranks that are left
-  /// did not agree in time (kTimeout); SystemError: they could not be connected.
+  /// needed. Ranks that say nothing for `timeout` are left out. Bounds stay as set_max_lag() left them. The caller
+  /// resumes where ShrunkGroup says, and destroys this group. @throws OperationError: another rank goes on without this
+  /// one (kAborted), or the ranks that are left did not agree in time (kTimeout); SystemError: they could not be
+  /// connected.
   [[nodiscard]] virtual ShrunkGroup shrink(std::span<int const> ranks_to_exclude,
                                            std::chrono::milliseconds timeout) = 0;
   /// The first failure of the group, or ok. Cheap; sees a lost peer without any operation pending.
