@@ -47,7 +47,7 @@ class LagQueue(Generic[PayloadT]):
             group: a headway group, whose ``Options.max_lag`` is the default bound; any other group needs ``max_lag``.
             max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``. With
                 ``"auto"``, which needs a group made with it, the queue follows the group's recommendation: the
-                smallest bound whose throughput is within 2% of the best on the latest exchanges, and
+                smallest bound whose throughput is within 2.5% of the best on the latest exchanges, and
                 ``max_lag_limit`` for the first few.
         Raises:
             ValueError: no bound is known, or the bound is negative or above what the group allows, or it is "auto"
