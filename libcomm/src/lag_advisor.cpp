@@ -8,7 +8,7 @@ namespace headway::comm {
 namespace {
 
 constexpr std::size_t kShortestInterval = 8;
-constexpr std::uint64_t kLeastExchanges = 32;  ///< Fewer tell too little.
+constexpr std::uint64_t kLeastExchanges = 24;  ///< Fewer tell too little.
 constexpr std::size_t kRanksPerInterval = 8;
 
 }  // namespace
@@ -33,9 +33,10 @@ void LagAdvisor::completed(std::uint64_t number) {
   for (int max_lag = 0; max_lag <= max_lag_limit_; ++max_lag) times.push_back(replay_us(max_lag));
   double const good = *std::min_element(times.begin(), times.end()) * (1 + kTolerance);
   auto const smallest = std::ranges::find_if(times, [&](double each) { return each <= good; });
-  auto const wanted = static_cast<int>(smallest - times.begin());
-  // What is rare may just not be in the window: up at once, down step by step.
-  advice_ = std::exchange(has_looked_, true) ? std::max(wanted, advice_ - 1) : wanted;
+  wanted_[num_looks_++ % kLooks] = static_cast<int>(smallest - times.begin());
+  // Up at once, down when all looks agree: what is rare may just not be in the window. By half, as the first few looks
+  // see too few exchanges for ranks to drift far apart, and find bounds that are too small.
+  advice_ = std::max(*std::ranges::max_element(wanted_), advice_ / 2);
 }
 
 double LagAdvisor::replay_us(int max_lag) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -13,7 +14,7 @@ struct BusyTimes {
 };
 
 /// Tells which bound is worth having: replays the latest exchanges with the busy times of all ranks, once for each
-/// bound, and takes the smallest whose time is close to the best.
+/// bound, finds the smallest whose time is close to the best, and takes the largest of several such looks.
 ///
 /// The replay is the recurrence of a loop that runs ahead by k exchanges: a rank starts exchange t when it is through
 /// with its work, and then waits until all ranks have started exchange t - k. Exchanges cost nothing in it. All ranks
@@ -28,15 +29,17 @@ class LagAdvisor {
   /// Exchange `number`, the one after the last completed, has the times of all ranks.
   void completed(std::uint64_t number);
 
-  /// The smallest bound within kTolerance of the best, approached from above; the limit before there is anything to
-  /// tell from, since a bound that is too small costs more than one that is too large.
+  /// The largest of the bounds that the last kLooks looks found to be the smallest within kTolerance of the best,
+  /// approached from above by halves; the limit before there is anything to tell from, since a bound that is too small
+  /// costs more than one that is too large.
   [[nodiscard]] int advice() const { return advice_; }
 
   /// Time of the latest exchanges under `max_lag`, replayed, in microseconds an exchange.
   [[nodiscard]] double replay_us(int max_lag) const;
 
-  static constexpr double kTolerance = 0.02;
+  static constexpr double kTolerance = 0.025;
   static constexpr std::size_t kWindow = 128;  ///< Exchanges that are replayed.
+  static constexpr std::size_t kLooks = 6;     ///< Looks that count.
 
  private:
   [[nodiscard]] BusyTimes const& times_of(std::uint64_t number, std::size_t rank) const {
@@ -49,7 +52,8 @@ class LagAdvisor {
   std::size_t interval_;          ///< Exchanges between two replays.
   std::vector<BusyTimes> times_;  ///< (capacity, num_ranks)
   std::uint64_t num_completed_ = 0;
-  bool has_looked_ = false;
+  std::array<int, kLooks> wanted_{};  ///< What each look found, the oldest overwritten.
+  std::size_t num_looks_ = 0;
   int advice_;
 };
 

@@ -63,7 +63,7 @@ class LagQueue(Generic[PayloadT]):
             group: a headway group, whose bound is the default; any other group needs ``max_lag``.
             max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``. With
                 ``"auto"``, which needs a group made with it, the queue follows the group's recommendation: the
-                smallest bound whose throughput is within 2% of the best on the channel's latest exchanges, and
+                smallest bound whose throughput is within 2.5% of the best on the channel's latest exchanges, and
                 ``max_lag_limit`` for the first few.
             channel: the group's channel that the exchanges are on, and whose bound the queue sets. Functions of
                 ``torch.distributed`` use channel 0.

@@ -69,8 +69,9 @@ double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t co
 TEST(LagAdvisorTest, NothingIsKnownInTheBeginning) {
   auto const balanced = [](auto, int) { return BusyTimes{.after_wait_us = 900}; };
   EXPECT_EQ(advice_after(0, balanced), kLimit);
-  EXPECT_EQ(advice_after(31, balanced), kLimit);
-  EXPECT_EQ(advice_after(32, balanced), 0);
+  EXPECT_EQ(advice_after(23, balanced), kLimit);
+  EXPECT_EQ(advice_after(24, balanced), kLimit / 2);
+  EXPECT_EQ(advice_after(48, balanced), 0);
 }
 
 TEST(LagAdvisorTest, LagIsNotWorthHavingWhereItCannotHelp) {
@@ -99,27 +100,48 @@ TEST(LagAdvisorTest, TheReplayIsTheRecurrence) {
   }
 }
 
-/// What a bound that adapts has to reach on one kind of lateness: nearly the best time, with hardly more lag than
-/// needed.
-void expect_to_follow_well(char const* pattern, BusyOf const& busy_of, double worst = 1.03) {
+/// A loop that followed the advice against the same loop under fixed bounds.
+struct Followed {
+  double time;       ///< Over that under the best bound.
+  double lag_above;  ///< Mean bound less the smallest fixed one that is within 3% of the best.
+};
+
+Followed follow(BusyOf const& busy_of) {
   constexpr std::uint64_t kCount = 1000;
   LagAdvisor advisor(kRanks, kLimit);
   double sum_of_lags = 0;
-  auto const follow = [&](std::uint64_t number) {
+  auto const advised = [&](std::uint64_t number) {
     for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
     if (number >= kLimit) advisor.completed(number - kLimit);  // As late as it may become known.
     sum_of_lags += advisor.advice();
     return static_cast<std::size_t>(advisor.advice());
   };
-  double const followed_us = simulated_us(busy_of, follow, kCount);
+  double const followed_us = simulated_us(busy_of, advised, kCount);
 
   std::vector<double> fixed_us;
   for (std::size_t max_lag = 0; max_lag <= kLimit; ++max_lag)
     fixed_us.push_back(simulated_us(busy_of, max_lag, kCount));
   double const best_us = *std::ranges::min_element(fixed_us);
   auto const smallest = std::ranges::find_if(fixed_us, [&](double us) { return us <= best_us * 1.03; });
-  EXPECT_LE(followed_us, best_us * worst) << pattern;
-  EXPECT_LE(sum_of_lags / kCount, static_cast<double>(smallest - fixed_us.begin()) + 1) << pattern;
+  return {.time = followed_us / best_us,
+          .lag_above = sum_of_lags / kCount - static_cast<double>(smallest - fixed_us.begin())};
+}
+
+constexpr std::uint64_t kNextDraws = 1'000'000;  ///< Exchanges from here on draw other numbers.
+
+/// What a bound that adapts has to reach on one kind of lateness: nearly the best time, with hardly more lag than
+/// needed.
+void expect_to_follow_well(char const* pattern, BusyOf const& busy_of, double mean_time = 1.025) {
+  constexpr int kRuns = 16;
+  double sum_of_times = 0, sum_of_lags_above = 0;
+  for (std::uint64_t run = 0; run < kRuns; ++run) {
+    auto const followed = follow([&](auto number, int rank) { return busy_of(run * kNextDraws + number, rank); });
+    EXPECT_LE(followed.time, mean_time + 0.01) << pattern << ", run " << run;
+    sum_of_times += followed.time;
+    sum_of_lags_above += followed.lag_above;
+  }
+  EXPECT_LE(sum_of_times / kRuns, mean_time) << pattern;
+  EXPECT_LE(sum_of_lags_above / kRuns, 0.8) << pattern;
 }
 
 TEST(LagAdvisorTest, FollowingItIsAsGoodAsTheBestFixedBound) {
@@ -138,9 +160,9 @@ TEST(LagAdvisorTest, FollowingItIsAsGoodAsTheBestFixedBound) {
                         [](auto, int rank) { return BusyTimes{.after_wait_us = rank == 7 ? 6000U : 2000U}; });
   expect_to_follow_well("balance", [](auto, int) { return BusyTimes{.before_wait_us = 500, .after_wait_us = 4000}; });
   auto const changing = [](std::uint64_t number, int rank) {
-    return number < 500 ? BusyTimes{.after_wait_us = 4000} : random_delays(10'000, 500)(number, rank);
+    return number % kNextDraws < 500 ? BusyTimes{.after_wait_us = 4000} : random_delays(10'000, 500)(number, rank);
   };
-  expect_to_follow_well("random delays after balance", changing, 1.04);  // A window has to pass.
+  expect_to_follow_well("random delays after balance", changing, 1.03);  // A window has to pass.
 }
 
 TEST(LagAdvisorTest, WorkThatOverlapsWithTheExchangeHidesLateness) {

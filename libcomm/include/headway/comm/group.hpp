@@ -172,7 +172,7 @@ class Group {
   /// Bound of a channel now.
   [[nodiscard]] virtual int max_lag(int channel) = 0;
   /// The smallest bound up to options().max_lag_limit under which the latest all-to-alls of a channel would have taken
-  /// at most 2% longer than under the best one; that limit for the first 32. Nothing follows it by itself: how far a
+  /// at most 2.5% longer than under the best one; that limit for the first 24. Nothing follows it by itself: how far a
   /// loop runs ahead is the loop's choice. @throws UsageError without options().adapt_lag.
   [[nodiscard]] virtual int recommended_max_lag(int channel) = 0;
   /// Fails all pending and later work, here and at the peers, with `reason`.
