@@ -26,6 +26,8 @@ class Options(Backend.Options):
         secret: str = "",
         interface_address: str = "",
         rdma_device: str = "",
+        rdma_rails: int = 1,
+        rdma_cache_bytes: int = 1 << 32,
         flight_records: int = 256,
     ) -> None: ...
     @property
@@ -38,6 +40,10 @@ class Options(Backend.Options):
     def connect_timeout(self) -> timedelta: ...
     @property
     def timeout(self) -> timedelta | None: ...
+    @property
+    def rdma_rails(self) -> int: ...
+    @property
+    def rdma_cache_bytes(self) -> int: ...
     @property
     def flight_records(self) -> int: ...
     @property
