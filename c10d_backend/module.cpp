@@ -1,5 +1,6 @@
 // headway._C: what Python sees of the backend. See python/headway/_C.pyi for its types.
 
+#include "empty.hpp"
 #include "headway_backend.hpp"
 #include "headway_options.hpp"
 #include "torch_headers.hpp"
@@ -270,4 +271,6 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
   headway::c10d_backend::define_backend(module, c10d.attr("Backend"));
   headway::c10d_backend::define_shrunk_backend(module);
+  module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
+             py::call_guard<py::gil_scoped_release>());
 }
