@@ -1,5 +1,6 @@
 // headway._C: what Python sees of the backend. See python/headway/_C.pyi for its types.
 
+#include "empty.hpp"
 #include "headway_backend.hpp"
 #include "headway_options.hpp"
 #include "torch_headers.hpp"
@@ -64,8 +65,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                                                 std::optional<std::int64_t> slot_bytes, int num_channels,
                                                 std::string const& engine, std::optional<Milliseconds> timeout,
                                                 Milliseconds connect_timeout, std::string secret,
-                                                std::string interface_address, std::string rdma_device,
-                                                std::int64_t flight_records) {
+                                                std::string interface_address, std::string rdma_device, int rdma_rails,
+                                                std::int64_t rdma_cache_bytes, std::int64_t flight_records) {
   auto const* const name = std::get_if<std::string>(&lag);
   expects_value(name == nullptr || *name == kAutomatic,
                 "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
@@ -79,6 +80,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                 "num_channels must be 1 to 64, not " + std::to_string(num_channels));
   expects_value(!timeout || timeout->count() > 0, "timeout must be above 0");
   expects_value(connect_timeout.count() > 0, "connect_timeout must be above 0");
+  expects_value(rdma_rails >= 1 && rdma_rails <= 8, "rdma_rails must be 1 to 8, not " + std::to_string(rdma_rails));
+  expects_value(rdma_cache_bytes >= 0, "rdma_cache_bytes must be at least 0, not " + std::to_string(rdma_cache_bytes));
   expects_value(flight_records >= 0, "flight_records must be at least 0, not " + std::to_string(flight_records));
   comm::GroupOptions settings;
   settings.engine = engine_named(engine);
@@ -91,6 +94,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   settings.secret = std::move(secret);
   settings.interface_address = std::move(interface_address);
   settings.rdma_device = std::move(rdma_device);
+  settings.rdma_rails = rdma_rails;
+  settings.rdma_cache_bytes = static_cast<std::size_t>(rdma_cache_bytes);
   settings.flight_records = static_cast<std::size_t>(flight_records);
   auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
   options->has_timeout = timeout.has_value();
@@ -124,7 +129,8 @@ void define_options(py::module_& module, py::object const& base) {
            py::arg("max_lag_limit") = defaults.max_lag_limit, py::arg("slot_bytes") = py::none(),
            py::arg("num_channels") = defaults.num_channels, py::arg("engine") = "auto", py::arg("timeout") = py::none(),
            py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
-           py::arg("interface_address") = "", py::arg("rdma_device") = "",
+           py::arg("interface_address") = "", py::arg("rdma_device") = "", py::arg("rdma_rails") = defaults.rdma_rails,
+           py::arg("rdma_cache_bytes") = static_cast<std::int64_t>(defaults.rdma_cache_bytes),
            py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records))
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
@@ -143,6 +149,8 @@ void define_options(py::module_& module, py::object const& base) {
           [](HeadwayOptions& options, std::string const& name) { options.group.engine = engine_named(name); })
       .def_property("rdma_device", reader(&comm::GroupOptions::rdma_device),
                     [](HeadwayOptions& options, std::string name) { options.group.rdma_device = std::move(name); })
+      .def_property_readonly("rdma_rails", reader(&comm::GroupOptions::rdma_rails))
+      .def_property_readonly("rdma_cache_bytes", reader(&comm::GroupOptions::rdma_cache_bytes))
       .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
       .def_property_readonly("flight_records", reader(&comm::GroupOptions::flight_records))
       .def_readwrite("_flight_folder", &HeadwayOptions::flight_folder)
@@ -263,4 +271,6 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
   headway::c10d_backend::define_backend(module, c10d.attr("Backend"));
   headway::c10d_backend::define_shrunk_backend(module);
+  module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
+             py::call_guard<py::gil_scoped_release>());
 }

@@ -19,6 +19,7 @@ from headway.flight_recorder import dump_flight_records, flight_records  # noqa:
 from headway.groups import backend_of, set_max_lag  # noqa: E402
 from headway.lag_queue import LagQueue  # noqa: E402
 from headway.launchers import adopt_launcher_environment  # noqa: E402
+from headway.memory import empty  # noqa: E402
 from headway.shrinking import ShrunkGroup, shrink  # noqa: E402
 from headway.statistics import reset_stats, stats  # noqa: E402
 from headway.torchrec_shim import install as _install_torchrec_shim  # noqa: E402
@@ -33,6 +34,7 @@ __all__ = [
     "all_to_all_single",
     "backend_of",
     "dump_flight_records",
+    "empty",
     "flight_records",
     "reset_stats",
     "set_max_lag",

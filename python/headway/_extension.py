@@ -19,5 +19,6 @@ if torch.__version__.split("+")[0] != _C.torch_version:
 
 HeadwayBackend = _C.HeadwayBackend
 Options = _C.Options
+empty = _C.empty
 
-__all__ = ["HeadwayBackend", "Options"]
+__all__ = ["HeadwayBackend", "Options", "empty"]

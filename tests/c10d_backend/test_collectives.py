@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import headway
 import pytest
@@ -63,6 +64,27 @@ def exchange_all_dtypes(rank: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_uneven_exchanges_of_every_dtype_give_each_rank_its_blocks(size: int) -> None:
     run_ranks(exchange_all_dtypes, size)
+
+
+def exchange_large(rank: int, empty: Callable[..., torch.Tensor], rails: int) -> None:
+    size, rows = dist.get_world_size(), 1 << 18
+    group = dist.new_group(backend="headway", pg_options=headway.Options(rdma_rails=rails))
+    for step in range(4):  # the same memory again and again, freed in the middle
+        if step % 2 == 0:
+            source, output = empty(size * rows), empty(size * rows)
+        torch.add(torch.arange(size * rows), rank * 1000 + step, out=source)
+        dist.all_to_all_single(output, source, group=group)
+        blocks = [torch.arange(rank * rows, (rank + 1) * rows) + peer * 1000 + step for peer in range(size)]
+        assert torch.equal(output, torch.cat(blocks).float())
+
+
+@pytest.mark.parametrize(
+    ("empty", "rails"),
+    [(torch.empty, 1), (headway.empty, 1), (headway.empty, 2)],
+    ids=["torch", "headway", "headway_two_rails"],
+)
+def test_blocks_of_a_mebibyte_arrive_from_and_in_any_memory(empty: Callable[..., torch.Tensor], rails: int) -> None:
+    run_ranks(exchange_large, 2, empty, rails)
 
 
 def move_all_dtypes(rank: int) -> None:

@@ -18,6 +18,7 @@ from rank_processes import run_ranks
 def test_options_have_the_documented_defaults() -> None:
     options = headway.Options()
     assert (options.max_lag, options.max_lag_limit, options.num_channels, options.engine) == (0, -1, 1, "auto")
+    assert (options.rdma_rails, options.rdma_cache_bytes) == (1, 4 << 30)
     assert options.timeout is None and not options.has_secret
     assert isinstance(options, torch._C._distributed_c10d.Backend.Options)
 
@@ -39,6 +40,9 @@ def test_a_deep_copy_is_equal_and_independent() -> None:
         ({"max_lag": "many"}, "max_lag must be a number or 'auto', not 'many'"),
         ({"slot_bytes": 0}, "slot_bytes must be above 0"),
         ({"num_channels": 65}, "num_channels must be 1 to 64"),
+        ({"rdma_rails": 0}, "rdma_rails must be 1 to 8, not 0"),
+        ({"rdma_rails": 9}, "rdma_rails must be 1 to 8, not 9"),
+        ({"rdma_cache_bytes": -1}, "rdma_cache_bytes must be at least 0, not -1"),
         ({"engine": "rdma"}, "engine must be auto, shm, tcp or verbs, not 'rdma'"),
         ({"timeout": timedelta(0)}, "timeout must be above 0"),
     ],
@@ -47,6 +51,11 @@ def test_values_that_mean_nothing_are_refused_in_one_line(wrong: dict[str, objec
     with pytest.raises(ValueError, match=message) as caught:
         headway.Options(**wrong)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_of_rdma_are_kept() -> None:
+    options = copy.deepcopy(headway.Options(rdma_device="rxe0", rdma_rails=8, rdma_cache_bytes=0))
+    assert (options.rdma_device, options.rdma_rails, options.rdma_cache_bytes) == ("rxe0", 8, 0)
 
 
 def complete(given: headway.Options | None, **environ: str) -> headway.Options:
