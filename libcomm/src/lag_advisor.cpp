@@ -34,9 +34,11 @@ void LagAdvisor::completed(std::uint64_t number) {
   double const good = *std::min_element(times.begin(), times.end()) * (1 + kTolerance);
   auto const smallest = std::ranges::find_if(times, [&](double each) { return each <= good; });
   wanted_[num_looks_++ % kLooks] = static_cast<int>(smallest - times.begin());
-  // Up at once, down when all looks agree: what is rare may just not be in the window. By half, as the first few looks
-  // see too few exchanges for ranks to drift far apart, and find bounds that are too small.
-  advice_ = std::max(*std::ranges::max_element(wanted_), advice_ / 2);
+  // Up at once, down when all looks agree: what is rare may just not be in the window. And step by step, as the first
+  // looks see too few exchanges for ranks to drift far apart, and find bounds that are too small; but where lag does
+  // not help at all, a few exchanges tell.
+  int const most = *std::ranges::max_element(wanted_);
+  advice_ = most == 0 ? 0 : std::max(most, advice_ - 1);
 }
 
 double LagAdvisor::replay_us(int max_lag) const {

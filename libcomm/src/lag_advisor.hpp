@@ -30,7 +30,7 @@ class LagAdvisor {
   void completed(std::uint64_t number);
 
   /// The largest of the bounds that the last kLooks looks found to be the smallest within kTolerance of the best,
-  /// approached from above by halves; the limit before there is anything to tell from, since a bound that is too small
+  /// approached from above one by one; the limit before there is anything to tell from, since a bound that is too small
   /// costs more than one that is too large.
   [[nodiscard]] int advice() const { return advice_; }
 
@@ -39,7 +39,7 @@ class LagAdvisor {
 
   static constexpr double kTolerance = 0.025;
   static constexpr std::size_t kWindow = 128;  ///< Exchanges that are replayed.
-  static constexpr std::size_t kLooks = 6;     ///< Looks that count.
+  static constexpr std::size_t kLooks = 4;     ///< Looks that count.
 
  private:
   [[nodiscard]] BusyTimes const& times_of(std::uint64_t number, std::size_t rank) const {

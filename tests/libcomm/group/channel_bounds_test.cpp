@@ -163,7 +163,7 @@ TEST_P(ChannelBoundsTest, ChannelsOfDifferentLoadAdaptEachForItself) {
       std::mt19937 random(static_cast<unsigned>(group.rank()));
       std::uniform_int_distribution<int> any_delay_us(0, 4000);
       bool const is_straggler = group.rank() == 2;
-      if (channel == 0) follow(group, 0, [&](int) { return is_straggler ? 4000 : 0; });
+      if (channel == 0) follow(group, 0, [&](int) { return is_straggler ? 12'000 : 0; });
       if (channel == 1) follow(group, 1, [&](int) { return any_delay_us(random); });
     });
     EXPECT_EQ(group.max_lag(0), 0) << "lag does not help against a straggler";
