@@ -1,6 +1,7 @@
 // A rank in a process of its own that exchanges with the others and checks every byte.
 //   exchange_process RANK SIZE STORE_DIRECTORY ENGINE ADDRESS BYTES LAG EXCHANGES
-// ENGINE is auto, tcp or verbs:DEVICE; ADDRESS - stands for any; EXCHANGES 0 go on for ever.
+// ENGINE is auto, tcp or verbs:DEVICE; ADDRESS - stands for any; EXCHANGES 0 go on for ever. After "then_idle" as
+// EXCHANGES, a rank does nothing more after its first exchanges until it learns that the group has failed.
 // Prints "engines: ..." with the engine towards each rank, "ready" after the first exchange, "done SECONDS" or
 // "failed: TEXT". Exits with 0 only when all exchanges are done.
 #include "group/exchange.hpp"
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <future>
 #include <iostream>
 #include <string>
 
@@ -52,6 +54,14 @@ void exchange(Group& group, std::size_t bytes, std::size_t lag, std::uint64_t nu
   for (; !pending.empty(); pending.pop_front()) pending.front().finish(group);
 }
 
+/// @throws OperationError once the group has failed; makes no call in between.
+void idle(Group& group) {
+  std::promise<Status> failure;
+  group.on_failure([&](Status const& status, auto const&...) { failure.set_value(status); });
+  std::cout << "ready" << std::endl;
+  throw OperationError(failure.get_future().get());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -70,8 +80,10 @@ int main(int argc, char** argv) {
     auto const group = Group::connect(rank, size, store, options);
     print_engines(*group);
     auto const start = Clock::now();
-    exchange(*group, std::strtoul(argv[6], nullptr, 10), static_cast<std::size_t>(options.max_lag),
-             std::strtoull(argv[8], nullptr, 10));
+    bool const is_idle = std::string(argv[8]) == "then_idle";
+    auto const lag = static_cast<std::size_t>(options.max_lag);
+    exchange(*group, std::strtoul(argv[6], nullptr, 10), lag, is_idle ? lag : std::strtoull(argv[8], nullptr, 10));
+    if (is_idle) idle(*group);
     Status const together = group->wait(*group->barrier());
     if (!together.ok()) throw OperationError(together);
     std::cout << "done " << std::chrono::duration<double>(Clock::now() - start).count() << std::endl;

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -141,6 +142,19 @@ TYPED_TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
   }
 }
 
+TYPED_TEST_P(MemoryConformance, NoPayloadIsReadAfterRetract) {
+  EndpointGroup<TypeParam> ranks(2, std::size_t{8} << 20);
+  auto payload = test_bytes(3000000, 7);
+  ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, payload, Tag{}).ok());
+  ranks[0].submit();
+  ranks[0].retract();
+  std::fill(payload.begin(), payload.end(), std::byte{0xee});
+  std::vector<std::byte> const late(1000, std::byte{0xee});  // No run of so many is in test_bytes().
+  for (Deadline const end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) ranks.poll_all();
+  auto const landed = ranks[1].landing();
+  EXPECT_EQ(std::search(landed.begin(), landed.end(), late.begin(), late.end()), landed.end());
+}
+
 TYPED_TEST_P(MemoryConformance, GetReadsThePeersMemory) {
   EndpointGroup<TypeParam> ranks(2);
   if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
@@ -203,7 +217,8 @@ TYPED_TEST_P(MemoryConformance, AValueOfAWordIsClaimedByOneRank) {
 REGISTER_TYPED_TEST_SUITE_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload,
                             SegmentsAreExposedToOnePeerEach, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay,
                             NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting,
-                            ASegmentNumberMayBeUsedAgainAfterWithdraw, GetReadsThePeersMemory,
-                            NoGetSucceedsAfterThePeerRetracted, AValueOfAWordIsClaimedByOneRank);
+                            ASegmentNumberMayBeUsedAgainAfterWithdraw, NoPayloadIsReadAfterRetract,
+                            GetReadsThePeersMemory, NoGetSucceedsAfterThePeerRetracted,
+                            AValueOfAWordIsClaimedByOneRank);
 
 }  // namespace headway::comm

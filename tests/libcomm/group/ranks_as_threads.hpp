@@ -26,6 +26,7 @@ struct GroupCase {
   bool wrap_checked = false;
   std::uint64_t fault_seed = 0;
   bool allow_pull = true;
+  int rdma_rails = 1;
 
   [[nodiscard]] GroupOptions options() const {
     GroupOptions options;
@@ -34,6 +35,7 @@ struct GroupCase {
     options.fault_seed = fault_seed;
     options.slot_bytes = 4096;
     options.allow_pull = allow_pull;
+    options.rdma_rails = rdma_rails;
     options.timeout = std::chrono::seconds(30);
     options.connect_timeout = std::chrono::seconds(30);
     options.name = "test";
@@ -58,7 +60,7 @@ inline constexpr GroupCase kGroupCases[] = {
 inline constexpr GroupCase kRdmaGroupCases[] = {
     {"verbs", Engine::kVerbs},
     {"checked_verbs", Engine::kVerbs, true},
-    {"faulty_verbs", Engine::kVerbs, true, 15},
+    {"faulty_verbs_two_rails", Engine::kVerbs, true, 15, true, 2},
 };
 
 /// The cases of this run: those that need an RDMA device where HEADWAY_TEST_RDMA is set, all others elsewhere.

@@ -216,6 +216,11 @@ bool CheckedEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value
   return inner_->claim(owner, offset, value);
 }
 
+void CheckedEndpoint::retract() noexcept {
+  for (auto& state : peers_) state.sources.clear();  // They are the caller's again.
+  inner_->retract();
+}
+
 bool CheckedEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> memory) {
   CallGuard::Scope const scope(guard_, "expose");
   throw_deferred_breach();

@@ -45,7 +45,7 @@ class CheckedEndpoint final : public Endpoint {
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
   bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
-  void retract() noexcept override { inner_->retract(); }
+  void retract() noexcept override;
   bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override;
   void withdraw(int peer, SegmentId segment) override;
   void send_notice(int peer, std::string_view text) noexcept override;

@@ -247,7 +247,7 @@ void VerbsEndpoint::keep_alive() {
   next_keep_alive_ = now + kKeepAlivePeriod;
   for (int peer = 0; peer < size_; ++peer) {
     Link& to = links_[index(peer)];
-    if (to.rails.empty() || !to.loss.empty() || !to.is_out()) continue;
+    if (to.rails.empty() || !to.loss.empty() || to.rails.front().expects_completion()) continue;
     if (verbs::Request* const request = add_credits(to, peer)) to.rails.front().signal(*request);
   }
   submit();

@@ -40,7 +40,9 @@ class Rail {
   /// Room for a put; a few requests more are for what must go when puts have to wait.
   [[nodiscard]] bool has_room() const { return num_requests_ - num_reclaimed_ < kSendRequests - kReservedRequests; }
   [[nodiscard]] bool has_reserve() const { return num_requests_ - num_reclaimed_ < kSendRequests; }
-  /// Whether the device is through with everything.
+  /// Whether the device has still to tell how some request ended; of one that nobody asked about, only failure shows.
+  [[nodiscard]] bool expects_completion() const { return num_at_signal_ != num_reclaimed_; }
+  /// Whether the device is through with everything, and said so.
   [[nodiscard]] bool is_out() const { return num_requests_ == num_reclaimed_; }
   [[nodiscard]] bool has_unposted() const { return num_unposted_ != 0; }
 
