@@ -21,13 +21,17 @@ from benchmarks.harness.table import format_bytes, format_table, format_time
 DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
 
 # As in libcomm/src/engines/verbs/limits.hpp, landing_layout.hpp and endpoint.hpp.
-CREDITS = 64
+MAX_CREDITS = 256
 SEND_REQUESTS = 128
 STAGING_BYTES = 512 << 10
-CREDIT_WORD_BYTES = 64
+MAX_COPIED_BYTES = 64 << 10
+WINDOWS, WINDOW_BYTES = 64, 24
 HEADER_BYTES = 64
 PAIR_SLOTS, PAIR_SLOT_BYTES = 16, 8 << 10
 TRANSFER_FRAGMENTS, TRANSFER_FRAGMENT_BYTES = 4, 64 << 10
+SLOT_BYTES = 256 << 10
+# What many devices give as max_srq_wr, we believe.
+MAX_SHARED_RECEIVES = 32767
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +85,8 @@ class Assumptions:
         call_overhead_s: of an operation, 1900 instructions (counted for shm).
         bandwidth: bytes per second of payload: 12.5e9 less headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
         message_bytes: on the wire beside the payload: header area (64) and one packet's headers (110).
-        copy_bandwidth: of the thread, bytes per second; it copies each byte into staging memory and out of the slot.
-            12e9: memcpy of 2 MiB a rank, 8 ranks at once (benchmarks/results, machine B: 11.5e9 and 12.8e9).
+        copy_bandwidth: of the thread, bytes per second. 12e9: memcpy of 2 MiB a rank, 8 ranks at once
+            (benchmarks/results, machine B: 11.5e9 and 12.8e9).
     """
 
     latency_s: float = 2.2e-6
@@ -149,20 +153,31 @@ def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction
         raise ValueError(f"an exchange needs 2 nodes, not {nodes}")
     peers = nodes - 1
     remote_bytes = bytes_per_rank * peers / nodes
-    credit_messages = peers / (CREDITS / 2)  # One for each half of a pair's credits.
+    credit_messages = peers / (credits(nodes) / 2)  # One for each half of a pair's credits.
     return Prediction(
         messages_s=assumed.call_overhead_s
         + peers * (assumed.send_overhead_s + assumed.receive_overhead_s)
         + credit_messages * assumed.send_overhead_s,
-        copies_s=2 * remote_bytes / assumed.copy_bandwidth,
+        copies_s=copies_of_a_byte(bytes_per_rank / nodes) * remote_bytes / assumed.copy_bandwidth,
         wire_s=(remote_bytes + peers * assumed.message_bytes) / assumed.bandwidth,
         latency_s=assumed.latency_s,
     )
 
 
-def credit_rate(assumed: Assumptions) -> float:
+def copies_of_a_byte(block_bytes: float) -> int:
+    """How often the thread copies: into staging memory and out of the slot; out of the slot alone; or not at all, where
+    source and output are memory of ``headway.empty()``."""
+    return (block_bytes <= MAX_COPIED_BYTES) + (block_bytes <= SLOT_BYTES)
+
+
+def credits(nodes: int) -> int:
+    """Messages under way from one node to another: what the device's queue of receives allows."""
+    return min(MAX_CREDITS, MAX_SHARED_RECEIVES // (nodes - 1))
+
+
+def credit_rate(nodes: int, assumed: Assumptions) -> float:
     """Messages per second that one pair can carry: half of its credits are on their way back at worst."""
-    return CREDITS / 2 / (2 * assumed.latency_s)
+    return credits(nodes) / 2 / (2 * assumed.latency_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +195,7 @@ class Memory:
         return self.receives + self.completions + self.send_queues + self.staging + self.landing
 
 
-def memory(nodes: int, *, slot_bytes: int = 256 << 10, max_lag: int = 0) -> Memory:
+def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Memory:
     """What engine verbs takes on each rank of ``nodes``, for one all-to-all channel.
 
     Queue entries as in mlx5, assumed: a receive of the shared queue 32 B, a completion 64 B, a send request with 256 B
@@ -191,11 +206,11 @@ def memory(nodes: int, *, slot_bytes: int = 256 << 10, max_lag: int = 0) -> Memo
     pairs = PAIR_SLOTS * (HEADER_BYTES + PAIR_SLOT_BYTES)
     transfers = TRANSFER_FRAGMENTS * (HEADER_BYTES + TRANSFER_FRAGMENT_BYTES)
     return Memory(
-        receives=peers * CREDITS * 32,
-        completions=peers * (CREDITS + SEND_REQUESTS) * 64,
+        receives=peers * credits(nodes) * 32,
+        completions=peers * (credits(nodes) + SEND_REQUESTS) * 64,
         send_queues=peers * SEND_REQUESTS * 320,
         staging=nodes * STAGING_BYTES,
-        landing=nodes * (slots + pairs + transfers + CREDIT_WORD_BYTES),
+        landing=nodes * (slots + pairs + transfers + 64 + WINDOWS * WINDOW_BYTES),
     )
 
 
@@ -227,7 +242,8 @@ def main(argv: Sequence[str]) -> int:
             return 1
     assumed = Assumptions()
     print(format_predictions(options.ranks, options.sizes, assumed))
-    print(f"\none pair carries up to {credit_rate(assumed) / 1e6:.1f} million messages/s by its credits\n")
+    rates = (f"{credit_rate(nodes, assumed) / 1e6:.1f} on {nodes} nodes" for nodes in options.ranks)
+    print(f"\nmillion messages/s that one pair carries by its credits: {', '.join(rates)}\n")
     print(format_memory(options.ranks, options.slot_bytes))
     return 0
 
@@ -281,7 +297,7 @@ def format_memory(nodes: Sequence[int], slot_bytes: int) -> str:
         found = memory(count, slot_bytes=slot_bytes)
         parts = (found.receives, found.completions, found.send_queues, found.staging, found.landing)
         late = waiting_for_the_last(count)
-        rows.append((str(count), *map(format_bytes, parts), str((count - 1) * CREDITS), f"{late:.1f}"))
+        rows.append((str(count), *map(format_bytes, parts), str((count - 1) * credits(count)), f"{late:.1f}"))
     headings = ("nodes", "receives", "completions", "send queues", "staging", "landing", "posted", "last is late")
     return format_table(headings, rows)
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import put_model
 from benchmarks.harness.points import Point
-from benchmarks.put_model import Assumptions, credit_rate, fit, memory, predict, waiting_for_the_last
+from benchmarks.put_model import Assumptions, copies_of_a_byte, credit_rate, fit, memory, predict, waiting_for_the_last
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,8 +48,15 @@ def test_one_kind_of_points_is_too_few() -> None:
 def test_messages_take_most_of_a_small_exchange_and_bytes_most_of_a_large_one() -> None:
     assert predict(512, 8 << 10, Assumptions()).bounded_by == "messages"
     assert predict(8, 512, Assumptions()).bounded_by == "messages"
-    assert predict(8, 16 << 20, Assumptions()).bounded_by == "copies"
-    assert predict(8, 16 << 20, Assumptions(copy_bandwidth=1e12)).bounded_by == "wire"
+    assert predict(8, 256 << 10, Assumptions()).bounded_by == "copies"
+    assert predict(8, 256 << 10, Assumptions(copy_bandwidth=1e12)).bounded_by == "wire"
+
+
+def test_large_blocks_are_copied_less() -> None:
+    assert [copies_of_a_byte(block) for block in (8, 64 << 10, (64 << 10) + 1, 256 << 10, (256 << 10) + 1)] == [
+        2, 2, 1, 1, 0,
+    ]  # fmt: skip
+    assert predict(8, 16 << 20, Assumptions()).bounded_by == "wire"
 
 
 def test_an_exchange_takes_no_less_with_more_nodes_or_bytes() -> None:
@@ -70,7 +77,7 @@ def test_one_node_is_refused() -> None:
 
 
 def test_a_pair_has_half_its_credits_for_each_round_trip() -> None:
-    assert credit_rate(Assumptions(latency_s=1e-6)) == pytest.approx(16e6)
+    assert credit_rate(8, Assumptions(latency_s=1e-6)) == pytest.approx(64e6)
 
 
 def test_the_last_of_two_is_one_and_a_half_means_late() -> None:
@@ -78,7 +85,8 @@ def test_the_last_of_two_is_one_and_a_half_means_late() -> None:
     assert waiting_for_the_last(2) == 1.5
 
 
-def test_the_shared_queue_has_64_receives_for_each_peer() -> None:
+def test_the_shared_queue_has_256_receives_for_each_peer_or_what_the_device_has() -> None:
+    assert memory(8).receives == 7 * 256 * 32
     assert memory(512).receives == 511 * 64 * 32
     assert memory(8).total == sum(
         (memory(8).receives, memory(8).completions, memory(8).send_queues, memory(8).staging, memory(8).landing)
@@ -89,10 +97,11 @@ def test_the_constants_are_those_of_the_engine() -> None:
     limits = (ROOT / "libcomm/src/engines/verbs/limits.hpp").read_text()
     layout = (ROOT / "libcomm/src/landing_layout.hpp").read_text()
     for text, name, value in (
-        (limits, "kCredits", put_model.CREDITS),
+        (limits, "kMaxCredits", put_model.MAX_CREDITS),
         (limits, "kSendRequests", put_model.SEND_REQUESTS),
         (limits, "kStagingBytes", put_model.STAGING_BYTES),
-        (limits, "kCreditWordBytes", put_model.CREDIT_WORD_BYTES),
+        (limits, "kWindows", put_model.WINDOWS),
+        (limits, "kMaxCopiedBytes", put_model.MAX_COPIED_BYTES),
         (layout, "kPairSlots", put_model.PAIR_SLOTS),
         (layout, "kPairSlotBytes", put_model.PAIR_SLOT_BYTES),
         (layout, "kTransferFragments", put_model.TRANSFER_FRAGMENTS),
