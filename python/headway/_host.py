@@ -153,6 +153,14 @@ def working_rdma_ports() -> list[str]:
     return [name for name, state in rdma_ports().items() if "ACTIVE" in state]
 
 
+def registers_dma_buf() -> bool | None:
+    """Whether libibverbs can register a dma-buf; None without libibverbs."""
+    try:
+        return hasattr(ctypes.CDLL("libibverbs.so.1"), "ibv_reg_dmabuf_mr")
+    except OSError:
+        return None
+
+
 def locked_memory_bytes() -> int | None:
     """How much memory an unprivileged process may lock, as RDMA does; None: no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

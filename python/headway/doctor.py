@@ -82,6 +82,7 @@ def diagnose() -> Diagnosis:
         find_huge_pages(),
         *loopback,
         rdma,
+        find_gpu_memory_over_rdma(),
         find_open_files(),
         *software,
     ]
@@ -240,6 +241,26 @@ def find_rdma(working_ports: list[str]) -> Finding:
         fix = "raise the limit of locked memory (ulimit -l unlimited): RDMA registers every ring; or HEADWAY_ENGINE=tcp"
         return Finding(name="RDMA", level=Level.PROBLEM, value=value, fix=fix)
     return Finding(name="RDMA", value=value)
+
+
+def find_gpu_memory_over_rdma() -> Finding:
+    """Whether memory of GPUs could be registered for RDMA. It is what driver and library say: nothing is registered."""
+    name = "GPU memory over RDMA"
+    answer = _host.run_probe("_dma_buf_probe.py")
+    devices = answer.get("devices", [])
+    if not devices:
+        return Finding(name=name, value=str(answer.get("error") or answer.get("problem") or "no GPU"))
+    exports = f"{sum(devices)} of {len(devices)} GPUs export dma-buf"
+    registers = _host.registers_dma_buf()
+    lacks = "no libibverbs" if registers is None else "libibverbs lacks ibv_reg_dmabuf_mr"
+    value = f"{exports}; {'libibverbs has ibv_reg_dmabuf_mr' if registers else lacks}"
+    if not all(devices):
+        fix = "dma-buf needs NVIDIA's open kernel modules, CUDA 11.7 and Linux 5.12, or later ones"
+        return Finding(name=name, level=Level.NOTE, value=value, fix=fix)
+    if not registers:
+        fix = "install libibverbs 34 or later (libibverbs1, rdma-core)"
+        return Finding(name=name, level=Level.NOTE, value=value, fix=fix)
+    return Finding(name=name, value=f"{value} (not used by groups yet)")
 
 
 def find_open_files() -> Finding:

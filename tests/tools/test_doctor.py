@@ -70,6 +70,37 @@ def test_rdma_is_judged_by_ports_library_and_locked_memory(
 
 
 @pytest.mark.parametrize(
+    ("answer", "registers", "level", "text"),
+    [
+        ({"devices": [], "problem": "no CUDA driver"}, None, Level.OK, "no CUDA driver"),
+        ({"devices": []}, True, Level.OK, "no GPU"),
+        ({"error": "exit status -11: crashed"}, True, Level.OK, "crashed"),
+        ({"devices": [True, True]}, True, Level.OK, "2 of 2 GPUs export dma-buf; libibverbs has ibv_reg_dmabuf_mr"),
+        ({"devices": [True, False]}, True, Level.NOTE, "1 of 2 GPUs"),
+        ({"devices": [True]}, False, Level.NOTE, "libibverbs lacks"),
+        ({"devices": [True]}, None, Level.NOTE, "no libibverbs"),
+    ],
+)
+def test_gpu_memory_over_rdma_needs_gpus_that_export_and_a_library_that_registers(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], registers: bool | None, level: Level, text: str
+) -> None:
+    monkeypatch.setattr(_host, "run_probe", lambda name: answer)
+    monkeypatch.setattr(_host, "registers_dma_buf", lambda: registers)
+    found = doctor.find_gpu_memory_over_rdma()
+    assert found.level is level
+    assert text in found.value
+    assert (found.fix is None) == (level is Level.OK)
+
+
+def test_a_host_without_a_cuda_driver_says_so() -> None:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("this host has a GPU")
+    found = doctor.find_gpu_memory_over_rdma()
+    assert found.level is Level.OK
+    assert "CUDA" in found.value
+
+
+@pytest.mark.parametrize(
     ("plain", "with_ptracer", "level", "text"),
     [
         (0, 0, Level.OK, "between siblings works"),

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -86,7 +85,7 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   if (!has_credit(to, peer)) return Status::would_block();
   verbs::Rail& rail = take_rail(to, has_header || !payload.empty());
   if (!rail.has_room()) return Status::would_block();
-  bool const is_copied = payload.size() <= verbs::kMaxCopiedBytes;
+  bool const is_copied = payload.size() <= verbs::kMaxCopiedBytes && !registrations_.is_on_gpu(payload);
   std::size_t const lead = !has_header ? 0 : payload.empty() ? header.size() : kHeaderBytes;
   auto const staged = rail.stage(lead + (is_copied ? payload.size() : 0));
   if (!staged) return Status::would_block();
@@ -109,7 +108,7 @@ Status VerbsEndpoint::put_in_place(Link& to, int peer, verbs::Rail& rail, verbs:
   auto registration = registrations_.find_or_register(payload, 0);
   if (!registration) {
     break_link(to, "a payload of " + std::to_string(payload.size()) +
-                       " bytes could not be registered: " + std::strerror(errno) + "; see ulimit -l");
+                       " bytes could not be registered: " + registrations_.refusal());
     return lost_status(peer);
   }
   verbs::Request& request = add_put(to, peer, rail, target, tag);

@@ -11,10 +11,14 @@ namespace headway::comm::verbs {
 namespace {
 
 template <typename Function>
+void find_if_there(void* handle, char const* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(handle, name));
+}
+
+template <typename Function>
 void find(void* handle, char const* name, Function& function) {
-  void* const symbol = ::dlsym(handle, name);
-  if (symbol == nullptr) throw SystemError(std::string("libibverbs.so.1 has no ") + name);
-  function = reinterpret_cast<Function>(symbol);
+  find_if_there(handle, name, function);
+  if (function == nullptr) throw SystemError(std::string("libibverbs.so.1 has no ") + name);
 }
 
 Library load() {
@@ -32,6 +36,7 @@ Library load() {
   find(handle, "ibv_alloc_pd", all.alloc_pd);
   find(handle, "ibv_dealloc_pd", all.dealloc_pd);
   find(handle, "ibv_reg_mr", all.reg_mr);
+  find_if_there(handle, "ibv_reg_dmabuf_mr", all.reg_dmabuf_mr);
   find(handle, "ibv_dereg_mr", all.dereg_mr);
   find(handle, "ibv_create_comp_channel", all.create_comp_channel);
   find(handle, "ibv_destroy_comp_channel", all.destroy_comp_channel);

@@ -21,6 +21,8 @@ struct Library {
   struct ibv_pd* (*alloc_pd)(struct ibv_context*);
   int (*dealloc_pd)(struct ibv_pd*);
   struct ibv_mr* (*reg_mr)(struct ibv_pd*, void*, size_t, int);
+  /// Null: a libibverbs before version 34.
+  struct ibv_mr* (*reg_dmabuf_mr)(struct ibv_pd*, std::uint64_t, size_t, std::uint64_t, int, int);
   int (*dereg_mr)(struct ibv_mr*);
   struct ibv_comp_channel* (*create_comp_channel)(struct ibv_context*);
   int (*destroy_comp_channel)(struct ibv_comp_channel*);

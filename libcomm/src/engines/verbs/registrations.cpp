@@ -1,14 +1,42 @@
 #include "engines/verbs/registrations.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
 namespace headway::comm::verbs {
 
-Registration Registrations::register_memory(std::span<std::byte const> memory, int access) const {
-  ibv_mr* const region = library().reg_mr(domain_, const_cast<std::byte*>(memory.data()), memory.size(), access);
+Registration Registrations::register_memory(std::span<std::byte const> memory, int access) {
+  gpu_memory_.look_for_driver();
+  ibv_mr* const region = is_on_gpu(memory) ? register_gpu_memory(memory, access) : register_host_memory(memory, access);
   return region == nullptr ? nullptr : Registration(region, Release<&Library::dereg_mr>());
+}
+
+ibv_mr* Registrations::register_host_memory(std::span<std::byte const> memory, int access) {
+  ibv_mr* const region = library().reg_mr(domain_, const_cast<std::byte*>(memory.data()), memory.size(), access);
+  if (region == nullptr) refusal_ = std::string(std::strerror(errno)) + "; see ulimit -l";
+  return region;
+}
+
+// Keys are for virtual addresses, as those of host memory. The region keeps the dma-buf once the descriptor is closed.
+ibv_mr* Registrations::register_gpu_memory(std::span<std::byte const> memory, int access) {
+  try {
+    if (library().reg_dmabuf_mr == nullptr) throw SystemError("ibv_reg_dmabuf_mr", ENOTSUP, "libibverbs is too old");
+    DmaBuf const buffer = gpu_memory_.export_dma_buf(memory);
+    auto const address = reinterpret_cast<std::uintptr_t>(memory.data());
+    ibv_mr* const region =
+        library().reg_dmabuf_mr(domain_, buffer.offset, memory.size(), address, buffer.fd.get(), access);
+    if (region == nullptr) throw SystemError("ibv_reg_dmabuf_mr", errno, "memory of a GPU");
+    return region;
+  } catch (SystemError const& error) {
+    refusal_ = error.what();
+    return nullptr;
+  }
 }
 
 Registration Registrations::find_or_register(std::span<std::byte const> memory, int access) {

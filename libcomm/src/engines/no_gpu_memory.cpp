@@ -1,0 +1,20 @@
+// GpuMemory of a build without cuda.h, in place of gpu_memory.cpp.
+
+#include "engines/gpu_memory.hpp"
+#include "headway/comm/status.hpp"
+
+#include <cerrno>
+
+namespace headway::comm {
+
+struct CudaDriver {};
+
+void GpuMemory::look_for_driver() {}
+
+bool GpuMemory::is_on_device(std::byte const* /*address*/) const { return false; }
+
+DmaBuf GpuMemory::export_dma_buf(std::span<std::byte const> /*memory*/) const {
+  throw SystemError("dma-buf export", ENOTSUP, "built without cuda.h");
+}
+
+}  // namespace headway::comm

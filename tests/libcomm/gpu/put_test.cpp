@@ -1,0 +1,55 @@
+// Memory of a GPU is registered and moved over RDMA. It needs both a GPU and an RDMA device.
+
+#include "endpoint_group.hpp"
+#include "engines/verbs/device.hpp"
+#include "test_bytes.hpp"
+#include "test_gpu.hpp"
+#include "verbs_engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+namespace headway::comm {
+namespace {
+
+class GpuPutTest : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!IsSkipped() && verbs::find_addresses().empty()) GTEST_SKIP() << "this host has no RDMA device that is up";
+  }
+};
+
+TEST_F(GpuPutTest, PayloadsOfAnySizeAreReadFromTheDevice) {
+  EndpointGroup<Verbs> ranks(2, std::size_t{4} << 20);
+  auto const header = test_bytes(16, 5);
+  std::uint16_t operation = 0;
+  for (std::size_t const size : {1U, 8U, 4097U, 65536U, 65537U, 3000001U}) {
+    auto const bytes = test_bytes(size, operation);
+    auto const on_device = gpu_.allocate(size + 24).subspan(24);
+    gpu_.write(on_device, bytes);
+    Tag const tag{.operation = operation++};
+    ranks.put(0, {.peer = 1}, header, on_device, tag);
+    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, tag); })) << size << " bytes";
+    EXPECT_TRUE(same_bytes(ranks[1].landing().first(header.size()), header)) << size << " bytes";
+    EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(kHeaderBytes, size), bytes)) << size << " bytes";
+  }
+}
+
+TEST_F(GpuPutTest, APeerWritesToExposedMemoryOfTheDevice) {
+  constexpr SegmentId kSegment = 3;
+  EndpointGroup<Verbs> ranks(2);
+  auto const bytes = test_bytes(300'000, 7);
+  auto const on_device = gpu_.allocate(bytes.size());
+  ASSERT_TRUE(ranks[1].expose(0, kSegment, on_device));
+  ranks.put(1, {.peer = 0}, {}, {}, Tag{.operation = 1});
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{.operation = 1}); }));
+  ranks.put(0, {.peer = 1, .segment = kSegment}, {}, bytes, Tag{.operation = 2});
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = 2}); }));
+  EXPECT_TRUE(same_bytes(gpu_.read(on_device), bytes));
+  ranks[1].withdraw(0, kSegment);
+}
+
+}  // namespace
+}  // namespace headway::comm
