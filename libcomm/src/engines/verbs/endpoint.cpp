@@ -23,6 +23,8 @@ constexpr unsigned kPollsPerLifelineCheck = 4096;
 constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
 constexpr std::chrono::seconds kKeepAlivePeriod{1};
+/// Other memory than that of allocate() is registered for one output from this size on; fragments are faster below.
+constexpr std::size_t kLeastRegisteredOutput = std::size_t{1} << 20;
 /// So that several queue pairs share large blocks, and a piece is registered while the one before is on its way.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// A peer that ends a connection because its group failed says why, by another way.
@@ -258,6 +260,7 @@ bool VerbsEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> mem
   std::size_t const at = segment % verbs::kWindows;
   Exposed& exposed = to.exposed[at];
   if (!to.loss.empty() || exposed.registration || !to.rails.front().has_room()) return false;
+  if (memory.size() < kLeastRegisteredOutput && !registrations_.keeps(memory)) return false;
   auto registration = registrations_.find_or_register(memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   if (!registration) return false;
   verbs::Window const window{.address = reinterpret_cast<std::uintptr_t>(memory.data()),
