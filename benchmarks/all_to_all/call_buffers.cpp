@@ -1,6 +1,7 @@
 #include "call_buffers.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -67,25 +68,31 @@ std::vector<std::size_t> sizes_received(Split split, std::size_t bytes_per_rank,
 
 }  // namespace
 
-BlockBuffer::BlockBuffer(std::vector<std::size_t> block_bytes) : block_bytes_(std::move(block_bytes)) {
+std::shared_ptr<std::byte> allocate_plain(std::size_t num_bytes) {
+  std::size_t const reserved = (std::max<std::size_t>(num_bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, reserved));
+  if (memory == nullptr) throw std::bad_alloc();
+  return {memory, [](std::byte* address) { std::free(address); }};
+}
+
+BlockBuffer::BlockBuffer(std::vector<std::size_t> block_bytes, Allocate const& allocate)
+    : block_bytes_(std::move(block_bytes)) {
   for (std::size_t const bytes : block_bytes_) {
     offsets_.push_back(total_bytes_);
     total_bytes_ += bytes;
   }
-  std::size_t const reserved = (std::max<std::size_t>(total_bytes_, 1) + kAlignment - 1) / kAlignment * kAlignment;
-  memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, reserved)));
-  if (!memory_) throw std::bad_alloc();
+  memory_ = allocate(total_bytes_);
 }
 
 std::span<std::byte> BlockBuffer::block(int rank) const {
   return all().subspan(offset(rank), block_bytes_[static_cast<std::size_t>(rank)]);
 }
 
-CallBuffers::CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks)
+CallBuffers::CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks, Allocate const& allocate)
     : rank_(rank),
       ranks_(ranks),
-      sends_(sizes_sent(split, bytes_per_rank, rank, ranks)),
-      receives_(sizes_received(split, bytes_per_rank, rank, ranks)) {}
+      sends_(sizes_sent(split, bytes_per_rank, rank, ranks), allocate),
+      receives_(sizes_received(split, bytes_per_rank, rank, ranks), allocate) {}
 
 void CallBuffers::fill(std::uint64_t round) {
   for (int peer = 0; peer < ranks_; ++peer) {

@@ -4,17 +4,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 namespace headway::benchmarks {
 
-/// One block for each rank, back to back in ordinary user memory, as MPI_Alltoallv takes them.
+using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t num_bytes)>;
+
+/// Ordinary user memory, aligned to cache lines.
+std::shared_ptr<std::byte> allocate_plain(std::size_t num_bytes);
+
+/// One block for each rank, back to back, as MPI_Alltoallv takes them.
 class BlockBuffer {
  public:
-  explicit BlockBuffer(std::vector<std::size_t> block_bytes);
+  BlockBuffer(std::vector<std::size_t> block_bytes, Allocate const& allocate);
 
   [[nodiscard]] std::span<std::byte> all() const { return {memory_.get(), total_bytes_}; }
   [[nodiscard]] std::span<std::byte> block(int rank) const;
@@ -22,19 +27,16 @@ class BlockBuffer {
   [[nodiscard]] std::vector<std::size_t> const& block_bytes() const { return block_bytes_; }
 
  private:
-  struct Release {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
   std::vector<std::size_t> block_bytes_;
   std::vector<std::size_t> offsets_;
   std::size_t total_bytes_ = 0;
-  std::unique_ptr<std::byte[], Release> memory_;
+  std::shared_ptr<std::byte> memory_;
 };
 
 /// What one rank sends and receives in a call, with contents that tell every byte of every block apart.
 class CallBuffers {
  public:
-  CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks);
+  CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks, Allocate const& allocate = allocate_plain);
 
   /// Writes what is to be sent in `round`, and into each byte to be received the complement of what should arrive.
   void fill(std::uint64_t round);

@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <headway/comm/group.hpp>
+#include <headway/comm/memory.hpp>
 #include <headway/comm/store.hpp>
 
 #include <chrono>
@@ -88,5 +89,9 @@ std::unique_ptr<Exchange> connect_headway(RankContext const& context, int lag, s
 
 int main(int argc, char** argv) {
   using namespace headway::benchmarks;
-  return run_program(argc, argv, "headway", Launch::kHereOrOutside, connect_headway);
+  return run_program(argc, argv,
+                     {.name = "headway",
+                      .launch = Launch::kHereOrOutside,
+                      .connect = connect_headway,
+                      .allocate_registered = headway::comm::allocate});
 }

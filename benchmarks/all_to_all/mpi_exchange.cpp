@@ -111,7 +111,7 @@ std::unique_ptr<Exchange> connect_mpi(RankContext const& context, int lag, std::
 int main(int argc, char** argv) {
   using namespace headway::benchmarks;
   MPI_Init(&argc, &argv);
-  int const status = run_program(argc, argv, "openmpi", Launch::kOutside, connect_mpi);
+  int const status = run_program(argc, argv, {.name = "openmpi", .launch = Launch::kOutside, .connect = connect_mpi});
   if (status != 0) MPI_Abort(MPI_COMM_WORLD, status);
   MPI_Finalize();
   return status;

@@ -29,42 +29,45 @@ void measure(RankContext const& context) {
 }
 
 int measure_as(Settings const& settings, RankIdentity identity, std::filesystem::path const& store,
-               std::string const& system, RankContext::Connect const& connect) {
+               System const& system) {
+  if (settings.registered && !system.allocate_registered) {
+    throw SettingsError("--registered: " + system.name + " has no memory of its own for blocks");
+  }
   return run_rank(settings, identity, store, [&](Meeting& meeting) {
     measure({.settings = settings,
              .identity = identity,
              .store = store,
-             .system = system,
-             .connect = connect,
+             .system = system.name,
+             .connect = system.connect,
+             .allocate = settings.registered ? system.allocate_registered : allocate_plain,
              .meeting = meeting});
   });
 }
 
-int run_here(Settings const& settings, std::string const& system, RankContext::Connect const& connect) {
+int run_here(Settings const& settings, System const& system) {
   if (settings.ranks == 0) throw SettingsError("--ranks is needed");
   if (!settings.store.empty()) throw SettingsError("--store is for ranks that another program starts");
   TemporaryDirectory const store;
   return run_forked_ranks(settings.ranks, [&](int rank) {
-    return measure_as(settings, {.rank = rank, .ranks = settings.ranks}, store.path(), system, connect);
+    return measure_as(settings, {.rank = rank, .ranks = settings.ranks}, store.path(), system);
   });
 }
 
-int run(Settings const& settings, std::string const& system, Launch launch, RankContext::Connect const& connect) {
+int run(Settings const& settings, System const& system) {
   auto const identity = find_rank_identity(settings);
   if (!identity) {
-    if (launch == Launch::kOutside) throw SettingsError("start it with mpirun");
-    return run_here(settings, system, connect);
+    if (system.launch == Launch::kOutside) throw SettingsError("start it with mpirun");
+    return run_here(settings, system);
   }
   if (settings.store.empty()) throw SettingsError("--store is needed where another program starts the ranks");
   std::filesystem::create_directories(settings.store);
-  return measure_as(settings, *identity, settings.store, system, connect);
+  return measure_as(settings, *identity, settings.store, system);
 }
 
 }  // namespace
 
-int run_program(int argc, char** argv, std::string const& system, Launch launch, RankContext::Connect const& connect) {
-  return run_main(argc, argv, usage,
-                  [&](Arguments arguments) { return run(parse_settings(arguments), system, launch, connect); });
+int run_program(int argc, char** argv, System const& system) {
+  return run_main(argc, argv, usage, [&](Arguments arguments) { return run(parse_settings(arguments), system); });
 }
 
 }  // namespace headway::benchmarks

@@ -5,7 +5,7 @@ namespace headway::benchmarks {
 std::vector<CallBuffers> RankContext::make_buffers(std::size_t bytes_per_rank, int lag) const {
   std::vector<CallBuffers> sets;
   for (int set = 0; set <= lag; ++set) {
-    sets.emplace_back(settings.split, bytes_per_rank, identity.rank, identity.ranks);
+    sets.emplace_back(settings.split, bytes_per_rank, identity.rank, identity.ranks, allocate);
   }
   return sets;
 }
@@ -17,6 +17,7 @@ JsonObject RankContext::params(std::size_t bytes_per_rank, int lag) const {
   if (settings.slot_bytes) params.add("slot_bytes", *settings.slot_bytes);
   if (settings.pull_bytes) params.add("pull_bytes", *settings.pull_bytes);
   if (!settings.engine.empty()) params.add("engine", settings.engine);
+  if (settings.registered) params.add("memory", "registered");
   return params;
 }
 

@@ -25,6 +25,7 @@ struct RankContext {
   std::filesystem::path store;
   std::string system;
   Connect connect;
+  Allocate allocate;
   Meeting& meeting;
 
   [[nodiscard]] bool is_root() const { return identity.rank == 0; }

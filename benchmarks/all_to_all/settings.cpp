@@ -33,6 +33,7 @@ Settings parse_settings(Arguments arguments) {
       {"--slot-bytes", number(settings.slot_bytes, std::size_t{64}, kMaxBytes)},
       {"--pull-bytes", number(settings.pull_bytes, std::size_t{0}, kMaxBytes)},
       {"--engine", choice(settings.engine, {{"auto", "auto"}, {"shm", "shm"}, {"tcp", "tcp"}, {"verbs", "verbs"}})},
+      {"--registered", &settings.registered},
       {"--bind", &settings.bind},
       {"--time-limit", number(settings.time_limit, 1, 86'400)},
       {"--idle", number(settings.idle_s, 0.01, 3600.0)},
@@ -59,6 +60,7 @@ std::string usage(std::string const& program) {
          "Headway alone:\n"
          "  --ranks N         processes to start\n"
          "  --slot-bytes B, --pull-bytes B, --engine auto|shm|tcp|verbs   as in GroupOptions\n"
+         "  --registered      blocks lie in memory of headway::comm::allocate()\n"
          "Ranks started by another program:\n"
          "  --store DIR       empty directory that all ranks share; rank and size come from mpirun,\n"
          "  --rank R          or from this and --ranks\n";

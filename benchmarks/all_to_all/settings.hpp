@@ -35,7 +35,8 @@ struct Settings : RankSettings {
   std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< For kSequence.
   std::optional<std::size_t> slot_bytes;
   std::optional<std::size_t> pull_bytes;
-  std::string engine;  ///< Empty: the system's default.
+  std::string engine;       ///< Empty: the system's default.
+  bool registered = false;  ///< Blocks lie in memory that the system keeps registered.
   double idle_s = 2.0;
 };
 

@@ -13,9 +13,9 @@ trap 'rm -rf "$work"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export UCX_NET_DEVICES=$device:1 UCX_TLS=rc,self UCX_IB_GID_INDEX=$gid
 
-# headway|openmpi RANKS CALLS
+# headway RANKS CALLS [--registered], openmpi RANKS CALLS; UCX keeps registered what it has seen.
 headway() {
-  timeout 100 "$programs/bench_all_to_all_headway" --ranks "$1" --engine verbs --sizes $sizes --repetitions "$2"
+  timeout 100 "$programs/bench_all_to_all_headway" --ranks "$1" --engine verbs --sizes $sizes --repetitions "$2" "${@:3}"
 }
 openmpi() {
   rm -rf "$work/store" && mkdir "$work/store"
@@ -30,7 +30,7 @@ perftest() {
   wait
 }
 
-for _ in 1 2 3; do headway 2 200; openmpi 2 200; done
-for _ in 1 2; do headway 4 60; openmpi 4 60; done
+for _ in 1 2 3; do headway 2 200; headway 2 200 --registered; openmpi 2 200; done
+for _ in 1 2; do headway 4 60; headway 4 60 --registered; openmpi 4 60; done
 perftest ib_write_lat 8
 perftest ib_write_bw 65536
