@@ -1,5 +1,6 @@
 #include "transfer.hpp"
 
+#include "memory_pool.hpp"
 #include "small_copy.hpp"
 #include "streaming_copy.hpp"
 
@@ -56,8 +57,9 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   }
   Incoming const incoming{.number = number, .output = output, .operation = &operation};
   ++num_pending_;
-  bool const can_expose = wire_.endpoint().traits(source).can_put_exposed;
-  if (can_expose && wire_.endpoint().expose(source, exposed_segment(number), output)) {
+  PeerTraits const traits = wire_.endpoint().traits(source);
+  bool const is_worth_it = output.size() >= traits.worth_exposing_bytes || MemoryPool::shared().find(output) != nullptr;
+  if (traits.can_put_exposed && is_worth_it && wire_.endpoint().expose(source, exposed_segment(number), output)) {
     peer_at(source).exposed.emplace(number, incoming);
     return wire_.signal(source, {.channel = kTransferReadyChannel, .operation = number});
   }

@@ -54,6 +54,7 @@ struct PeerTraits {
   bool copies_at_put = false;            ///< put() is done with its payload when it returns: flushed() is put_count().
   std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put.
   std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for an exposed segment go in puts of this size.
+  std::size_t worth_exposing_bytes = 0;  ///< Smaller memory that is not of allocate() is better not exposed.
 
   static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 };

@@ -23,8 +23,8 @@ constexpr unsigned kPollsPerLifelineCheck = 4096;
 constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
 constexpr std::chrono::seconds kKeepAlivePeriod{1};
-/// Other memory than that of allocate() is registered for one output from this size on; fragments are faster below.
-constexpr std::size_t kLeastRegisteredOutput = std::size_t{1} << 20;
+/// Registering an output for one operation costs about what the copies of fragments do below.
+constexpr std::size_t kWorthExposing = std::size_t{1} << 20;
 /// So that several queue pairs share large blocks, and a piece is registered while the one before is on its way.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// A peer that ends a connection because its group failed says why, by another way.
@@ -36,8 +36,11 @@ PeerTraits VerbsEndpoint::traits(int peer) const {
   expects(is_peer(peer), "verbs does not reach that rank");
   std::uint64_t const own_limit = settings_.address.max_message_bytes;
   std::size_t const limit = std::min(own_limit, links_[index(peer)].remote.max_message_bytes) - kHeaderBytes;
-  return {
-      .engine = "verbs", .can_put_exposed = true, .max_put_bytes = limit, .piece_bytes = std::min(kPieceBytes, limit)};
+  return {.engine = "verbs",
+          .can_put_exposed = true,
+          .max_put_bytes = limit,
+          .piece_bytes = std::min(kPieceBytes, limit),
+          .worth_exposing_bytes = kWorthExposing};
 }
 
 std::uint64_t VerbsEndpoint::flushed(int peer) const {
@@ -260,7 +263,6 @@ bool VerbsEndpoint::expose(int peer, SegmentId segment, std::span<std::byte> mem
   std::size_t const at = segment % verbs::kWindows;
   Exposed& exposed = to.exposed[at];
   if (!to.loss.empty() || exposed.registration || !to.rails.front().has_room()) return false;
-  if (memory.size() < kLeastRegisteredOutput && !registrations_.keeps(memory)) return false;
   auto registration = registrations_.find_or_register(memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   if (!registration) return false;
   verbs::Window const window{.address = reinterpret_cast<std::uintptr_t>(memory.data()),

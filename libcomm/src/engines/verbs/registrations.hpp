@@ -28,11 +28,6 @@ class Registrations {
   /// Whether `memory` is on a GPU, as far as CUDA's driver was there when something was last registered, or at the
   /// beginning.
   [[nodiscard]] bool is_on_gpu(std::span<std::byte const> memory) const { return gpu_memory_.contains(memory); }
-  /// Whether the memory is of a block that stays registered.
-  [[nodiscard]] bool keeps(std::span<std::byte const> memory) const {
-    auto const block = MemoryPool::shared().find(memory);
-    return block && block->bytes().size() <= limit_bytes_;
-  }
   /// Holds nothing any more.
   void clear();
 
