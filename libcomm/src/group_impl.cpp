@@ -83,7 +83,7 @@ GroupImpl::~GroupImpl() {
   for (auto& callback : due_callbacks_) callback();
 }
 
-PeerTraits GroupImpl::traits(int peer) const { return const_cast<Wire&>(wire_).endpoint().traits(peer); }
+PeerTraits GroupImpl::traits(int peer) const { return wire_.endpoint().traits(peer); }
 
 std::string GroupImpl::address(int peer) const {
   expect_peer(peer, "address");

@@ -142,7 +142,7 @@ bool RingChannel::send_block(RingOperation& operation, int peer) {
 }
 
 void RingChannel::note_put(RingOperation& operation, int peer) {
-  if (wire_.copies_at_put(peer)) return;
+  if (wire_.traits(peer).copies_at_put) return;
   RingOperation::UnflushedPut const put{.peer = peer, .put_count = wire_.endpoint().put_count(peer)};
   if (!is_flushed(put)) operation.unflushed.push_back(put);
 }

@@ -113,7 +113,7 @@ class RingChannel {
   bool send_block(RingOperation& operation, int peer);
   /// Whether a block goes to the slot of its message in one put.
   [[nodiscard]] bool fits_slot(std::span<std::byte const> block, int peer) const {
-    return block.size() <= std::min(wire_.layout().ring_slot_bytes(), wire_.max_put_bytes(peer));
+    return block.size() <= std::min(wire_.layout().ring_slot_bytes(), wire_.traits(peer).max_put_bytes);
   }
   [[nodiscard]] bool offer(RingOperation& operation, int peer, MessageHeader header);
   /// Whether the slots that blocks of this size use in turn are too large to stay in cache.

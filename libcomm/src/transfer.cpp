@@ -57,7 +57,7 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   }
   Incoming const incoming{.number = number, .output = output, .operation = &operation};
   ++num_pending_;
-  PeerTraits const traits = wire_.endpoint().traits(source);
+  PeerTraits const& traits = wire_.traits(source);
   bool const is_worth_it = output.size() >= traits.worth_exposing_bytes || MemoryPool::shared().find(output) != nullptr;
   if (traits.can_put_exposed && is_worth_it && wire_.endpoint().expose(source, exposed_segment(number), output)) {
     peer_at(source).exposed.emplace(number, incoming);
@@ -105,7 +105,7 @@ void Transfers::push(int peer, std::uint16_t number, Outgoing& transfer) {
     wire_.mark_put(peer, payload.size());
     return true;
   };
-  std::size_t const piece_bytes = transfer.is_exposed ? wire_.endpoint().traits(peer).piece_bytes : kFragmentBytes;
+  std::size_t const piece_bytes = transfer.is_exposed ? wire_.traits(peer).piece_bytes : kFragmentBytes;
   std::uint64_t const total = pieces_of(transfer.payload.size(), piece_bytes);
   while (transfer.sent < std::min(transfer.granted, total)) {
     std::size_t const begin = transfer.sent * piece_bytes;
@@ -140,7 +140,7 @@ void Transfers::exposed_piece_arrived(int source, Incoming& transfer, Tag tag) {
     ++wire_.peer_stats(source).repeated_fragments;
     return;
   }
-  std::uint64_t const total = pieces_of(transfer.output.size(), wire_.endpoint().traits(source).piece_bytes);
+  std::uint64_t const total = pieces_of(transfer.output.size(), wire_.traits(source).piece_bytes);
   while (transfer.pieces.take()) {
     if (transfer.pieces.begin % kPiecesPerGrant == 0) grant(source, transfer, kExposedPieces);
   }

@@ -32,9 +32,7 @@ class Wire {
         flight_recorder_(options.flight_records, size_) {
     stats_.peers.resize(static_cast<std::size_t>(size_));
     for (int peer = 0; peer < size_; ++peer) {
-      bool const is_self = peer == rank_;
-      copies_at_put_.push_back(!is_self && endpoint_->traits(peer).copies_at_put);
-      max_put_bytes_.push_back(is_self ? PeerTraits().max_put_bytes : endpoint_->traits(peer).max_put_bytes);
+      traits_.push_back(peer == rank_ ? PeerTraits() : endpoint_->traits(peer));
     }
   }
 
@@ -49,14 +47,11 @@ class Wire {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
+  /// What the endpoint says of `peer`, kept here as it is asked for at each put.
+  [[nodiscard]] PeerTraits const& traits(int peer) const { return traits_[static_cast<std::size_t>(peer)]; }
+
   /// Whether this rank reads large payloads from the memory of `peer`.
-  [[nodiscard]] bool pulls_from(int peer) const { return allow_pull_ && endpoint_->traits(peer).can_get; }
-
-  /// Whether a put to `peer` is flushed at once.
-  [[nodiscard]] bool copies_at_put(int peer) const { return copies_at_put_[static_cast<std::size_t>(peer)] != 0; }
-
-  /// Largest payload of one put to `peer`.
-  [[nodiscard]] std::size_t max_put_bytes(int peer) const { return max_put_bytes_[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] bool pulls_from(int peer) const { return allow_pull_ && traits(peer).can_get; }
 
   /// Whether this build has `mutant` and the group asks for it.
   [[nodiscard]] bool plants(Mutant mutant) const { return is_planted(mutant_, mutant); }
@@ -92,6 +87,7 @@ class Wire {
 
   /// Signals that find no credit stay, and hold up none to other peers; those to a peer that is lost are dropped.
   void send_signals() {
+    if (signals_.empty()) return;  // As in nearly each poll.
     std::erase_if(signals_, [this](Signal const& signal) {
       Status const status = endpoint_->put({.peer = signal.peer}, {}, {}, signal.tag);
       needs_submit_ = needs_submit_ || status.ok();
@@ -128,8 +124,7 @@ class Wire {
   std::byte const* landing_;
   bool allow_pull_;
   bool headers_are_timed_;
-  std::vector<char> copies_at_put_;         ///< (size) Of PeerTraits, which are asked at each put.
-  std::vector<std::size_t> max_put_bytes_;  ///< (size) The same.
+  std::vector<PeerTraits> traits_;  ///< (size)
   Mutant mutant_;
   GroupStats stats_;
   FlightRecorder flight_recorder_;

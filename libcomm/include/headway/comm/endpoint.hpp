@@ -122,8 +122,9 @@ class Endpoint {
   virtual void retract() noexcept = 0;
 
   /// Lets `peer` put into `memory` as `segment` (not 0), until withdraw(). Only where traits(peer).can_put_exposed.
-  /// After withdraw() returns nothing is written there, whatever the peer does. A put by this rank that follows tells
-  /// the peer that it may begin.
+  /// After withdraw() returns nothing is written there, whatever the peer does; memory of allocate() may stay within
+  /// its reach until retract(), and the peer must keep to what it was told. A put by this rank that follows tells the
+  /// peer that it may begin.
   /// @returns false, with no effect, where this cannot be had now: the payload must come another way.
   virtual bool expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
   virtual void withdraw(int peer, SegmentId segment) = 0;
