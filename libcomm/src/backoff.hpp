@@ -29,7 +29,7 @@ class Backoff {
     if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kLookAgain;
     if (steps_ == kFreeSteps) started_ = Clock::now();
     if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kPause;
-    if (Clock::now() - started_ > (cores_are_shared_ ? kYieldTime : kSpinTime)) return Step::kSleep;
+    if (Clock::now() - started_ > kSpinTime) return Step::kSleep;
     return Step::kYield;  // Also with cores to spare: the peer may have been put on this very one.
   }
   /// Whether so much time may have passed that one more look at the clock costs nothing.
@@ -40,8 +40,7 @@ class Backoff {
  private:
   static constexpr unsigned kFreeSteps = 64;
   static constexpr unsigned kClockInterval = 16;
-  static constexpr std::chrono::microseconds kSpinTime{50};
-  static constexpr std::chrono::microseconds kYieldTime{200};
+  static constexpr std::chrono::microseconds kSpinTime{200};
 
   bool cores_are_shared_;
   unsigned steps_ = 0;
