@@ -17,6 +17,13 @@ function(headway_apply_flags target)
                                            $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
 endfunction()
 
+# For programs of tests, on which the compiler spends most of its time: they wait more than they compute. The library in
+# them keeps its level, but for inline functions of its headers. Not for programs whose speed counts, as ring_stress.
+function(headway_apply_test_flags target)
+  headway_apply_flags(${target})
+  target_compile_options(${target} PRIVATE -Og)
+endfunction()
+
 # Sanitizers apply to all targets, GoogleTest included: a mixed binary reports races that are not there.
 if(HEADWAY_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)

@@ -5,18 +5,18 @@ from rdma_guest.guest_suite import count_results, main
 from test_counts import Counts
 
 OUTPUT = """\
-[ RUN      ] Engine/PutConformance/verbs.A
-[       OK ] Engine/PutConformance/verbs.A (996 ms)
-[ RUN      ] Engine/LossConformance/verbs.B
+[ RUN      ] Engine/PutConformance.A/verbs
+[       OK ] Engine/PutConformance.A/verbs (996 ms)
+[ RUN      ] Engine/LossConformance.B/verbs
 file.hpp:64: Failure
-[  FAILED  ] Engine/LossConformance/verbs.B, where TypeParam = Verbs (539 ms)
-[ RUN      ] Engine/MemoryConformance/verbs.C
-[  SKIPPED ] Engine/MemoryConformance/verbs.C (41 ms)
+[  FAILED  ] Engine/LossConformance.B/verbs, where GetParam() = verbs (539 ms)
+[ RUN      ] Engine/MemoryConformance.C/verbs
+[  SKIPPED ] Engine/MemoryConformance.C/verbs (41 ms)
 [  PASSED  ] 1 test.
 [  SKIPPED ] 1 test, listed below:
-[  SKIPPED ] Engine/MemoryConformance/verbs.C
+[  SKIPPED ] Engine/MemoryConformance.C/verbs
 [  FAILED  ] 1 test, listed below:
-[  FAILED  ] Engine/LossConformance/verbs.B, where TypeParam = Verbs
+[  FAILED  ] Engine/LossConformance.B/verbs, where GetParam() = verbs
 """
 
 

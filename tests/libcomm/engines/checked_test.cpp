@@ -37,9 +37,9 @@ struct FaultyShm {
   }
 };
 
-using CheckedEngines = testing::Types<CheckedInproc, FaultyInproc, FaultyShm>;
+using CheckedEngines = TestedEngines<CheckedInproc, FaultyInproc, FaultyShm>;
 HEADWAY_TEST_ENDPOINTS(Engine, CheckedEngines);
-using CheckedProcessEngines = testing::Types<FaultyShm>;
+using CheckedProcessEngines = TestedEngines<FaultyShm>;
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, CheckedProcessEngines);
 
 }  // namespace

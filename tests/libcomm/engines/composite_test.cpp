@@ -28,7 +28,7 @@ struct Composite {
   }
 };
 
-using CompositeEngines = testing::Types<Composite>;
+using CompositeEngines = TestedEngines<Composite>;
 HEADWAY_TEST_ENDPOINTS(Engine, CompositeEngines);
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, CompositeEngines);
 

@@ -1,40 +1,64 @@
 #pragma once
 
-#include "loss_conformance.hpp"
-#include "memory_conformance.hpp"
+#include "endpoint_group.hpp"
 #include "process_conformance.hpp"
-#include "put_conformance.hpp"
-#include "sleep_conformance.hpp"
-#include "traffic_conformance.hpp"
+#include "tested_engine.hpp"
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
 
-/// The contract of Endpoint as tests. An engine is a struct with
+/// The contract of Endpoint as tests, which are in *_conformance.cpp. An engine is a struct with
 ///   static constexpr char const* kName;
 ///   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes);
 /// and, if its ranks may be processes,
 ///   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store);
 namespace headway::comm {
 
-struct EngineName {
-  template <typename Engine>
-  static std::string GetName(int) {
-    return Engine::kName;
+class EndpointConformance : public testing::TestWithParam<TestedEngine> {
+ protected:
+  static EndpointGroup connect(int size, std::size_t landing_bytes = std::size_t{1} << 20) {
+    return EndpointGroup(GetParam().connect(size, landing_bytes));
   }
 };
 
+/// put(), its tags, its counts and its limits.
+class PutConformance : public EndpointConformance {};
+/// Exposed segments and get(): what some engines can do besides put() into the landing segment.
+class MemoryConformance : public EndpointConformance {};
+/// arm(), sleep(), wake(), notices and the descriptors.
+class SleepConformance : public EndpointConformance {};
+/// A peer that goes away, and what an endpoint leaves behind.
+class LossConformance : public EndpointConformance {};
+/// All ranks at once, exchanging random messages.
+class TrafficConformance : public EndpointConformance {};
+
+/// What a program tries the suite on.
+template <typename... Engines>
+struct TestedEngines {
+  static auto in_threads() {
+    return testing::Values(
+        TestedEngine{.name = Engines::kName, .connect = Engines::connect, .connect_rank = nullptr}...);
+  }
+  static auto in_processes() {
+    return testing::Values(
+        TestedEngine{.name = Engines::kName, .connect = Engines::connect, .connect_rank = Engines::connect_rank}...);
+  }
+};
+
+inline std::string engine_name(testing::TestParamInfo<TestedEngine> const& info) { return info.param.name; }
+
 }  // namespace headway::comm
 
-/// Runs the suite on each engine of `Engines`, a testing::Types.
-#define HEADWAY_TEST_ENDPOINTS(Prefix, Engines)                                   \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, PutConformance, Engines, EngineName);    \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, MemoryConformance, Engines, EngineName); \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, SleepConformance, Engines, EngineName);  \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, LossConformance, Engines, EngineName);   \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, TrafficConformance, Engines, EngineName)
+/// Runs the suite on each engine of `Engines`, a TestedEngines.
+#define HEADWAY_TEST_ENDPOINTS(Prefix, Engines)                                            \
+  INSTANTIATE_TEST_SUITE_P(Prefix, PutConformance, Engines::in_threads(), engine_name);    \
+  INSTANTIATE_TEST_SUITE_P(Prefix, MemoryConformance, Engines::in_threads(), engine_name); \
+  INSTANTIATE_TEST_SUITE_P(Prefix, SleepConformance, Engines::in_threads(), engine_name);  \
+  INSTANTIATE_TEST_SUITE_P(Prefix, LossConformance, Engines::in_threads(), engine_name);   \
+  INSTANTIATE_TEST_SUITE_P(Prefix, TrafficConformance, Engines::in_threads(), engine_name)
 
 /// What holds besides where ranks are processes.
 #define HEADWAY_TEST_PROCESS_ENDPOINTS(Prefix, Engines) \
-  INSTANTIATE_TYPED_TEST_SUITE_P(Prefix, ProcessConformance, Engines, EngineName)
+  INSTANTIATE_TEST_SUITE_P(Prefix, ProcessConformance, Engines::in_processes(), engine_name)

@@ -17,11 +17,10 @@ namespace headway::comm {
 inline constexpr auto kTestPatience = std::chrono::seconds(20);  ///< Only a failing test waits that long.
 
 /// All endpoints of one group, driven by one thread: polling goes round all of them, so tests are repeatable.
-template <typename Engine>
 class EndpointGroup {
  public:
-  explicit EndpointGroup(int size, std::size_t landing_bytes = std::size_t{1} << 20)
-      : endpoints_(Engine::connect(size, landing_bytes)), sinks_(static_cast<std::size_t>(size)) {}
+  explicit EndpointGroup(std::vector<std::unique_ptr<Endpoint>> endpoints)
+      : endpoints_(std::move(endpoints)), sinks_(endpoints_.size()) {}
 
   [[nodiscard]] int size() const { return static_cast<int>(sinks_.size()); }
   Endpoint& operator[](int rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }

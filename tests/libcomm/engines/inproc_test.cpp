@@ -18,7 +18,7 @@ struct InprocThatExposes {
   }
 };
 
-using InprocEngines = testing::Types<Inproc, InprocThatExposes>;
+using InprocEngines = TestedEngines<Inproc, InprocThatExposes>;
 HEADWAY_TEST_ENDPOINTS(Engine, InprocEngines);
 
 }  // namespace

@@ -1,68 +1,31 @@
 #pragma once
 
 #include "endpoint_group.hpp"
-#include "headway/comm/endpoint.hpp"
-#include "headway/comm/store.hpp"
-#include "host_traces.hpp"
 #include "temporary_directory.hpp"
-#include "test_bytes.hpp"
+#include "tested_engine.hpp"
 
 #include <gtest/gtest.h>
 
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/types.h>
 
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 namespace headway::comm {
 
 /// Ranks 0 and 1 in this process, rank 2 in a child that puts to both until it is killed.
-template <typename Engine>
-class ProcessConformance : public testing::Test {
+class ProcessConformance : public testing::TestWithParam<TestedEngine> {
  protected:
   static constexpr int kVictim = 2;
   static constexpr std::size_t kLandingBytes = std::size_t{1} << 20;
   static constexpr auto kMaxTimeToLoss = std::chrono::seconds(2);
 
-  void SetUp() override {
-    child_ = ::fork();
-    ASSERT_GE(child_, 0);
-    if (child_ == 0) stream_until_killed();
-    std::array<std::string, 2> errors;
-    {
-      std::vector<std::jthread> threads;
-      for (int rank = 0; rank < 2; ++rank) {
-        threads.emplace_back([&, rank, index = static_cast<std::size_t>(rank)] {
-          try {
-            FileStore store(directory_.path() / "store");
-            endpoints_[index] = Engine::connect_rank(rank, 3, kLandingBytes, store);
-          } catch (std::exception const& error) {
-            errors[index] = error.what();
-          }
-        });
-      }
-    }
-    ASSERT_EQ(errors[0] + errors[1], "");
-  }
-
-  void TearDown() override {
-    if (child_ > 0) kill_child();
-  }
-
-  void kill_child() {
-    ::kill(child_, SIGKILL);
-    ::waitpid(child_, nullptr, 0);
-    child_ = -1;
-  }
+  void SetUp() override;
+  void TearDown() override;
+  void kill_child();
+  [[noreturn]] void stream_until_killed();
 
   template <typename Predicate>
   bool poll_until(Predicate done, Clock::duration patience = kTestPatience) {
@@ -73,81 +36,10 @@ class ProcessConformance : public testing::Test {
     return true;
   }
 
-  [[noreturn]] void stream_until_killed() {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    ::alarm(120);
-    try {
-      FileStore store(directory_.path() / "store");
-      auto const endpoint = Engine::connect_rank(kVictim, 3, kLandingBytes, store);
-      auto const payload = test_bytes(100000, 1);
-      RecordingSink sink;
-      for (std::uint16_t operation = 0;; ++operation) {
-        for (int const peer : {0, 1}) {
-          while (!endpoint->put({.peer = peer}, {}, payload, Tag{.operation = operation}).ok()) endpoint->poll(sink);
-        }
-        endpoint->submit();
-        endpoint->poll(sink);
-      }
-    } catch (...) {
-      ::_exit(3);
-    }
-  }
-
   TemporaryDirectory directory_;
   pid_t child_ = -1;
   std::array<std::unique_ptr<Endpoint>, 2> endpoints_;
   std::array<RecordingSink, 2> sinks_;
 };
-TYPED_TEST_SUITE_P(ProcessConformance);
-
-TYPED_TEST_P(ProcessConformance, AKilledProcessIsReportedOnceAndTheOthersGoOn) {
-  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].tags_from(2) > 50 && this->sinks_[1].tags_from(2) > 50; }));
-  this->kill_child();
-  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].losses_of(2) == 1 && this->sinks_[1].losses_of(2) == 1; },
-                               this->kMaxTimeToLoss));
-
-  auto const payload = test_bytes(50000, 2);
-  ASSERT_TRUE(this->endpoints_[0]->put({.peer = 1}, {}, payload, Tag{.channel = 9}).ok());
-  this->endpoints_[0]->submit();
-  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[1].has(0, Tag{.channel = 9}); }));
-  EXPECT_TRUE(same_bytes(this->endpoints_[1]->landing().subspan(kHeaderBytes, payload.size()), payload));
-  EXPECT_EQ(this->sinks_[0].losses().size(), 1u);
-  EXPECT_EQ(this->sinks_[1].losses().size(), 1u);
-}
-
-TYPED_TEST_P(ProcessConformance, TheLossOfAProcessEndsASleepAndMakesTheLifelineReadable) {
-  int const fd = this->endpoints_[0]->lifeline_fd();
-  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].tags_from(2) > 0; }));
-  this->kill_child();
-  Deadline const deadline = Clock::now() + std::chrono::seconds(10);
-  while (this->sinks_[0].losses_of(2) == 0 && Clock::now() < deadline) {
-    this->endpoints_[0]->arm();
-    if (!this->endpoints_[0]->poll(this->sinks_[0])) this->endpoints_[0]->sleep(deadline);
-    this->endpoints_[0]->disarm();
-  }
-  EXPECT_LT(Clock::now(), deadline - std::chrono::seconds(8)) << "the loss took more than 2 s to show";
-  EXPECT_EQ(this->sinks_[0].losses_of(2), 1u);
-  EXPECT_GE(fd, 0) << "an engine between processes has a lifeline descriptor";
-}
-
-TYPED_TEST_P(ProcessConformance, TheMemoryOfAKilledProcessCannotBeRead) {
-  if (!this->endpoints_[0]->traits(2).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
-  this->kill_child();
-  std::byte local[16];
-  static std::byte const somewhere[16] = {};
-  Status const status = this->endpoints_[0]->get(2, reinterpret_cast<std::uint64_t>(somewhere), local);
-  EXPECT_EQ(status.code(), StatusCode::kPeerLost);
-  EXPECT_FALSE(status.message().empty());
-}
-
-TYPED_TEST_P(ProcessConformance, AKilledProcessLeavesNoNamedFile) {
-  ASSERT_TRUE(this->poll_until([&] { return this->sinks_[0].tags_from(2) > 0; }));
-  this->kill_child();
-  EXPECT_EQ(named_temporary_files_of(), std::vector<std::string>());
-}
-
-REGISTER_TYPED_TEST_SUITE_P(ProcessConformance, AKilledProcessIsReportedOnceAndTheOthersGoOn,
-                            TheLossOfAProcessEndsASleepAndMakesTheLifelineReadable,
-                            TheMemoryOfAKilledProcessCannotBeRead, AKilledProcessLeavesNoNamedFile);
 
 }  // namespace headway::comm

@@ -15,7 +15,7 @@ struct Shm {
   }
 };
 
-using ShmEngines = testing::Types<Shm>;
+using ShmEngines = TestedEngines<Shm>;
 HEADWAY_TEST_ENDPOINTS(Engine, ShmEngines);
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, ShmEngines);
 

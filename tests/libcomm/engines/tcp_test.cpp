@@ -16,7 +16,7 @@ struct Tcp {
   }
 };
 
-using TcpEngines = testing::Types<Tcp>;
+using TcpEngines = TestedEngines<Tcp>;
 HEADWAY_TEST_ENDPOINTS(Engine, TcpEngines);
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, TcpEngines);
 

@@ -22,7 +22,7 @@ class GpuPutTest : public GpuTest {
 };
 
 TEST_F(GpuPutTest, PayloadsOfAnySizeAreReadFromTheDevice) {
-  EndpointGroup<Verbs> ranks(2, std::size_t{4} << 20);
+  EndpointGroup ranks(Verbs::connect(2, std::size_t{4} << 20));
   auto const header = test_bytes(16, 5);
   std::uint16_t operation = 0;
   for (std::size_t const size : {1U, 8U, 4097U, 65536U, 65537U, 3000001U}) {
@@ -39,7 +39,7 @@ TEST_F(GpuPutTest, PayloadsOfAnySizeAreReadFromTheDevice) {
 
 TEST_F(GpuPutTest, APeerWritesToExposedMemoryOfTheDevice) {
   constexpr SegmentId kSegment = 3;
-  EndpointGroup<Verbs> ranks(2);
+  EndpointGroup ranks(Verbs::connect(2, std::size_t{1} << 20));
   auto const bytes = test_bytes(300'000, 7);
   auto const on_device = gpu_.allocate(bytes.size());
   ASSERT_TRUE(ranks[1].expose(0, kSegment, on_device));

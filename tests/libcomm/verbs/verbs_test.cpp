@@ -68,9 +68,9 @@ struct ShmVerbsTcp {
   }
 };
 
-using VerbsEngines = testing::Types<Verbs, CheckedVerbs, ShmVerbsTcp>;
+using VerbsEngines = TestedEngines<Verbs, CheckedVerbs, ShmVerbsTcp>;
 HEADWAY_TEST_ENDPOINTS(Engine, VerbsEngines);
-using VerbsProcesses = testing::Types<Verbs, ShmVerbsTcp>;
+using VerbsProcesses = TestedEngines<Verbs, ShmVerbsTcp>;
 HEADWAY_TEST_PROCESS_ENDPOINTS(Engine, VerbsProcesses);
 
 }  // namespace

@@ -1,6 +1,4 @@
-#pragma once
-
-#include "endpoint_group.hpp"
+#include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "test_bytes.hpp"
 
@@ -17,6 +15,7 @@
 #include <vector>
 
 namespace headway::comm {
+namespace {
 
 /// One rank's thread of an exchange of random messages between all pairs, checked byte by byte.
 ///
@@ -168,36 +167,30 @@ class TrafficRank {
 };
 
 /// All ranks at once, each in a thread of its own.
-template <typename Engine>
-class TrafficConformance : public testing::Test {
- protected:
-  static void run(int size, std::uint16_t messages_per_peer) {
-    EndpointGroup<Engine> ranks(size, TrafficRank::landing_bytes(size));
-    std::atomic<int> ranks_left{size};
-    std::vector<std::string> errors(static_cast<std::size_t>(size));
-    {
-      std::vector<std::jthread> threads;
-      for (int rank = 0; rank < size; ++rank) {
-        threads.emplace_back([&, rank] {
-          try {
-            errors[static_cast<std::size_t>(rank)] = TrafficRank(ranks[rank], messages_per_peer, 42).run(ranks_left);
-          } catch (std::exception const& error) {
-            errors[static_cast<std::size_t>(rank)] = error.what();
-            ranks_left = 0;
-          }
-        });
-      }
+void run(EndpointGroup ranks, std::uint16_t messages_per_peer) {
+  int const size = ranks.size();
+  std::atomic<int> ranks_left{size};
+  std::vector<std::string> errors(static_cast<std::size_t>(size));
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          errors[static_cast<std::size_t>(rank)] = TrafficRank(ranks[rank], messages_per_peer, 42).run(ranks_left);
+        } catch (std::exception const& error) {
+          errors[static_cast<std::size_t>(rank)] = error.what();
+          ranks_left = 0;
+        }
+      });
     }
-    for (auto const& error : errors) EXPECT_EQ(error, "");
   }
-};
-TYPED_TEST_SUITE_P(TrafficConformance);
+  for (auto const& error : errors) EXPECT_EQ(error, "");
+}
 
-TYPED_TEST_P(TrafficConformance, TwoRanksExchangeRandomMessages) { this->run(2, 1500); }
-TYPED_TEST_P(TrafficConformance, FourRanksExchangeRandomMessages) { this->run(4, 300); }
-TYPED_TEST_P(TrafficConformance, EightRanksExchangeRandomMessages) { this->run(8, 60); }
+}  // namespace
 
-REGISTER_TYPED_TEST_SUITE_P(TrafficConformance, TwoRanksExchangeRandomMessages, FourRanksExchangeRandomMessages,
-                            EightRanksExchangeRandomMessages);
+TEST_P(TrafficConformance, TwoRanksExchangeRandomMessages) { run(connect(2, TrafficRank::landing_bytes(2)), 1500); }
+TEST_P(TrafficConformance, FourRanksExchangeRandomMessages) { run(connect(4, TrafficRank::landing_bytes(4)), 300); }
+TEST_P(TrafficConformance, EightRanksExchangeRandomMessages) { run(connect(8, TrafficRank::landing_bytes(8)), 60); }
 
 }  // namespace headway::comm

@@ -1,6 +1,4 @@
-#pragma once
-
-#include "endpoint_group.hpp"
+#include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "host_traces.hpp"
 #include "test_bytes.hpp"
@@ -12,34 +10,31 @@
 #include <vector>
 
 namespace headway::comm {
+namespace {
 
-/// A peer that goes away, and what an endpoint leaves behind.
-template <typename Engine>
-class LossConformance : public testing::Test {
- protected:
-  static bool exchange_works(EndpointGroup<Engine>& ranks, int left, int right, std::uint16_t operation) {
-    auto const payload = test_bytes(10000, operation);
-    Tag const tag{.operation = operation};
-    ranks.put(left, {.peer = right}, {}, payload, tag);
-    ranks.put(right, {.peer = left}, {}, payload, tag);
-    return ranks.poll_until([&] { return ranks.heard(left).has(right, tag) && ranks.heard(right).has(left, tag); }) &&
-           same_bytes(ranks[left].landing().subspan(kHeaderBytes, payload.size()), payload) &&
-           same_bytes(ranks[right].landing().subspan(kHeaderBytes, payload.size()), payload);
-  }
-};
-TYPED_TEST_SUITE_P(LossConformance);
+bool exchange_works(EndpointGroup& ranks, int left, int right, std::uint16_t operation) {
+  auto const payload = test_bytes(10000, operation);
+  Tag const tag{.operation = operation};
+  ranks.put(left, {.peer = right}, {}, payload, tag);
+  ranks.put(right, {.peer = left}, {}, payload, tag);
+  return ranks.poll_until([&] { return ranks.heard(left).has(right, tag) && ranks.heard(right).has(left, tag); }) &&
+         same_bytes(ranks[left].landing().subspan(kHeaderBytes, payload.size()), payload) &&
+         same_bytes(ranks[right].landing().subspan(kHeaderBytes, payload.size()), payload);
+}
 
-TYPED_TEST_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn) {
-  EndpointGroup<TypeParam> ranks(4);
+}  // namespace
+
+TEST_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn) {
+  auto ranks = connect(4);
   ASSERT_TRUE(ranks.settle());
   ranks.drop(2);
   ASSERT_TRUE(ranks.poll_until([&] {
     return ranks.heard(0).losses_of(2) > 0 && ranks.heard(1).losses_of(2) > 0 && ranks.heard(3).losses_of(2) > 0;
   }));
   EXPECT_TRUE(ranks.settle());
-  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1));
-  EXPECT_TRUE(this->exchange_works(ranks, 1, 3, 2));
-  EXPECT_TRUE(this->exchange_works(ranks, 3, 0, 3));
+  EXPECT_TRUE(exchange_works(ranks, 0, 1, 1));
+  EXPECT_TRUE(exchange_works(ranks, 1, 3, 2));
+  EXPECT_TRUE(exchange_works(ranks, 3, 0, 3));
   for (int const rank : {0, 1, 3}) {
     ASSERT_EQ(ranks.heard(rank).losses().size(), 1u) << "rank " << rank;
     EXPECT_EQ(ranks.heard(rank).losses()[0].first, 2);
@@ -47,8 +42,8 @@ TYPED_TEST_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn) {
   }
 }
 
-TYPED_TEST_P(LossConformance, PeersMayGoOneAfterTheOther) {
-  EndpointGroup<TypeParam> ranks(4);
+TEST_P(LossConformance, PeersMayGoOneAfterTheOther) {
+  auto ranks = connect(4);
   for (int const gone : {3, 1, 0}) {
     ranks.drop(gone);
     ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(2).losses_of(gone) == 1; })) << "rank " << gone;
@@ -57,8 +52,8 @@ TYPED_TEST_P(LossConformance, PeersMayGoOneAfterTheOther) {
   EXPECT_EQ(ranks.heard(2).losses().size(), 3u);
 }
 
-TYPED_TEST_P(LossConformance, WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss) {
-  EndpointGroup<TypeParam> ranks(2, std::size_t{2} << 20);
+TEST_P(LossConformance, WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss) {
+  auto ranks = connect(2, std::size_t{2} << 20);
   auto const payload = test_bytes(30000, 1);
   for (std::uint16_t operation = 0; operation < 10; ++operation) {
     ASSERT_TRUE(ranks[0].put({.peer = 1, .offset = operation * 40000u}, {}, payload, Tag{.operation = operation}).ok());
@@ -80,8 +75,8 @@ TYPED_TEST_P(LossConformance, WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss)
   }
 }
 
-TYPED_TEST_P(LossConformance, PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed) {
-  EndpointGroup<TypeParam> ranks(3, std::size_t{4} << 20);
+TEST_P(LossConformance, PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed) {
+  auto ranks = connect(3, std::size_t{4} << 20);
   {
     auto const payload = test_bytes(std::size_t{3} << 20, 2);
     ASSERT_TRUE(ranks[0].put({.peer = 2}, {}, payload, Tag{}).ok());
@@ -96,29 +91,24 @@ TYPED_TEST_P(LossConformance, PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed) {
     ranks[0].send_notice(2, "anyone there?");
     ranks.poll_all();
   }
-  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1000));
+  EXPECT_TRUE(exchange_works(ranks, 0, 1, 1000));
   EXPECT_EQ(ranks.heard(0).losses_of(2), 1u);
 }
 
-TYPED_TEST_P(LossConformance, NothingThatAnEndpointUsesHasANameInTheFileSystem) {
-  EndpointGroup<TypeParam> ranks(3);
-  EXPECT_TRUE(this->exchange_works(ranks, 0, 1, 1));
+TEST_P(LossConformance, NothingThatAnEndpointUsesHasANameInTheFileSystem) {
+  auto ranks = connect(3);
+  EXPECT_TRUE(exchange_works(ranks, 0, 1, 1));
   EXPECT_EQ(named_temporary_files_of(), std::vector<std::string>());
 }
 
-TYPED_TEST_P(LossConformance, ManyGroupsComeAndGoWithoutATrace) {
-  { EndpointGroup<TypeParam> first_use(3); }
+TEST_P(LossConformance, ManyGroupsComeAndGoWithoutATrace) {
+  { auto first_use = connect(3); }
   std::size_t const descriptors_before = open_descriptors();
   for (std::uint16_t group = 0; group < 30; ++group) {
-    EndpointGroup<TypeParam> ranks(3);
-    ASSERT_TRUE(this->exchange_works(ranks, 0, 2, group));
+    auto ranks = connect(3);
+    ASSERT_TRUE(exchange_works(ranks, 0, 2, group));
   }
   EXPECT_EQ(open_descriptors(), descriptors_before);
 }
-
-REGISTER_TYPED_TEST_SUITE_P(LossConformance, ALostPeerIsReportedOnceByNameAndTheOthersGoOn, PeersMayGoOneAfterTheOther,
-                            WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss,
-                            PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed,
-                            NothingThatAnEndpointUsesHasANameInTheFileSystem, ManyGroupsComeAndGoWithoutATrace);
 
 }  // namespace headway::comm

@@ -1,6 +1,4 @@
-#pragma once
-
-#include "endpoint_group.hpp"
+#include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "test_bytes.hpp"
 
@@ -16,37 +14,33 @@
 #include <vector>
 
 namespace headway::comm {
+namespace {
 
-/// Exposed segments and get(): what some engines can do besides put() into the landing segment.
-template <typename Engine>
-class MemoryConformance : public testing::Test {
- protected:
-  static bool can_put_exposed(EndpointGroup<Engine>& ranks) {
-    for (int rank = 0; rank < ranks.size(); ++rank) {
-      for (int peer = 0; peer < ranks.size(); ++peer) {
-        if (peer != rank && !ranks[rank].traits(peer).can_put_exposed) return false;
-      }
+bool can_put_exposed(EndpointGroup& ranks) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    for (int peer = 0; peer < ranks.size(); ++peer) {
+      if (peer != rank && !ranks[rank].traits(peer).can_put_exposed) return false;
     }
-    return true;
   }
-  /// Exposes `memory` of `owner` to `peer`, which may put there when this returns.
-  static void expose(EndpointGroup<Engine>& ranks, int owner, int peer, SegmentId segment,
-                     std::span<std::byte> memory) {
-    auto const heard_before = ranks.heard(peer).tags_from(owner);
-    ASSERT_TRUE(ranks[owner].expose(peer, segment, memory));
-    ranks.put(owner, {.peer = peer}, {}, {},
-              Tag{.channel = 200, .operation = static_cast<std::uint16_t>(heard_before)});
-    ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(peer).tags_from(owner) > heard_before; }));
-    ASSERT_TRUE(ranks.settle());
-  }
-};
-TYPED_TEST_SUITE_P(MemoryConformance);
+  return true;
+}
 
-TYPED_TEST_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload) {
-  EndpointGroup<TypeParam> ranks(2);
-  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+/// Exposes `memory` of `owner` to `peer`, which may put there when this returns.
+void expose(EndpointGroup& ranks, int owner, int peer, SegmentId segment, std::span<std::byte> memory) {
+  auto const heard_before = ranks.heard(peer).tags_from(owner);
+  ASSERT_TRUE(ranks[owner].expose(peer, segment, memory));
+  ranks.put(owner, {.peer = peer}, {}, {}, Tag{.channel = 200, .operation = static_cast<std::uint16_t>(heard_before)});
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(peer).tags_from(owner) > heard_before; }));
+  ASSERT_TRUE(ranks.settle());
+}
+
+}  // namespace
+
+TEST_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload) {
+  auto ranks = connect(2);
+  if (!can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(2000000);
-  this->expose(ranks, 1, 0, 5, memory);
+  expose(ranks, 1, 0, 5, memory);
   std::uint16_t operation = 0;
   for (std::size_t const size : {1u, 64u, 4097u, 1500001u}) {
     for (std::size_t const offset : {0u, 3u, 4099u}) {
@@ -64,12 +58,12 @@ TYPED_TEST_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload) {
   EXPECT_TRUE(all_zero(ranks[1].landing()));
 }
 
-TYPED_TEST_P(MemoryConformance, SegmentsAreExposedToOnePeerEach) {
-  EndpointGroup<TypeParam> ranks(3);
-  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+TEST_P(MemoryConformance, SegmentsAreExposedToOnePeerEach) {
+  auto ranks = connect(3);
+  if (!can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory_for_1(5000), memory_for_2(5000);
-  this->expose(ranks, 0, 1, 9, memory_for_1);
-  this->expose(ranks, 0, 2, 9, memory_for_2);
+  expose(ranks, 0, 1, 9, memory_for_1);
+  expose(ranks, 0, 2, 9, memory_for_2);
   auto const payload_1 = test_bytes(5000, 1), payload_2 = test_bytes(5000, 2);
   ranks.put(1, {.peer = 0, .segment = 9}, {}, payload_1, Tag{});
   ranks.put(2, {.peer = 0, .segment = 9}, {}, payload_2, Tag{});
@@ -80,12 +74,12 @@ TYPED_TEST_P(MemoryConformance, SegmentsAreExposedToOnePeerEach) {
   ranks[0].withdraw(2, 9);
 }
 
-TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay) {
-  EndpointGroup<TypeParam> ranks(2);
-  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay) {
+  auto ranks = connect(2);
+  if (!can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(4000000);
   auto const payload = test_bytes(memory.size(), 3);
-  this->expose(ranks, 1, 0, 1, memory);
+  expose(ranks, 1, 0, 1, memory);
   ASSERT_TRUE(ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
   ranks.poll_all();  // Some of it may have landed, some not.
@@ -96,12 +90,12 @@ TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderW
   EXPECT_TRUE(all_zero(memory));
 }
 
-TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting) {
-  EndpointGroup<TypeParam> ranks(2);
-  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting) {
+  auto ranks = connect(2);
+  if (!can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   std::vector<std::byte> memory(100000);
   auto const payload = test_bytes(memory.size(), 4);
-  this->expose(ranks, 1, 0, 1, memory);
+  expose(ranks, 1, 0, 1, memory);
 
   std::atomic<bool> stop{false};
   std::jthread sender([&] {
@@ -128,13 +122,13 @@ TYPED_TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThread
   stop = true;
 }
 
-TYPED_TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
-  EndpointGroup<TypeParam> ranks(2);
-  if (!this->can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
+TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
+  auto ranks = connect(2);
+  if (!can_put_exposed(ranks)) GTEST_SKIP() << "this engine does not put into exposed memory";
   for (std::uint16_t round = 0; round < 5; ++round) {
     std::vector<std::byte> memory(1000);
     auto const payload = test_bytes(memory.size(), round);
-    this->expose(ranks, 1, 0, 2, memory);
+    expose(ranks, 1, 0, 2, memory);
     ranks.put(0, {.peer = 1, .segment = 2}, {}, payload, Tag{.operation = round});
     ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = round}); }));
     ranks[1].withdraw(0, 2);
@@ -142,8 +136,8 @@ TYPED_TEST_P(MemoryConformance, ASegmentNumberMayBeUsedAgainAfterWithdraw) {
   }
 }
 
-TYPED_TEST_P(MemoryConformance, NoPayloadIsReadAfterRetract) {
-  EndpointGroup<TypeParam> ranks(2, std::size_t{8} << 20);
+TEST_P(MemoryConformance, NoPayloadIsReadAfterRetract) {
+  auto ranks = connect(2, std::size_t{8} << 20);
   auto payload = test_bytes(3000000, 7);
   ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
@@ -155,8 +149,8 @@ TYPED_TEST_P(MemoryConformance, NoPayloadIsReadAfterRetract) {
   EXPECT_EQ(std::search(landed.begin(), landed.end(), late.begin(), late.end()), landed.end());
 }
 
-TYPED_TEST_P(MemoryConformance, GetReadsThePeersMemory) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(MemoryConformance, GetReadsThePeersMemory) {
+  auto ranks = connect(2);
   if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
   auto const source = test_bytes(3000001, 5);
   for (std::size_t const size : {0u, 1u, 63u, 4097u, 3000000u}) {
@@ -171,8 +165,8 @@ TYPED_TEST_P(MemoryConformance, GetReadsThePeersMemory) {
   }
 }
 
-TYPED_TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
-  EndpointGroup<TypeParam> ranks(3);
+TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
+  auto ranks = connect(3);
   if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
   auto const source = test_bytes(1000, 6);
   std::vector<std::byte> local(source.size());
@@ -187,8 +181,8 @@ TYPED_TEST_P(MemoryConformance, NoGetSucceedsAfterThePeerRetracted) {
   }
 }
 
-TYPED_TEST_P(MemoryConformance, AValueOfAWordIsClaimedByOneRank) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(MemoryConformance, AValueOfAWordIsClaimedByOneRank) {
+  auto ranks = connect(2);
   if (!ranks[0].traits(1).can_get) GTEST_SKIP() << "this engine or host does not read a peer's memory";
   EXPECT_TRUE(ranks[0].claim(1, 64, 1));
   EXPECT_FALSE(ranks[1].claim(1, 64, 1)) << "rank 0 was first";
@@ -213,12 +207,5 @@ TYPED_TEST_P(MemoryConformance, AValueOfAWordIsClaimedByOneRank) {
   EXPECT_GT(num_won[0] + num_won[1], 0);
   EXPECT_FALSE(ranks[0].claim(1, 128, 20000));
 }
-
-REGISTER_TYPED_TEST_SUITE_P(MemoryConformance, APutIntoAnExposedSegmentWritesOnlyItsPayload,
-                            SegmentsAreExposedToOnePeerEach, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay,
-                            NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsPutting,
-                            ASegmentNumberMayBeUsedAgainAfterWithdraw, NoPayloadIsReadAfterRetract,
-                            GetReadsThePeersMemory, NoGetSucceedsAfterThePeerRetracted,
-                            AValueOfAWordIsClaimedByOneRank);
 
 }  // namespace headway::comm

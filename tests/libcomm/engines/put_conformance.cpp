@@ -1,6 +1,4 @@
-#pragma once
-
-#include "endpoint_group.hpp"
+#include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "test_bytes.hpp"
 
@@ -15,13 +13,8 @@
 
 namespace headway::comm {
 
-/// put(), its tags, its counts and its limits.
-template <typename Engine>
-class PutConformance : public testing::Test {};
-TYPED_TEST_SUITE_P(PutConformance);
-
-TYPED_TEST_P(PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines) {
-  EndpointGroup<TypeParam> ranks(3);
+TEST_P(PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines) {
+  auto ranks = connect(3);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(ranks[rank].rank(), rank);
     EXPECT_EQ(ranks[rank].size(), 3);
@@ -33,8 +26,8 @@ TYPED_TEST_P(PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines) {
   }
 }
 
-TYPED_TEST_P(PutConformance, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor) {
-  EndpointGroup<TypeParam> ranks(2, 300 * 1024);
+TEST_P(PutConformance, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor) {
+  auto ranks = connect(2, 300 * 1024);
   for (int rank = 0; rank < 2; ++rank) {
     auto const landing = ranks[rank].landing();
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(landing.data()) % 64, 0u);
@@ -43,8 +36,8 @@ TYPED_TEST_P(PutConformance, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor)
   }
 }
 
-TYPED_TEST_P(PutConformance, AGroupOfOneRankIsIdle) {
-  EndpointGroup<TypeParam> ranks(1);
+TEST_P(PutConformance, AGroupOfOneRankIsIdle) {
+  auto ranks = connect(1);
   EXPECT_EQ(ranks[0].size(), 1);
   EXPECT_TRUE(ranks.settle());
   ranks[0].arm();
@@ -54,9 +47,9 @@ TYPED_TEST_P(PutConformance, AGroupOfOneRankIsIdle) {
   EXPECT_TRUE(ranks.heard(0).losses().empty());
 }
 
-TYPED_TEST_P(PutConformance, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives) {
+TEST_P(PutConformance, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives) {
   constexpr std::size_t kLandingBytes = std::size_t{4} << 20;
-  EndpointGroup<TypeParam> ranks(2, kLandingBytes);
+  auto ranks = connect(2, kLandingBytes);
   auto const landing = ranks[1].landing();
   std::uint16_t operation = 0;
   for (std::size_t const offset : {0u, 64u, 128u, 4096u, 4160u, 70016u}) {
@@ -81,8 +74,8 @@ TYPED_TEST_P(PutConformance, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives) {
   EXPECT_EQ(ranks.heard(1).tags_from(0), operation);
 }
 
-TYPED_TEST_P(PutConformance, APutThatWasAnnouncedIsLikeAnyOther) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, APutThatWasAnnouncedIsLikeAnyOther) {
+  auto ranks = connect(2);
   auto const header = test_bytes(16, 18);
   for (std::uint16_t operation = 0; operation < 100; ++operation) {
     auto const payload = test_bytes(operation * 7u, operation);
@@ -96,8 +89,8 @@ TYPED_TEST_P(PutConformance, APutThatWasAnnouncedIsLikeAnyOther) {
   }
 }
 
-TYPED_TEST_P(PutConformance, APutFillsTheLandingSegmentToItsLastByte) {
-  EndpointGroup<TypeParam> ranks(2, 64 * 1024);
+TEST_P(PutConformance, APutFillsTheLandingSegmentToItsLastByte) {
+  auto ranks = connect(2, 64 * 1024);
   auto const landing = ranks[1].landing();
   std::uint64_t const offset = (landing.size() - 300) / 64 * 64;
   auto const payload = test_bytes(landing.size() - offset - kHeaderBytes, 1);
@@ -106,16 +99,16 @@ TYPED_TEST_P(PutConformance, APutFillsTheLandingSegmentToItsLastByte) {
   EXPECT_TRUE(same_bytes(landing.last(payload.size()), payload));
 }
 
-TYPED_TEST_P(PutConformance, AnEmptyPutStillMakesItsTagVisible) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, AnEmptyPutStillMakesItsTagVisible) {
+  auto ranks = connect(2);
   Tag const tag{.channel = 1, .operation = 7, .fragment = 0};
   ranks.put(0, {.peer = 1}, {}, {}, tag);
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, tag); }));
   EXPECT_TRUE(all_zero(ranks[1].landing()));
 }
 
-TYPED_TEST_P(PutConformance, AHeaderWithoutAPayloadIsInPlace) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, AHeaderWithoutAPayloadIsInPlace) {
+  auto ranks = connect(2);
   auto const header = test_bytes(kMaxHeaderBytes, 5);
   ranks.put(0, {.peer = 1, .offset = 128}, header, {}, Tag{});
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{}); }));
@@ -123,8 +116,8 @@ TYPED_TEST_P(PutConformance, AHeaderWithoutAPayloadIsInPlace) {
   EXPECT_TRUE(all_zero(ranks[1].landing().subspan(128 + kHeaderBytes)));
 }
 
-TYPED_TEST_P(PutConformance, APutWithoutAHeaderLeavesTheOneThatIsThere) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, APutWithoutAHeaderLeavesTheOneThatIsThere) {
+  auto ranks = connect(2);
   auto const header = test_bytes(kMaxHeaderBytes, 1);
   std::uint16_t operation = 0;
   for (std::size_t const size : {1u, 40u, 64u, 5000u}) {
@@ -138,8 +131,8 @@ TYPED_TEST_P(PutConformance, APutWithoutAHeaderLeavesTheOneThatIsThere) {
   }
 }
 
-TYPED_TEST_P(PutConformance, EveryTagArrivesAsItWasPut) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, EveryTagArrivesAsItWasPut) {
+  auto ranks = connect(2);
   std::vector<Tag> const tags = {{0, 0, 0},   {255, 65535, 255}, {0, 65535, 0},
                                  {255, 0, 0}, {0, 0, 255},       {18, 0x3456, 120}};
   for (Tag const tag : tags) ranks.put(1, {.peer = 0}, {}, {}, tag);
@@ -149,8 +142,8 @@ TYPED_TEST_P(PutConformance, EveryTagArrivesAsItWasPut) {
   EXPECT_EQ(ranks.heard(0).tags_from(1), tags.size());
 }
 
-TYPED_TEST_P(PutConformance, TheHeaderMayChangeRightAfterThePut) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, TheHeaderMayChangeRightAfterThePut) {
+  auto ranks = connect(2);
   auto header = test_bytes(48, 9);
   auto const original = header;
   auto const payload = test_bytes(200000, 10);
@@ -161,9 +154,9 @@ TYPED_TEST_P(PutConformance, TheHeaderMayChangeRightAfterThePut) {
   EXPECT_TRUE(same_bytes(ranks[1].landing().first(48), original));
 }
 
-TYPED_TEST_P(PutConformance, ASourceMayChangeOnceItsPutIsFlushed) {
+TEST_P(PutConformance, ASourceMayChangeOnceItsPutIsFlushed) {
   constexpr std::size_t kBytes = 3000001;
-  EndpointGroup<TypeParam> ranks(2, std::size_t{8} << 20);
+  auto ranks = connect(2, std::size_t{8} << 20);
   auto payload = test_bytes(kBytes, 11);
   auto const original = payload;
   ranks.put(0, {.peer = 1}, {}, payload, Tag{});
@@ -174,8 +167,8 @@ TYPED_TEST_P(PutConformance, ASourceMayChangeOnceItsPutIsFlushed) {
   EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(kHeaderBytes, kBytes), original));
 }
 
-TYPED_TEST_P(PutConformance, PutsAreCountedByPeerAndAllAreFlushedInTheEnd) {
-  EndpointGroup<TypeParam> ranks(3);
+TEST_P(PutConformance, PutsAreCountedByPeerAndAllAreFlushedInTheEnd) {
+  auto ranks = connect(3);
   auto const payload = test_bytes(5000, 12);
   std::uint64_t flushed_before = 0;
   for (std::uint16_t operation = 0; operation < 20; ++operation) {
@@ -191,8 +184,8 @@ TYPED_TEST_P(PutConformance, PutsAreCountedByPeerAndAllAreFlushedInTheEnd) {
   EXPECT_EQ(ranks[1].put_count(0), 0u);
 }
 
-TYPED_TEST_P(PutConformance, ASmallPutArrivesThoughItsSenderOnlySubmits) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, ASmallPutArrivesThoughItsSenderOnlySubmits) {
+  auto ranks = connect(2);
   auto const payload = test_bytes(1024, 13);
   ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
@@ -204,8 +197,8 @@ TYPED_TEST_P(PutConformance, ASmallPutArrivesThoughItsSenderOnlySubmits) {
   EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(kHeaderBytes, payload.size()), payload));
 }
 
-TYPED_TEST_P(PutConformance, BytesLandWithoutThePeerUnlessItSaysThatItMustPoll) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, BytesLandWithoutThePeerUnlessItSaysThatItMustPoll) {
+  auto ranks = connect(2);
   if (ranks[1].lands_by_polling()) GTEST_SKIP() << "this engine lands by polling";
   auto const payload = test_bytes(30000, 14);
   ASSERT_TRUE(ranks[0].put({.peer = 1, .offset = 64}, {}, payload, Tag{}).ok());
@@ -213,10 +206,10 @@ TYPED_TEST_P(PutConformance, BytesLandWithoutThePeerUnlessItSaysThatItMustPoll) 
   EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(64 + kHeaderBytes, payload.size()), payload));
 }
 
-TYPED_TEST_P(PutConformance, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls) {
+TEST_P(PutConformance, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls) {
   constexpr std::size_t kPuts = 20000;
   constexpr std::size_t kStride = 128;
-  EndpointGroup<TypeParam> ranks(2, kPuts * kStride);
+  auto ranks = connect(2, kPuts * kStride);
   auto const payload_of = [](std::size_t put) { return test_bytes(32, put); };
   std::vector<std::vector<std::byte>> payloads;
   for (std::size_t put = 0; put < kPuts; ++put) payloads.push_back(payload_of(put));
@@ -242,10 +235,10 @@ TYPED_TEST_P(PutConformance, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceT
   }
 }
 
-TYPED_TEST_P(PutConformance, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther) {
+TEST_P(PutConformance, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther) {
   constexpr std::size_t kBytes = std::size_t{2} << 20;
   constexpr std::size_t kPuts = 6;
-  EndpointGroup<TypeParam> ranks(2, kPuts * (kBytes + kHeaderBytes));
+  auto ranks = connect(2, kPuts * (kBytes + kHeaderBytes));
   std::vector<std::vector<std::byte>> payloads;
   for (std::size_t put = 0; put < 2 * kPuts; ++put) payloads.push_back(test_bytes(kBytes, put));
   for (std::size_t put = 0; put < kPuts; ++put) {
@@ -264,15 +257,15 @@ TYPED_TEST_P(PutConformance, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther)
   }
 }
 
-TYPED_TEST_P(PutConformance, PollReturnsFalseOnceNothingMoves) {
-  EndpointGroup<TypeParam> ranks(2);
+TEST_P(PutConformance, PollReturnsFalseOnceNothingMoves) {
+  auto ranks = connect(2);
   ranks.put(0, {.peer = 1}, {}, test_bytes(100, 15), Tag{});
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{}); }));
   EXPECT_TRUE(ranks.settle());
 }
 
-TYPED_TEST_P(PutConformance, APutToNoPeerIsAUsageErrorWithNoEffect) {
-  EndpointGroup<TypeParam> ranks(3);
+TEST_P(PutConformance, APutToNoPeerIsAUsageErrorWithNoEffect) {
+  auto ranks = connect(3);
   auto const payload = test_bytes(8, 16);
   for (int const peer : {-1, 0, 3, 1000, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()}) {
     EXPECT_THROW((void)ranks[0].put({.peer = peer}, {}, payload, Tag{}), UsageError) << "peer " << peer;
@@ -280,8 +273,8 @@ TYPED_TEST_P(PutConformance, APutToNoPeerIsAUsageErrorWithNoEffect) {
   EXPECT_EQ(ranks[0].put_count(1) + ranks[0].put_count(2), 0u);
 }
 
-TYPED_TEST_P(PutConformance, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect) {
-  EndpointGroup<TypeParam> ranks(2, 64 * 1024);
+TEST_P(PutConformance, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect) {
+  auto ranks = connect(2, 64 * 1024);
   auto const payload = test_bytes(100, 17);
   std::uint64_t const end = ranks[1].landing().size();
   std::uint64_t const last_offset = (end - kHeaderBytes - payload.size()) / 64 * 64;
@@ -297,16 +290,5 @@ TYPED_TEST_P(PutConformance, APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffec
   ranks.put(0, {.peer = 1, .offset = last_offset}, {}, payload, Tag{});
   EXPECT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{}); }));
 }
-
-REGISTER_TYPED_TEST_SUITE_P(
-    PutConformance, EachEndpointKnowsItsRankTheSizeAndItsEngines, TheLandingSegmentIsAlignedZeroAndAsLargeAsAskedFor,
-    AGroupOfOneRankIsIdle, BytesAreInPlaceAndNowhereElseWhenTheirTagArrives, APutThatWasAnnouncedIsLikeAnyOther,
-    APutFillsTheLandingSegmentToItsLastByte, AnEmptyPutStillMakesItsTagVisible, AHeaderWithoutAPayloadIsInPlace,
-    APutWithoutAHeaderLeavesTheOneThatIsThere, EveryTagArrivesAsItWasPut, TheHeaderMayChangeRightAfterThePut,
-    ASourceMayChangeOnceItsPutIsFlushed, PutsAreCountedByPeerAndAllAreFlushedInTheEnd,
-    ASmallPutArrivesThoughItsSenderOnlySubmits, BytesLandWithoutThePeerUnlessItSaysThatItMustPoll,
-    PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls, LargePutsInBothDirectionsAtOnceDoNotBlockEachOther,
-    PollReturnsFalseOnceNothingMoves, APutToNoPeerIsAUsageErrorWithNoEffect,
-    APutBeyondTheLandingSegmentIsAUsageErrorWithNoEffect);
 
 }  // namespace headway::comm
