@@ -7,12 +7,13 @@ rank_program=${1:?usage: tools/rdma_guest/bad_wire.sh BUILD_DIR}/tests/libcomm/l
 . "$(dirname "$0")/results.sh"
 work=$(mktemp -d)
 
-# start_ranks EXCHANGES: a number or "then_idle"; of 60 kB at most a peer, two steps ahead; rank 0 on one end of the wire, rank 1 on the other.
+# start_ranks BYTES EXCHANGES: a number or "then_idle"; of so much at most a peer, two steps ahead; rank 0 on one end of
+# the wire, rank 1 on the other.
 start_ranks() {
   local rank
   rm -rf "$work/store"
   for rank in 0 1; do
-    "$rank_program" $rank 2 "$work/store" verbs:rxe$rank - 60000 2 "$1" >"$work/$rank" 2>&1 &
+    "$rank_program" $rank 2 "$work/store" verbs:rxe$rank - "$1" 2 "$2" >"$work/$rank" 2>&1 &
   done
 }
 
@@ -30,13 +31,30 @@ exchanges_are_right() {
   local status=0
   begin_test "BadWire.$1"
   if set_wire "$2"; then
-    start_ranks 40
-    wait
-    grep -q '^done ' "$work/0" && grep -q '^done ' "$work/1" || status=1
+    exchange 60000 40 || status=1
     grep -h '^done ' "$work/0" "$work/1" | paste -sd' '
   else
     status=1
   fi
+  set_wire ""
+  end_test $status "$work/0" "$work/1"
+}
+
+# exchange BYTES EXCHANGES
+exchange() {
+  start_ranks "$@"
+  wait
+  grep -q '^done ' "$work/0" && grep -q '^done ' "$work/1"
+}
+
+# A rank that leaves waits until its last message is there: in each tenth run or so, the wire loses that one.
+last_messages_arrive() {
+  local status=0
+  begin_test BadWire.LastMessages
+  set_wire "loss 10%" || status=1
+  for _ in $(seq 15); do
+    [ $status = 1 ] || exchange 100 1 || status=1
+  done
   set_wire ""
   end_test $status "$work/0" "$work/1"
 }
@@ -46,7 +64,7 @@ a_cut_is_named() {
   local status=0 cut_at rank waited limit_ms=$3
   begin_test "BadWire.$1"
   set_wire ""
-  start_ranks "$2"
+  start_ranks 60000 "$2"
   while ! { grep -q '^ready' "$work/0" && grep -q '^ready' "$work/1"; } && [ $(($(milliseconds) - test_began)) -lt 60000 ]; do
     sleep 0.1
   done
@@ -72,6 +90,7 @@ exchanges_are_right Loss5 "loss 5%"
 exchanges_are_right DelayAndJitter "delay 2ms 1ms rate 1gbit"
 exchanges_are_right Reorder "delay 1ms reorder 75% 50%"
 exchanges_are_right Duplicates "duplicate 5%"
+last_messages_arrive
 # Within the transport's retries and a second, and a margin for the emulation.
 a_cut_is_named ACutIsNamedByBothRanks 0 3000
 # Nothing is under way: a keep-alive put of the next second finds out, and the look of the second after that.

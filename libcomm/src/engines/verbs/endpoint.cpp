@@ -195,7 +195,7 @@ bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
 }
 
 void VerbsEndpoint::connection_failed(Link& link, ibv_wc_status status) {
-  if (is_retracted_) return;  // Payloads were taken from the device; a peer that is lost shows by its socket.
+  if (may_break_) return;  // Memory was taken from the device; a peer that is lost shows by its socket.
   bool const is_silent = status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_RNR_RETRY_EXC_ERR;
   break_link(link, library().wc_status_str(status), is_silent ? Clock::duration() : kNoticeTime);
 }
@@ -247,7 +247,7 @@ void VerbsEndpoint::report_credits(std::uint64_t minimum) {
 
 void VerbsEndpoint::keep_alive() {
   auto const now = Clock::now();
-  if (now < next_keep_alive_ || is_retracted_) return;
+  if (now < next_keep_alive_ || may_break_) return;
   next_keep_alive_ = now + kKeepAlivePeriod;
   for (int peer = 0; peer < size_; ++peer) {
     Link& to = links_[index(peer)];
@@ -283,10 +283,14 @@ void VerbsEndpoint::withdraw(int peer, SegmentId segment) {
 
 // Whatever was under way between the device and memory of the caller ends with its registration.
 void VerbsEndpoint::retract() noexcept {
-  is_retracted_ = true;
   registrations_.clear();
   for (Link& link : links_) {
-    for (auto& rail : link.rails) rail.let_go_of_payloads();
+    auto const is_exposed = [](Exposed const& each) { return each.registration != nullptr; };
+    may_break_ = may_break_ || std::ranges::any_of(link.exposed, is_exposed);
+    for (auto& rail : link.rails) {
+      may_break_ = may_break_ || rail.oldest_in_place().has_value();
+      rail.let_go_of_payloads();
+    }
     link.exposed.fill({});
   }
 }

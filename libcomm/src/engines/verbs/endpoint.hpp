@@ -182,7 +182,7 @@ class VerbsEndpoint final : public Endpoint {
   std::vector<int> owed_credits_;       ///< Peers of whom half their notifications were taken.
   std::size_t num_receives_taken_ = 0;  ///< And not posted again yet.
   bool has_broken_links_ = false;
-  bool is_retracted_ = false;  ///< Connections may break because of that.
+  bool may_break_ = false;  ///< What connections were using was retracted.
   Clock::time_point next_keep_alive_{};
   Doorbell bell_;
   FileDescriptor lifelines_, activity_;  ///< epoll; the second nests the first, the completion channel and the bell.

@@ -192,7 +192,7 @@ VerbsEndpoint::~VerbsEndpoint() { linger(); }
 // What was put is on its way until the peer's device has acknowledged it, and lost if the queue pair goes before.
 void VerbsEndpoint::linger() noexcept {
   try {
-    if (is_retracted_) return;
+    if (may_break_) return;
     for (int peer = 0; peer < size_; ++peer) {
       Link& to = links_[index(peer)];
       if (!to.loss.empty()) continue;
