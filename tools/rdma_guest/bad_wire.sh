@@ -17,6 +17,13 @@ start_ranks() {
   done
 }
 
+# exchange BYTES EXCHANGES: whether both ranks came to their end.
+exchange() {
+  start_ranks "$@"
+  wait
+  grep -q '^done ' "$work/0" && grep -q '^done ' "$work/1"
+}
+
 set_wire() {
   local device
   for device in wire0 wire1; do
@@ -40,20 +47,13 @@ exchanges_are_right() {
   end_test $status "$work/0" "$work/1"
 }
 
-# exchange BYTES EXCHANGES
-exchange() {
-  start_ranks "$@"
-  wait
-  grep -q '^done ' "$work/0" && grep -q '^done ' "$work/1"
-}
-
 # A rank that leaves waits until its last message is there: in each tenth run or so, the wire loses that one.
 last_messages_arrive() {
-  local status=0
+  local run status=0
   begin_test BadWire.LastMessages
   set_wire "loss 10%" || status=1
-  for _ in $(seq 15); do
-    [ $status = 1 ] || exchange 100 1 || status=1
+  for ((run = 0; run < 15 && status == 0; ++run)); do
+    exchange 100 1 || status=1
   done
   set_wire ""
   end_test $status "$work/0" "$work/1"
