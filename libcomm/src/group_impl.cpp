@@ -12,6 +12,9 @@ namespace {
 
 /// Longest sleep of a waiter before it looks at deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
+/// How long a waiter looks again and again before it sleeps; longer while a peer puts large blocks into outputs, which
+/// takes about so long itself, and a rank that sleeps answers late.
+constexpr std::chrono::microseconds kSpinTime{200}, kSpinTimeWhileExposing{2000};
 /// Sleeping costs more than it saves below this.
 constexpr std::chrono::milliseconds kShortestSleep{1};
 
@@ -126,18 +129,22 @@ void GroupImpl::arrived(int source, Tag tag) {
   wire_.report_error("rank " + std::to_string(source) + " used the unknown channel " + std::to_string(tag.channel));
 }
 
-void GroupImpl::progress() {
+bool GroupImpl::progress() {
   if (failed_) {
     wire_.endpoint().poll(survivors_);  // What waits in a socket unread would wake the progress thread for ever.
-    return;
+    return false;
   }
-  wire_.endpoint().poll(*this);
+  bool const found = wire_.endpoint().poll(*this);
   wire_.send_signals();
-  if (!transfers_.idle()) transfers_.progress();
+  if (!transfers_.idle()) {
+    wire_.submit();  // A peer waits for these, and blocks may take long to get ready and on their way.
+    transfers_.progress();
+  }
   if (!pair_operations_.empty()) pair_.progress();
   complete_rings();
   wire_.submit();
   check_failures();
+  return found;
 }
 
 void GroupImpl::complete_rings() {
@@ -193,10 +200,12 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
   Deadline const deadline = timeout ? Clock::now() + *timeout : Deadline::max();
   Backoff backoff(cores_are_shared_);
   for (;;) {
-    progress();
+    bool const found = progress();
     if (operation.done()) break;
     visit.give_way();
-    switch (backoff.next()) {
+    bool const exposes = transfers_.exposes();
+    if (found && exposes) backoff.restart();
+    switch (backoff.next(exposes ? kSpinTimeWhileExposing : kSpinTime)) {
       case Backoff::Step::kLookAgain:  // The shortest exchanges are over before a pause would be.
         break;
       case Backoff::Step::kPause:

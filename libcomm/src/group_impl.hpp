@@ -109,7 +109,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::shared_ptr<RingOperation> start_all_to_all_v(AllToAllArgs const& args, bool is_attended);
   Status wait(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   Status wait_untimed(Visit& visit, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
-  void progress();
+  /// @returns whether anything came.
+  bool progress();
   void complete_rings();
   void finish(OperationState& operation);
   void release(std::vector<std::shared_ptr<OperationState>>& done);

@@ -84,17 +84,24 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operation->started_s = trace_capacity_ != 0 ? now_s() : 0;
   if (flights_.is_on()) record_sizes(*operation, args);
   operations_.push_back(operation);
+  if (!may_post(operation->number())) ++wire_.stats().queued;
+  post_due();  // Before any answer to a peer: the offers in it wait for answers themselves.
   for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
     if (has_arrived(*operation, source)) receive_block(*operation, source);
     bool const is_empty = source != wire_.rank() && operation->receives[static_cast<std::size_t>(source)].empty();
     if (is_empty && wire_.plants(Mutant::kNoTagForEmpty)) operation->part_done();
   }
-  if (!may_post(operation->number())) ++wire_.stats().queued;
   return operation;
 }
 
 bool RingChannel::may_post(std::uint64_t number) const {
   return number == num_posted_ && number <= num_completed_ + num_early_ + static_cast<std::uint64_t>(max_lag_);
+}
+
+void RingChannel::post_due() {
+  while (num_posted_ < num_started_ && may_post(num_posted_)) {
+    if (!post(*operations_[num_posted_ - num_completed_])) break;
+  }
 }
 
 bool RingChannel::post(RingOperation& operation) {
@@ -105,6 +112,7 @@ bool RingChannel::post(RingOperation& operation) {
   for (; operation.next_to_post < size - 1; ++operation.next_to_post) {
     if (!send_block(operation, next_peer(operation))) return false;
   }
+  wire_.submit();  // On their way while the own block is copied.
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
   if (trace_capacity_ != 0) operation.posted_s = now_s();
@@ -313,9 +321,7 @@ bool RingChannel::is_complete(RingOperation const& operation) const {
 void RingChannel::progress(std::vector<std::shared_ptr<OperationState>>& completed) {
   for (;;) {
     if (wire_.plants(Mutant::kCompleteOutOfOrder)) complete_early(completed);
-    while (num_posted_ < num_started_ && may_post(num_posted_)) {
-      if (!post(*operations_[num_posted_ - num_completed_])) break;
-    }
+    post_due();
     if (operations_.empty() || !is_complete(*operations_.front())) return;
     complete_front(completed);
   }

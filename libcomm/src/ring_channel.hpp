@@ -102,6 +102,8 @@ class RingChannel {
  private:
   std::shared_ptr<RingOperation> recycled_operation();
   [[nodiscard]] bool may_post(std::uint64_t number) const;
+  /// Posts what may be posted.
+  void post_due();
   bool post(RingOperation& operation);
   /// The peer whose message comes next. Ranks start with different ones, so that no receiver is the first of all
   /// senders.

@@ -61,6 +61,7 @@ void Transfers::take(int source, MessageHeader const& offer, std::span<std::byte
   bool const is_worth_it = output.size() >= traits.worth_exposing_bytes || MemoryPool::shared().find(output) != nullptr;
   if (traits.can_put_exposed && is_worth_it && wire_.endpoint().expose(source, exposed_segment(number), output)) {
     peer_at(source).exposed.emplace(number, incoming);
+    ++num_exposed_;
     return wire_.signal(source, {.channel = kTransferReadyChannel, .operation = number});
   }
   auto& queue = peer_at(source).fragmented;
@@ -95,7 +96,6 @@ void Transfers::arrived(int source, Tag tag) {
     auto const more = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.granted));
     if (more < 128) transfer.granted += more;  // Otherwise an old grant that was late.
   }
-  push(source, tag.operation, transfer);
 }
 
 void Transfers::push(int peer, std::uint16_t number, Outgoing& transfer) {
@@ -148,6 +148,7 @@ void Transfers::exposed_piece_arrived(int source, Incoming& transfer, Tag tag) {
   wire_.endpoint().withdraw(source, exposed_segment(tag.operation));
   OperationState& operation = *transfer.operation;
   peer_at(source).exposed.erase(tag.operation);
+  --num_exposed_;
   --num_pending_;
   finish(operation);
 }
@@ -211,6 +212,7 @@ void Transfers::cancel() {
     state.fragmented.clear();
   }
   num_pending_ = 0;
+  num_exposed_ = 0;
 }
 
 bool Transfers::busy_with(int peer) const {

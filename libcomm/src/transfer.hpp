@@ -54,6 +54,8 @@ class Transfers {
   /// Whether anything is under way with `peer`.
   [[nodiscard]] bool busy_with(int peer) const;
   [[nodiscard]] bool idle() const { return num_pending_ == 0; }
+  /// Whether peers put payloads into outputs of this rank.
+  [[nodiscard]] bool exposes() const { return num_exposed_ > 0; }
   /// What payloads of `operation` wait for: "waits for rank 2 to take 5000 bytes"; empty where none is under way.
   [[nodiscard]] std::string describe_missing(OperationState const& operation) const;
   /// Whether a payload of `operation` from or to `peer` is under way.
@@ -106,6 +108,7 @@ class Transfers {
   PartDone on_part_done_;
   std::vector<Peer> peers_;
   int num_pending_ = 0;  ///< Entries of all peers.
+  int num_exposed_ = 0;  ///< Those that are exposed.
 };
 
 }  // namespace headway::comm

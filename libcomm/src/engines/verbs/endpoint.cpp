@@ -24,7 +24,7 @@ constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
 constexpr std::chrono::seconds kKeepAlivePeriod{1};
 /// Registering an output for one operation costs about what the copies of fragments do below.
-constexpr std::size_t kWorthExposing = std::size_t{1} << 20;
+constexpr std::size_t kWorthExposing = std::size_t{256} << 10;
 /// So that several queue pairs share large blocks, and a piece is registered while the one before is on its way.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// A peer that ends a connection because its group failed says why, by another way.
