@@ -24,17 +24,21 @@ perftest() {
   echo "$line"
   wait
 }
-# point NAME SYSTEM BYTES SECONDS: seconds a message.
+# point NAME SYSTEM BYTES SECONDS: seconds a message; none where perftest said nothing.
 point() {
+  if [ -z "$4" ]; then
+    echo "no figure of $2: is Debian's package perftest installed?" >&2
+    return
+  fi
   awk -v name="$1" -v system_name="$2" -v bytes="$3" -v seconds="$4" -v device="$device:1:$gid" 'BEGIN {
     printf "{\"name\": \"%s\", \"params\": {\"ranks\": 2, \"size_bytes\": %d, \"device\": \"%s\"}, \"system\": \"%s\", ", \
       name, bytes, device, system_name
     printf "\"median_s\": %.9g, \"samples\": 1, \"rate\": %.9g, \"unit\": \"GB/s\"}\n", seconds, bytes / seconds / 1e9 }'
 }
 # Column 5 is the median of one way in us.
-write_lat() { point put_ping_pong ib_write_lat "$1" "$(perftest ib_write_lat "$1" | awk '{ print $5 / 1e6 }')"; }
+write_lat() { point put_ping_pong ib_write_lat "$1" "$(perftest ib_write_lat "$1" | awk 'NF { print $5 / 1e6 }')"; }
 # Column 4 is the mean in MiB/s.
-write_bw() { point put_stream ib_write_bw "$1" "$(perftest ib_write_bw "$1" | awk -v b="$1" '{ print b / ($4 * 1048576) }')"; }
+write_bw() { point put_stream ib_write_bw "$1" "$(perftest ib_write_bw "$1" | awk -v b="$1" 'NF { print b / ($4 * 1048576) }')"; }
 
 for _ in $(seq "$repeats"); do
   bench ping_pong 8 30 $((4 * rounds))
