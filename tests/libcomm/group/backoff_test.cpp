@@ -1,0 +1,38 @@
+#include "backoff.hpp"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+namespace headway::comm {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr int kManySteps = 1000;
+
+TEST(Backoff, SleepsOnceTheSpinTimeIsOver) {
+  Backoff backoff(false);
+  int steps = 0;
+  while (backoff.next(microseconds(0)) != Backoff::Step::kSleep) ASSERT_LT(++steps, kManySteps);
+}
+
+TEST(Backoff, ALongerSpinTimePutsSleepOff) {
+  Backoff backoff(false);
+  auto const from = Clock::now();
+  while (backoff.next(microseconds(5000)) != Backoff::Step::kSleep) continue;
+  EXPECT_GE(Clock::now() - from, microseconds(5000));
+}
+
+TEST(Backoff, RestartsPutSleepOffButNotForEver) {
+  Backoff backoff(true);
+  auto const from = Clock::now();
+  do {
+    backoff.restart();
+    ASSERT_LT(Clock::now() - from, std::chrono::seconds(30));
+  } while (backoff.next(microseconds(0)) != Backoff::Step::kSleep);
+  EXPECT_GE(Clock::now() - from, std::chrono::milliseconds(100));
+}
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,109 @@
+// In which order a rank puts its own offers, its answers to a peer's, and large blocks. The peer is played by the tests.
+
+#include "engines/inproc/endpoint.hpp"
+#include "group_impl.hpp"
+#include "landing_layout.hpp"
+#include "message_header.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+constexpr std::size_t kLarge = 4096, kSlot = 1024;
+
+/// The channels of tags, in the order in which they came.
+class ChannelSink final : public ArrivalSink {
+ public:
+  void arrived(int /*source*/, Tag tag) override { channels.push_back(tag.channel); }
+  void notice(int /*peer*/, std::string_view /*text*/) override {}
+  void lost(int /*peer*/, std::string_view /*reason*/) override {}
+
+  std::vector<std::uint8_t> channels;
+};
+
+/// Rank 1 is a group; rank 0, its only peer, is an endpoint that the tests use by hand.
+class PutOrderTest : public testing::Test {
+ protected:
+  PutOrderTest() {
+    auto endpoints = make_inproc_endpoints(2, layout_.total_bytes(), {.can_get = false, .can_put_exposed = true});
+    peer_ = std::move(endpoints[0]);
+    group_ = std::make_unique<GroupImpl>(std::move(endpoints[1]), options_, layout_, nullptr);
+  }
+
+  static GroupOptions options() {
+    GroupOptions options;
+    options.engine = Engine::kInproc;
+    options.max_lag_limit = 0;
+    options.slot_bytes = kSlot;
+    return options;
+  }
+
+  /// The peer's message of an exchange whose blocks have `size` bytes: with the block, or an offer of it.
+  void put_message(std::uint16_t operation, std::size_t size) {
+    bool const fits = size <= kSlot;
+    MessageHeader const header{
+        .size_bytes = size, .operation = operation, .kind = fits ? MessageKind::kEager : MessageKind::kOffer};
+    auto const payload = std::span<std::byte const>(block_).first(fits ? size : 0);
+    std::uint64_t const slot = layout_.ring_slot(0, 0, operation);
+    ASSERT_TRUE(peer_->put({.peer = 1, .offset = slot}, header.bytes(false), payload, {.operation = operation}).ok());
+    peer_->submit();
+  }
+  /// The group's exchange of blocks of `size` bytes.
+  OperationPtr start(std::size_t size) {
+    std::vector<std::span<std::byte const>> const sends{std::span(block_).first(size), std::span(block_).first(size)};
+    std::vector<std::span<std::byte>> const receives{std::span(received_).first(size), std::span(own_).first(size)};
+    return group_->all_to_all_v({.sends = sends, .receives = receives});
+  }
+  /// Where the first of `channel` stands among what the group has put.
+  std::ptrdiff_t place_of(std::uint8_t channel) {
+    peer_->poll(arrived_);
+    return std::ranges::find(arrived_.channels, channel) - arrived_.channels.begin();
+  }
+  [[nodiscard]] std::ptrdiff_t num_arrived() const { return std::ssize(arrived_.channels); }
+
+  GroupOptions options_ = options();
+  LandingLayout layout_ = LandingLayout::of(2, options_);
+  std::unique_ptr<Endpoint> peer_;
+  std::unique_ptr<GroupImpl> group_;
+  ChannelSink arrived_;
+  std::vector<std::byte> block_ = test_bytes(kLarge, 1), received_ = std::vector<std::byte>(kLarge), own_ = received_;
+};
+
+TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
+  put_message(0, 8);
+  put_message(1, kLarge);
+  auto const first = start(8);
+  ASSERT_TRUE(group_->test(*first));  // It has seen the offer of the next one too.
+  ASSERT_EQ(place_of(0), 0);
+  arrived_.channels.clear();
+  auto const second = start(kLarge);
+  EXPECT_EQ(place_of(0), 0);
+  EXPECT_EQ(place_of(kTransferReadyChannel), 1);
+  EXPECT_EQ(num_arrived(), 2);
+}
+
+TEST_F(PutOrderTest, AnAnswerGoesBeforeABlockThatTakesLong) {
+  auto const operation = start(kLarge);
+  std::vector<std::byte> output(kLarge);
+  ASSERT_TRUE(peer_->expose(1, 1, output));  // For transfer 0.
+  ASSERT_TRUE(peer_->put({.peer = 1}, {}, {}, {.channel = kTransferReadyChannel}).ok());
+  put_message(0, kLarge);
+  group_->test(*operation);
+  EXPECT_EQ(place_of(kTransferReadyChannel), 1);  // After the group's own offer.
+  EXPECT_EQ(place_of(kTransferDataChannel), 2);
+  EXPECT_EQ(output, block_);
+}
+
+}  // namespace
+}  // namespace headway::comm
