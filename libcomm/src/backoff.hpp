@@ -25,8 +25,8 @@ class Backoff {
 
   explicit Backoff(bool cores_are_shared) : cores_are_shared_(cores_are_shared) {}
 
-  /// What to do next: sleep after `spin_time`, counted from the start or the last restart(), and every kLongestSpin in any
-  /// case. Looks at the clock only every kClockInterval steps.
+  /// What to do next: sleep after `spin_time`, counted from the start or the last restart(), and every kLongestSpin in
+  /// any case. Looks at the clock only every kClockInterval steps.
   Step next(std::chrono::microseconds spin_time) {
     if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kLookAgain;
     if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kPause;

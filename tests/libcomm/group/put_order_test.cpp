@@ -1,4 +1,4 @@
-// In which order a rank puts its own offers, its answers to a peer's, and large blocks. The peer is played by the tests.
+// In which order a rank puts its own offers, its answers to a peer's, and large blocks. The tests play the peer.
 
 #include "engines/inproc/endpoint.hpp"
 #include "group_impl.hpp"
