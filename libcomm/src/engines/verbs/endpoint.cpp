@@ -3,6 +3,7 @@
 #include "engines/verbs/endpoint.hpp"
 
 #include "engines/verbs/limits.hpp"
+#include "small_copy.hpp"
 
 #include <arpa/inet.h>
 
@@ -20,7 +21,6 @@ namespace {
 
 /// A caller that spins without ever sleeping must notice a lost peer too.
 constexpr unsigned kPollsPerLifelineCheck = 4096;
-constexpr int kCompletionsPerCall = 32;
 constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
 constexpr std::chrono::seconds kKeepAlivePeriod{1};
 /// Registering an output for one operation costs about what the copies of fragments do below.
@@ -96,11 +96,11 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   if (!staged) return Status::would_block();
   if (lead != 0) {
     std::memset(staged->data(), 0, lead);
-    std::memcpy(staged->data(), header.data(), header.size());
+    copy_bytes(staged->data(), header.data(), header.size());
   }
   if (!is_copied) return put_in_place(to, peer, rail, target, *staged, payload, tag);
 
-  if (!payload.empty()) std::memcpy(staged->data() + lead, payload.data(), payload.size());
+  copy_bytes(staged->data() + lead, payload.data(), payload.size());
   verbs::Request& request = add_put(to, peer, rail, target, tag);
   if (!staged->empty()) request.add_piece(*staged, staging_region_->lkey);
   if (staged->size() <= inline_bytes_) request.work.send_flags |= IBV_SEND_INLINE;
@@ -151,47 +151,59 @@ void VerbsEndpoint::post(Link& to, int peer) {
   }
 }
 
+// Nearly all polls of a waiter find nothing, and are over before anything else is set up.
 bool VerbsEndpoint::poll(ArrivalSink& sink) {
+  ++num_polls_;
+  Completions done;
+  int const count = ibv_poll_cq(completions_.get(), kCompletionsPerCall, done.data());
+  if (count == 0 && owed_credits_.empty() && !wants_lifeline_check()) [[likely]]
+    return false;
   // Of what earlier polls took: in between, a put may have carried the report.
   if (!owed_credits_.empty()) report_credits(credits_ / 2);
-  bool found = false;
-  if (lifeline_is_ready_.load(std::memory_order_relaxed) || ++num_polls_ % kPollsPerLifelineCheck == 0) [[unlikely]] {
-    found = check_lifelines(sink);
-  }
-  found = take_completions(&sink) || found;
-  if (has_broken_links_) [[unlikely]]
+  bool found = take(done, count, &sink);
+  if (count == kCompletionsPerCall) take_completions(&sink);
+  if (wants_lifeline_check()) [[unlikely]]
     found = check_lifelines(sink) || found;
   if (!owed_credits_.empty()) report_credits(credits_ * 3 / 4);  // Before the caller can put.
   return found;
 }
 
+bool VerbsEndpoint::wants_lifeline_check() const {
+  return has_broken_links_ || lifeline_is_ready_.load(std::memory_order_relaxed) ||
+         num_polls_ % kPollsPerLifelineCheck == 0;
+}
+
 bool VerbsEndpoint::take_completions(ArrivalSink* sink) {
   bool found = false;
   for (int call = 0; call < kCallsPerPoll; ++call) {
-    std::array<ibv_wc, kCompletionsPerCall> done;
+    Completions done;
     int const count = ibv_poll_cq(completions_.get(), kCompletionsPerCall, done.data());
-    for (int i = 0; i < count; ++i) {
-      ibv_wc const& each = done[static_cast<std::size_t>(i)];
-      bool const is_receive = each.wr_id == verbs::kReceiveLabel;
-      if (is_receive) ++num_receives_taken_;
-      auto const [peer, rail] = owner_of_queue_pair_.find(each.qp_num);
-      if (peer < 0) continue;  // Of a connection that is lost.
-      Link& link = links_[index(peer)];
-      if (each.status != IBV_WC_SUCCESS) {
-        connection_failed(link, each.status);
-      } else if (!is_receive) {
-        link.rails[rail].reclaim(each.wr_id);
-      } else if (each.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
-        break_link(link, "it sent something that has no tag");
-      } else {
-        take_arrival(link, peer, ntohl(each.imm_data), sink);
-      }
-      found = true;
-    }
-    if (num_receives_taken_ >= verbs::kReceivesPerPost) post_taken_receives();
+    found = take(done, count, sink) || found;
     if (count < kCompletionsPerCall) break;
   }
   return found;
+}
+
+bool VerbsEndpoint::take(Completions const& done, int count, ArrivalSink* sink) {
+  for (int i = 0; i < count; ++i) {
+    ibv_wc const& each = done[static_cast<std::size_t>(i)];
+    bool const is_receive = each.wr_id == verbs::kReceiveLabel;
+    if (is_receive) ++num_receives_taken_;
+    auto const [peer, rail] = owner_of_queue_pair_.find(each.qp_num);
+    if (peer < 0) continue;  // Of a connection that is lost.
+    Link& link = links_[index(peer)];
+    if (each.status != IBV_WC_SUCCESS) {
+      connection_failed(link, each.status);
+    } else if (!is_receive) {
+      link.rails[rail].reclaim(each.wr_id);
+    } else if (each.opcode != IBV_WC_RECV_RDMA_WITH_IMM) {
+      break_link(link, "it sent something that has no tag");
+    } else {
+      take_arrival(link, peer, ntohl(each.imm_data), sink);
+    }
+  }
+  if (num_receives_taken_ >= verbs::kReceivesPerPost) post_taken_receives();
+  return count > 0;
 }
 
 void VerbsEndpoint::connection_failed(Link& link, ibv_wc_status status) {

@@ -88,6 +88,8 @@ class VerbsEndpoint final : public Endpoint {
   [[nodiscard]] std::uint64_t credits() const { return credits_; }
 
  private:
+  static constexpr int kCompletionsPerCall = 32;
+  using Completions = std::array<ibv_wc, kCompletionsPerCall>;
   /// A segment that a peer may write to.
   struct Exposed {
     SegmentId segment = kLandingSegment;
@@ -125,8 +127,8 @@ class VerbsEndpoint final : public Endpoint {
     return to.rails[to.next_rail];
   }
   /// Where a put with a header or not goes. @throws UsageError if it leaves the segment.
-  [[nodiscard]] verbs::RemoteMemory target_of(Destination const& destination, std::size_t header_bytes,
-                                              std::size_t payload_bytes);
+  [[gnu::always_inline]] inline verbs::RemoteMemory target_of(Destination const& destination, std::size_t header_bytes,
+                                                              std::size_t payload_bytes);
   /// Puts with a payload that is read in place.
   Status put_in_place(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
                       std::span<std::byte const> lead, std::span<std::byte const> payload, Tag tag);
@@ -139,7 +141,8 @@ class VerbsEndpoint final : public Endpoint {
   int post_receives(std::size_t count);
   [[nodiscard]] Status lost_status(int peer) const;
   /// A write that submit() posts; the pieces are still to come.
-  verbs::Request& add_write(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target) {
+  [[gnu::always_inline]] verbs::Request& add_write(Link& to, int peer, verbs::Rail& rail,
+                                                   verbs::RemoteMemory const& target) {
     if (!std::exchange(to.is_unsubmitted, true)) unsubmitted_.push_back(peer);
     return rail.add_write(target);
   }
@@ -150,7 +153,10 @@ class VerbsEndpoint final : public Endpoint {
   /// Writes how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
   verbs::Request* add_credits(Link& to, int peer);
   void post(Link& to, int peer);
+  [[nodiscard]] bool wants_lifeline_check() const;
   bool take_completions(ArrivalSink* sink);
+  /// @returns whether there was any.
+  bool take(Completions const& done, int count, ArrivalSink* sink);
   [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
   void connection_failed(Link& link, ibv_wc_status status);
   void post_taken_receives();
