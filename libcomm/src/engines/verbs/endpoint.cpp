@@ -156,6 +156,9 @@ bool VerbsEndpoint::poll(ArrivalSink& sink) {
   ++num_polls_;
   Completions done;
   int const count = ibv_poll_cq(completions_.get(), kCompletionsPerCall, done.data());
+  // While nothing else is to be done. add_credits() posts too: no peer gets a credit for a receive that is not posted.
+  if (count == 0 && num_receives_taken_ >= verbs::kReceivesPerPost) [[unlikely]]
+    post_taken_receives();
   if (count == 0 && owed_credits_.empty() && !wants_lifeline_check()) [[likely]]
     return false;
   // Of what earlier polls took: in between, a put may have carried the report.
@@ -202,7 +205,6 @@ bool VerbsEndpoint::take(Completions const& done, int count, ArrivalSink* sink) 
       take_arrival(link, peer, ntohl(each.imm_data), sink);
     }
   }
-  if (num_receives_taken_ >= verbs::kReceivesPerPost) post_taken_receives();
   return count > 0;
 }
 
