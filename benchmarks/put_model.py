@@ -24,7 +24,7 @@ DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
 MAX_CREDITS = 256
 SEND_REQUESTS = 128
 STAGING_BYTES = 512 << 10
-MAX_COPIED_BYTES = 64 << 10
+MIN_IN_PLACE_BYTES = 16 << 10
 WINDOWS, WINDOW_BYTES = 64, 24
 HEADER_BYTES = 64
 PAIR_SLOTS, PAIR_SLOT_BYTES = 16, 8 << 10
@@ -165,9 +165,9 @@ def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction
 
 
 def copies_of_a_byte(block_bytes: float) -> int:
-    """How often the thread copies: into staging memory and out of the slot; out of the slot alone; or not at all, where
-    source and output are memory of ``headway.empty()``."""
-    return (block_bytes <= MAX_COPIED_BYTES) + (block_bytes <= SLOT_BYTES)
+    """How often the thread copies, where source and output are memory of ``headway.empty()``: into staging memory and
+    out of the slot; out of the slot alone; or not at all."""
+    return (block_bytes < MIN_IN_PLACE_BYTES) + (block_bytes <= SLOT_BYTES)
 
 
 def credits(nodes: int) -> int:

@@ -5,6 +5,7 @@
 #include "rendezvous/lifeline.hpp"
 
 #include <headway/comm/group.hpp>
+#include <headway/comm/memory.hpp>
 
 #include <chrono>
 #include <stdexcept>
@@ -20,7 +21,10 @@ std::size_t padded(std::size_t bytes) { return comm::kHeaderBytes + (bytes + 63)
 }  // namespace
 
 HeadwayEnd::HeadwayEnd(int rank, std::string const& device, std::size_t max_bytes, comm::Store& store)
-    : peer_(1 - rank), slot_bytes_(padded(max_bytes)), source_(max_bytes) {
+    : peer_(1 - rank),
+      slot_bytes_(padded(max_bytes)),
+      memory_(comm::allocate(max_bytes)),
+      source_(memory_.get(), max_bytes) {
   std::size_t const landing_bytes = slot_bytes_ * kSlots;
   comm::GroupOptions const options;
   comm::Agreement const agreement{.size = 2, .landing_bytes = landing_bytes, .options = &options};
@@ -28,7 +32,8 @@ HeadwayEnd::HeadwayEnd(int rank, std::string const& device, std::size_t max_byte
   auto const address = comm::verbs::choose_address(device, lifelines);
   address_ = {
       .device = address.device, .port = address.port, .gid_index = static_cast<std::uint8_t>(address.gid_index)};
-  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes, {.address = address});
+  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes,
+                                        {.address = address, .cache_bytes = options.rdma_cache_bytes});
 }
 
 void HeadwayEnd::Sink::arrived(int /*source*/, comm::Tag tag) {
@@ -46,7 +51,7 @@ void HeadwayEnd::poll() {
 void HeadwayEnd::send(std::size_t size_bytes) {
   comm::Destination const destination{.peer = peer_, .offset = num_sent_ % kSlots * slot_bytes_};
   comm::Tag const tag{.operation = static_cast<std::uint16_t>(num_sent_)};
-  std::span const payload = std::span(source_).first(size_bytes);
+  std::span const payload = source_.first(size_bytes);
   while (true) {
     auto const status = endpoint_->put(destination, {}, payload, tag);
     if (status.ok()) break;

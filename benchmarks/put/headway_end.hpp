@@ -41,7 +41,8 @@ class HeadwayEnd final : public MessageEnd {
 
   int peer_;
   std::size_t slot_bytes_;
-  std::vector<std::byte> source_;
+  std::shared_ptr<std::byte> memory_;  ///< Stays registered.
+  std::span<std::byte> source_;
   BareAddress address_;
   std::unique_ptr<comm::Endpoint> endpoint_;
   Sink sink_;

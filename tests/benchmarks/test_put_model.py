@@ -53,7 +53,7 @@ def test_messages_take_most_of_a_small_exchange_and_bytes_most_of_a_large_one() 
 
 
 def test_large_blocks_are_copied_less() -> None:
-    assert [copies_of_a_byte(block) for block in (8, 64 << 10, (64 << 10) + 1, 256 << 10, (256 << 10) + 1)] == [
+    assert [copies_of_a_byte(block) for block in (8, (16 << 10) - 1, 16 << 10, 256 << 10, (256 << 10) + 1)] == [
         2, 2, 1, 1, 0,
     ]  # fmt: skip
     assert predict(8, 16 << 20, Assumptions()).bounded_by == "wire"
@@ -101,7 +101,7 @@ def test_the_constants_are_those_of_the_engine() -> None:
         (limits, "kSendRequests", put_model.SEND_REQUESTS),
         (limits, "kStagingBytes", put_model.STAGING_BYTES),
         (limits, "kWindows", put_model.WINDOWS),
-        (limits, "kMaxCopiedBytes", put_model.MAX_COPIED_BYTES),
+        (limits, "kMinInPlaceBytes", put_model.MIN_IN_PLACE_BYTES),
         (layout, "kPairSlots", put_model.PAIR_SLOTS),
         (layout, "kPairSlotBytes", put_model.PAIR_SLOT_BYTES),
         (layout, "kTransferFragments", put_model.TRANSFER_FRAGMENTS),

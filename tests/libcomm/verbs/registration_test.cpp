@@ -63,6 +63,20 @@ TEST_F(RegistrationsTest, TheOldestUseGoesFirstWhereTheLimitIsReached) {
   EXPECT_TRUE(of_a.expired());
 }
 
+TEST_F(RegistrationsTest, WhatIsOnlySoughtIsKeptWhereThereIsRoomAndDropsNothing) {
+  auto registrations = with_limit(4 * kMiB);
+  auto const a = allocate(4 * kMiB), b = allocate(4 * kMiB);
+  auto const kept = registrations.find_kept(of(a, 1000));
+  ASSERT_NE(kept, nullptr);
+  EXPECT_EQ(registrations.find_kept(of(a, 4 * kMiB)), kept);
+  EXPECT_EQ(registrations.find_kept(of(b, 1000)), nullptr) << "no room beside the first";
+  EXPECT_EQ(registrations.find_kept(of(a, 1000)), kept);
+  std::vector<std::byte> const other(kMiB);
+  EXPECT_EQ(registrations.find_kept(other), nullptr);
+  auto without_cache = with_limit(0);
+  EXPECT_EQ(without_cache.find_kept(of(a, 1000)), nullptr);
+}
+
 TEST_F(RegistrationsTest, WhatThePoolHasLetGoOfIsGivenUp) {
   auto registrations = with_limit(std::size_t{4} << 30);
   auto memory = allocate(600 * kMiB), other = allocate(600 * kMiB);
@@ -110,6 +124,8 @@ std::shared_ptr<std::byte> make_plain(std::size_t bytes) {
   return {all, all->data()};
 }
 
+TEST(BlocksThatFitTheirSlotsTest, AreReadInMemoryOfThePool) { exchange_blocks(40'000, 2, 50, allocate); }
+TEST(BlocksThatFitTheirSlotsTest, AreReadWhereTheyAreIfTheyAreLarge) { exchange_blocks(100'000, 1, 20, make_plain); }
 TEST(LargeBlocksTest, GoStraightToAnyOutput) { exchange_blocks(3 * kMiB + 5, 1, 4, make_plain); }
 TEST(LargeBlocksTest, GoStraightToAnOutputOfThePool) { exchange_blocks(3 * kMiB + 5, 1, 4, allocate); }
 TEST(LargeBlocksTest, TakeTurnsOnSeveralQueuePairs) { exchange_blocks(9 * kMiB + 1, 4, 3, allocate); }

@@ -90,37 +90,36 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   if (!has_credit(to, peer)) return Status::would_block();
   verbs::Rail& rail = take_rail(to, has_header || !payload.empty());
   if (!rail.has_room()) return Status::would_block();
-  bool const is_copied = payload.size() <= verbs::kMaxCopiedBytes && !registrations_.is_on_gpu(payload);
+  bool const may_be_copied = payload.size() <= verbs::kMaxCopiedBytes && !registrations_.is_on_gpu(payload);
+  verbs::Registration registration;  // Null: the payload is copied.
+  if (!may_be_copied || payload.size() >= verbs::kMinInPlaceBytes) {
+    expects(payload.size() <= traits(peer).max_put_bytes, "put: the payload is larger than max_put_bytes");
+    registration = may_be_copied ? registrations_.find_kept(payload) : registrations_.find_or_register(payload, 0);
+    if (!registration && !may_be_copied) return refuse_payload(to, peer, payload);
+  }
   std::size_t const lead = !has_header ? 0 : payload.empty() ? header.size() : kHeaderBytes;
-  auto const staged = rail.stage(lead + (is_copied ? payload.size() : 0));
+  auto const staged = rail.stage(lead + (registration ? 0 : payload.size()));
   if (!staged) return Status::would_block();
   if (lead != 0) {
     std::memset(staged->data(), 0, lead);
     copy_bytes(staged->data(), header.data(), header.size());
   }
-  if (!is_copied) return put_in_place(to, peer, rail, target, *staged, payload, tag);
-
-  copy_bytes(staged->data() + lead, payload.data(), payload.size());
+  if (!registration) copy_bytes(staged->data() + lead, payload.data(), payload.size());
   verbs::Request& request = add_put(to, peer, rail, target, tag);
   if (!staged->empty()) request.add_piece(*staged, staging_region_->lkey);
-  if (staged->size() <= inline_bytes_) request.work.send_flags |= IBV_SEND_INLINE;
+  if (registration) {
+    request.add_piece(payload, registration->lkey);
+    rail.signal_in_place(request, to.num_put, std::move(registration));
+  } else if (staged->size() <= inline_bytes_) {
+    request.work.send_flags |= IBV_SEND_INLINE;
+  }
   return {};
 }
 
-Status VerbsEndpoint::put_in_place(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
-                                   std::span<std::byte const> lead, std::span<std::byte const> payload, Tag tag) {
-  expects(payload.size() <= traits(peer).max_put_bytes, "put: the payload is larger than max_put_bytes");
-  auto registration = registrations_.find_or_register(payload, 0);
-  if (!registration) {
-    break_link(to, "a payload of " + std::to_string(payload.size()) +
-                       " bytes could not be registered: " + registrations_.refusal());
-    return lost_status(peer);
-  }
-  verbs::Request& request = add_put(to, peer, rail, target, tag);
-  if (!lead.empty()) request.add_piece(lead, staging_region_->lkey);
-  request.add_piece(payload, registration->lkey);
-  rail.signal_in_place(request, to.num_put, std::move(registration));
-  return {};
+Status VerbsEndpoint::refuse_payload(Link& to, int peer, std::span<std::byte const> payload) {
+  break_link(to, "a payload of " + std::to_string(payload.size()) +
+                     " bytes could not be registered: " + registrations_.refusal());
+  return lost_status(peer);
 }
 
 Status VerbsEndpoint::lost_status(int peer) const {

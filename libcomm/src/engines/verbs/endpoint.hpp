@@ -129,9 +129,8 @@ class VerbsEndpoint final : public Endpoint {
   /// Where a put with a header or not goes. @throws UsageError if it leaves the segment.
   [[gnu::always_inline]] inline verbs::RemoteMemory target_of(Destination const& destination, std::size_t header_bytes,
                                                               std::size_t payload_bytes);
-  /// Puts with a payload that is read in place.
-  Status put_in_place(Link& to, int peer, verbs::Rail& rail, verbs::RemoteMemory const& target,
-                      std::span<std::byte const> lead, std::span<std::byte const> payload, Tag tag);
+  /// Gives up a peer whose payload can neither be copied nor registered.
+  Status refuse_payload(Link& to, int peer, std::span<std::byte const> payload);
   void take_over(std::vector<Lifeline> const& lifelines);
   void make_queues();
   void make_rails(int peer, verbs::Hello& hello);

@@ -39,19 +39,28 @@ ibv_mr* Registrations::register_gpu_memory(std::span<std::byte const> memory, in
   }
 }
 
+Registration Registrations::find_kept(std::span<std::byte const> memory) {
+  PoolBlock block = MemoryPool::shared().find(memory);
+  return block ? keep(std::move(block), false) : nullptr;
+}
+
 Registration Registrations::find_or_register(std::span<std::byte const> memory, int access) {
   PoolBlock block = MemoryPool::shared().find(memory);
-  if (!block) return register_memory(memory, access);
+  auto kept = block ? keep(std::move(block), true) : nullptr;
+  return kept ? kept : register_memory(memory, access);
+}
+
+Registration Registrations::keep(PoolBlock block, bool may_drop_others) {
   auto const found = std::ranges::find(kept_, block, &Kept::block);
   if (found != kept_.end()) {
     kept_.splice(kept_.begin(), kept_, found);
     return found->registration;
   }
-  drop_freed();
   std::size_t const size = block->bytes().size();
+  if (size > limit_bytes_ || (!may_drop_others && num_bytes_ + size > limit_bytes_)) return nullptr;
+  drop_freed();
   auto registration = register_memory(block->bytes(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-  if (!registration) return register_memory(memory, access);
-  if (size > limit_bytes_) return registration;
+  if (!registration) return nullptr;
   while (num_bytes_ + size > limit_bytes_) drop(std::prev(kept_.end()));
   num_bytes_ += size;
   kept_.push_front({.block = std::move(block), .registration = registration});

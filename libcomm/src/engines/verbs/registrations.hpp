@@ -22,6 +22,9 @@ class Registrations {
  public:
   Registrations(ibv_pd* domain, std::size_t limit_bytes) : domain_(domain), limit_bytes_(limit_bytes) {}
 
+  /// What `memory` of allocate() stays registered with, where it is already or there is room; null: it is other memory,
+  /// or cannot be registered.
+  [[nodiscard]] Registration find_kept(std::span<std::byte const> memory);
   /// `access`: at least these rights (IBV_ACCESS_...). Null where the memory cannot be registered; refusal() says why.
   [[nodiscard]] Registration find_or_register(std::span<std::byte const> memory, int access);
   [[nodiscard]] std::string const& refusal() const { return refusal_; }
@@ -40,6 +43,8 @@ class Registrations {
   [[nodiscard]] Registration register_memory(std::span<std::byte const> memory, int access);
   [[nodiscard]] ibv_mr* register_host_memory(std::span<std::byte const> memory, int access);
   [[nodiscard]] ibv_mr* register_gpu_memory(std::span<std::byte const> memory, int access);
+  /// Null where the block does not fit, or cannot be registered. `may_drop_others`: to have room.
+  [[nodiscard]] Registration keep(PoolBlock block, bool may_drop_others);
   /// Those of blocks that the pool has let go of.
   void drop_freed();
   void drop(std::list<Kept>::iterator kept);
