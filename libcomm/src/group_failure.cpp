@@ -126,13 +126,13 @@ void GroupImpl::fail(Status status, bool says_so) {
   if (wire_.flight_recorder().is_on()) note_failed_records();
   failed_ = true;
   progress_at_failure_ = current_progress();
-  if (on_failure_) report_failure();
   if (says_so) {
     std::string text(failure_.message());
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
     tell_peers(text);
   }
-  wire_.endpoint().retract();  // Before any operation is done: its memory is the caller's again then.
+  wire_.endpoint().retract();         // Before any operation is done: its memory is the caller's again then.
+  if (on_failure_) report_failure();  // Before that too: who sees the error may end the process.
   std::vector<std::shared_ptr<OperationState>> done;
   for (auto& ring : rings_) ring->cancel(failure_, done);
   transfers_.cancel();
@@ -146,10 +146,7 @@ void GroupImpl::fail(Status status, bool says_so) {
   wire_.endpoint().wake();
 }
 
-void GroupImpl::report_failure() {
-  due_callbacks_.push_back([callback = std::exchange(on_failure_, nullptr), failure = failure_,
-                            records = all_flight_records()] { callback(failure, records); });
-}
+void GroupImpl::report_failure() { std::exchange(on_failure_, nullptr)(failure_, all_flight_records()); }
 
 void GroupImpl::tell_peers(std::string_view text) {
   for (int peer = 0; peer < size_; ++peer) {

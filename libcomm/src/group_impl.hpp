@@ -131,7 +131,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] bool needs(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
   void fail(Status status, bool says_so);
-  /// Makes the callback of on_failure() due.
+  /// Calls the callback of on_failure().
   void report_failure();
   void tell_peers(std::string_view text);
   [[nodiscard]] Progress current_progress() const;

@@ -189,6 +189,28 @@ TEST_P(FlightRecorderTest, ALargeBlockThatIsNotTakenNamesItsReceiver) {
   });
 }
 
+TEST_P(FlightRecorderTest, FailureIsToldBeforeAnyWaiterSeesIt) {
+  std::barrier all_failed(2);
+  run_ranks(2, impatient_options(), [&](Group& group) {
+    if (group.rank() == 0) {
+      std::atomic<bool> is_told{false};
+      group.on_failure([&](Status const&, std::vector<FlightRecord> const&) {
+        std::this_thread::sleep_for(milliseconds(50));  // As long as it takes to write a file.
+        is_told = true;
+      });
+      std::vector<std::byte> output(200);
+      auto const wait_for_message = [&](std::size_t which) {
+        auto const operation = group.receive(std::span(output).subspan(100 * which, 100), 1, which, 1);
+        EXPECT_FALSE(group.wait(*operation).ok());
+        EXPECT_TRUE(is_told);
+      };
+      std::jthread const other(wait_for_message, 0);
+      wait_for_message(1);
+    }
+    all_failed.arrive_and_wait();
+  });
+}
+
 TEST_P(FlightRecorderTest, FailureIsToldOnceToARankThatWaitsForNothing) {
   std::barrier all_told(3);
   run_ranks(3, impatient_options(), [&](Group& group) {

@@ -198,8 +198,9 @@ class Group {
   /// Of a group that has failed: as it was when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
   using FailureCallback = std::function<void(Status const& failure, std::vector<FlightRecord> const& records)>;
-  /// Calls `callback` once when the group fails, or at once if it has: also where no thread waits for anything, and
-  /// on any thread of this rank. It must neither throw nor call into the group. Leaving the group is no failure.
+  /// Calls `callback` once when the group fails, before any operation is done with that error, or at once if it has
+  /// failed: also where no thread waits for anything, and on any thread of this rank. The group is locked meanwhile: it
+  /// must neither throw, nor call into the group, nor wait for a thread that does. Leaving the group is no failure.
   virtual void on_failure(FailureCallback callback) = 0;
 };
 
