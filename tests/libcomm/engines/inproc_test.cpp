@@ -1,5 +1,9 @@
 #include "endpoint_conformance.hpp"
 #include "engines/inproc/endpoint.hpp"
+#include "headway/comm/status.hpp"
+#include "headway/comm/store.hpp"
+
+#include <chrono>
 
 namespace headway::comm {
 namespace {
@@ -20,6 +24,13 @@ struct InprocThatExposes {
 
 using InprocEngines = TestedEngines<Inproc, InprocThatExposes>;
 HEADWAY_TEST_ENDPOINTS(Engine, InprocEngines);
+
+TEST(InprocConnectTest, ARankThatComesAfterRank0HasGivenUpGetsAnError) {
+  using std::chrono::milliseconds;
+  MemoryStore store;
+  EXPECT_THROW(connect_inproc_endpoint(0, 2, 4096, store, "group", milliseconds(10)), SystemError);
+  EXPECT_THROW(connect_inproc_endpoint(1, 2, 4096, store, "group", milliseconds(10)), SystemError);
+}
 
 }  // namespace
 }  // namespace headway::comm

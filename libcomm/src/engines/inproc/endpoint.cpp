@@ -211,6 +211,31 @@ class InprocEndpoint final : public Endpoint {
   std::vector<Event> events_;
 };
 
+/// Hubs of this process by number. A rank that looks for one may find it gone, as rank 0 does not wait for ever.
+class Hubs {
+ public:
+  static Hubs& of_process() {
+    static auto& hubs = *new Hubs;
+    return hubs;
+  }
+  std::uint64_t add(std::shared_ptr<Hub> const& hub) {
+    std::lock_guard const lock(mutex_);
+    std::erase_if(hubs_, [](auto const& each) { return each.second.expired(); });
+    hubs_.emplace(++num_added_, hub);
+    return num_added_;
+  }
+  [[nodiscard]] std::shared_ptr<Hub> find(std::uint64_t number) const {
+    std::lock_guard const lock(mutex_);
+    auto const found = hubs_.find(number);
+    return found == hubs_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<Hub>> hubs_;
+  std::uint64_t num_added_ = 0;
+};
+
 }  // namespace
 
 std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size_t landing_bytes, InprocTraits traits) {
@@ -222,18 +247,19 @@ std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size
 
 std::unique_ptr<Endpoint> connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
                                                   std::string const& name, std::chrono::milliseconds timeout) {
-  // Rank 0 makes the hub and lends its address, with the process id as a check, until all others have taken it.
+  // Rank 0 makes the hub and tells its number, with the process id as a check, until all others have taken it.
   std::string const key = name + "/inproc/hub";
   if (rank == 0) {
     auto const hub = std::make_shared<Hub>(size, landing_bytes, InprocTraits{});
-    store.set(key, std::to_string(getpid()) + " " + std::to_string(reinterpret_cast<std::uintptr_t>(&hub)));
+    store.set(key, std::to_string(getpid()) + " " + std::to_string(Hubs::of_process().add(hub)));
     for (int peer = 1; peer < size; ++peer) store.get(name + "/inproc/taken/" + std::to_string(peer), timeout);
     return std::make_unique<InprocEndpoint>(rank, hub);
   }
   std::string const value = store.get(key, timeout);
   std::size_t end = 0;
   expects(std::stol(value, &end) == getpid(), "engine inproc: rank 0 is another process; use shm");
-  auto const hub = *reinterpret_cast<std::shared_ptr<Hub> const*>(std::stoull(value.substr(end)));
+  auto const hub = Hubs::of_process().find(std::stoull(value.substr(end)));
+  if (hub == nullptr) throw SystemError("engine inproc: rank 0 has given up before this rank came");
   store.set(name + "/inproc/taken/" + std::to_string(rank), "1");
   expects(static_cast<int>(hub->mailboxes.size()) == size && hub->landing_bytes == landing_bytes,
           "ranks disagree on the group's size or options");
