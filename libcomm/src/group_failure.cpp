@@ -32,6 +32,22 @@ void GroupImpl::on_failure(FailureCallback callback) {
   if (failed_ && on_failure_) report_failure();
 }
 
+void GroupImpl::attach(GroupCompanion& companion) {
+  Visit visit(*this);
+  throw_if_failed();
+  expects(companion_ == nullptr, "this group has a device group already");
+  companion_ = &companion;
+  has_companion_ = true;
+  if (progress_thread_) progress_thread_->notify();
+}
+
+void GroupImpl::detach(GroupCompanion& companion) noexcept {
+  std::lock_guard const lock(mutex_);
+  if (companion_ != &companion) return;
+  companion_ = nullptr;
+  has_companion_ = false;
+}
+
 void GroupImpl::throw_if_failed() const {
   if (failed_) throw OperationError(failure_);
 }
@@ -94,14 +110,15 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
   check_failures();
   bool late = std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->is_late(now); });
   for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
+  if (companion_ != nullptr) late = companion_->is_late(now) || late;
   if (!late) return;
-  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " + std::to_string(timeout_.count()) +
-                                  " ms: " + describe_missing()},
+  fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " +
+                                  std::to_string(timeout().count()) + " ms: " + describe_missing()},
        true);
 }
 
 bool GroupImpl::needs(int peer) const {
-  return pair_.needs(peer) || transfers_.busy_with(peer) ||
+  return pair_.needs(peer) || transfers_.busy_with(peer) || (companion_ != nullptr && companion_->needs(peer)) ||
          std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->needs(peer); });
 }
 
@@ -117,7 +134,7 @@ std::string GroupImpl::describe_missing() const {
     return std::string(verb_name(operation->verb())) + " as collective " + std::to_string(operation->number()) + " " +
            text;
   }
-  return {};
+  return companion_ == nullptr ? "" : companion_->describe_missing();
 }
 
 void GroupImpl::fail(Status status, bool says_so) {
@@ -131,6 +148,7 @@ void GroupImpl::fail(Status status, bool says_so) {
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
     tell_peers(text);
   }
+  if (companion_ != nullptr) companion_->group_failed(failure_);
   wire_.endpoint().retract();         // Before any operation is done: its memory is the caller's again then.
   if (on_failure_) report_failure();  // Before that too: who sees the error may end the process.
   std::vector<std::shared_ptr<OperationState>> done;

@@ -320,6 +320,7 @@ void GroupImpl::background_step() noexcept {
     Visit visit(*this);
     if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
+    if (companion_ != nullptr && failed_) companion_->group_failed(failure_);
     auto const now = Clock::now();
     check_deadlines(now);
     revoke_offers(now);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backoff.hpp"
+#include "group_companion.hpp"
 #include "headway/comm/group.hpp"
 #include "pair_channel.hpp"
 #include "progress_thread.hpp"
@@ -57,6 +58,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   bool test(Operation& operation) override;
   void on_done(Operation& operation, std::function<void()> callback) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
+  [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
   void set_max_lag(int max_lag, std::optional<int> channel) override;
   [[nodiscard]] int max_lag(int channel) override;
   [[nodiscard]] int recommended_max_lag(int channel) override;
@@ -68,6 +70,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void set_trace_capacity(std::size_t capacity) override;
   std::vector<TraceEvent> drain_trace() override;
   [[nodiscard]] std::vector<FlightRecord> flight_records() override;
+  void attach(GroupCompanion& companion) override;
+  void detach(GroupCompanion& companion) noexcept override;
   void on_failure(FailureCallback callback) override;
 
  private:
@@ -102,7 +106,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   // BackgroundWork
   [[nodiscard]] BackgroundNeed background_need() const override { return need_.load(std::memory_order_relaxed); }
   void background_step() noexcept override;
-  [[nodiscard]] bool wants_visits() const override { return wants_keep_alive_ && !failed_; }
+  [[nodiscard]] bool wants_visits() const override { return (wants_keep_alive_ && !failed_) || has_companion_; }
   [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
   [[nodiscard]] int activity_fd() const override { return activity_fd_; }
 
@@ -161,7 +165,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void expect_channel(int channel, char const* what) const;
 
   GroupOptions const options_;
-  std::chrono::milliseconds timeout_;  ///< Of operations that start from now on.
+  std::atomic<std::chrono::milliseconds> timeout_;  ///< Of operations that start from now on.
   pid_t const owner_;
   int rank_, size_;
   std::vector<std::string> addresses_;  ///< (size), or empty; "": this host's.
@@ -188,6 +192,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::atomic<bool> failed_ = false;
   std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
   FailureCallback on_failure_;
+  GroupCompanion* companion_ = nullptr;
+  std::atomic<bool> has_companion_ = false;
   Status pending_failure_;  ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
   Progress progress_at_failure_;

@@ -13,6 +13,31 @@ bool find(void* handle, char const* name, Function& function) {
   return function != nullptr;
 }
 
+bool find_streams(void* handle, CudaStreamFunctions& all) {
+#if CUDA_VERSION >= 13000
+  find(handle, "cuMemcpyBatchAsync_v2", all.memcpy_batch_async);
+#endif
+  return find(handle, "cuGetErrorName", all.get_error_name) &&
+         find(handle, "cuDeviceGetUuid_v2", all.device_get_uuid) &&
+         find(handle, "cuMemGetAllocationGranularity", all.mem_get_allocation_granularity) &&
+         find(handle, "cuMemCreate", all.mem_create) && find(handle, "cuMemRelease", all.mem_release) &&
+         find(handle, "cuMemExportToShareableHandle", all.mem_export_to_shareable_handle) &&
+         find(handle, "cuMemImportFromShareableHandle", all.mem_import_from_shareable_handle) &&
+         find(handle, "cuMemAddressReserve", all.mem_address_reserve) &&
+         find(handle, "cuMemAddressFree", all.mem_address_free) && find(handle, "cuMemMap", all.mem_map) &&
+         find(handle, "cuMemUnmap", all.mem_unmap) && find(handle, "cuMemSetAccess", all.mem_set_access) &&
+         find(handle, "cuMemHostRegister_v2", all.mem_host_register) &&
+         find(handle, "cuMemHostUnregister", all.mem_host_unregister) &&
+         find(handle, "cuMemHostGetDevicePointer_v2", all.mem_host_get_device_pointer) &&
+         find(handle, "cuMemcpyAsync", all.memcpy_async) && find(handle, "cuStreamCreate", all.stream_create) &&
+         find(handle, "cuStreamDestroy_v2", all.stream_destroy) && find(handle, "cuStreamQuery", all.stream_query) &&
+         find(handle, "cuStreamIsCapturing", all.stream_is_capturing) &&
+         find(handle, "cuStreamWaitEvent", all.stream_wait_event) &&
+         find(handle, "cuStreamBatchMemOp_v2", all.stream_batch_mem_op) &&
+         find(handle, "cuEventCreate", all.event_create) && find(handle, "cuEventDestroy_v2", all.event_destroy) &&
+         find(handle, "cuEventRecord", all.event_record) && find(handle, "cuEventQuery", all.event_query);
+}
+
 }  // namespace
 
 std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
@@ -30,6 +55,7 @@ std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
                            find(handle, "cuCtxPopCurrent_v2", all.ctx_pop_current);
   if (!is_complete) return nullptr;  // A driver before CUDA 11, or somebody's imitation.
   find(handle, "cuMemGetHandleForAddressRange", all.mem_get_handle_for_address_range);
+  all.has_streams = find_streams(handle, all.streams);
   return std::make_shared<CudaDriver const>(all);
 }
 

@@ -3,10 +3,7 @@
 #include "headway/comm/status.hpp"
 #include "rendezvous/random.hpp"
 
-#include <sys/stat.h>
-
 #include <charconv>
-#include <fstream>
 #include <sstream>
 
 namespace headway::comm {
@@ -25,14 +22,6 @@ bool parse_hex(std::string_view text, std::span<std::byte> out) {
 }
 
 }  // namespace
-
-std::string host_identity() {
-  std::string boot_id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  struct stat net_namespace {};
-  if (boot_id.empty() || ::stat("/proc/self/ns/net", &net_namespace) != 0) return {};
-  return boot_id + "/" + std::to_string(net_namespace.st_ino);
-}
 
 std::string encode_contact(Contact const& contact) {
   std::string text = "instance " + to_hex(contact.instance) + "\n";

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "rendezvous/handshake.hpp"
+#include "rendezvous/host_identity.hpp"
 #include "rendezvous/socket_address.hpp"
 
 #include <string>
@@ -16,9 +17,6 @@ struct Contact {
   std::string local_name;                ///< Abstract local socket; empty: none.
   std::vector<SocketAddress> addresses;  ///< IPv4 and IPv6, best first.
 };
-
-/// Equal for processes that can share memory and local sockets: boot id and network namespace. "": not known.
-[[nodiscard]] std::string host_identity();
 
 [[nodiscard]] std::string encode_contact(Contact const& contact);
 /// @throws SystemError naming `rank` if the text is no contact.

@@ -116,6 +116,7 @@ struct TraceEvent {
 };
 
 struct ShrunkGroup;
+class GroupCompanion;
 
 /// A set of ranks that exchange bytes. Thread-safe; every call moves all pending work of the group on.
 ///
@@ -166,6 +167,7 @@ class Group {
 
   /// Time-out of operations that start from now on; local.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
   /// Bound from now on, 0 to options().max_lag_limit, of one channel, or of all where none is given; local, needs no
   /// agreement.
   virtual void set_max_lag(int max_lag, std::optional<int> channel = std::nullopt) = 0;
@@ -197,6 +199,9 @@ class Group {
   /// What is pending, and the last operations that completed (options().flight_records), in the order of their starts.
   /// Of a group that has failed: as it was when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
+  /// For DeviceGroup, which is all that may follow a group's life so: one at a time.
+  virtual void attach(GroupCompanion& companion) = 0;
+  virtual void detach(GroupCompanion& companion) noexcept = 0;
   using FailureCallback = std::function<void(Status const& failure, std::vector<FlightRecord> const& records)>;
   /// Calls `callback` once when the group fails, before any operation is done with that error, or at once if it has
   /// failed: also where no thread waits for anything, and on any thread of this rank. The group is locked meanwhile: it

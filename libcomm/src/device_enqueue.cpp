@@ -1,0 +1,238 @@
+// How a device group enqueues an operation: a small one on one or two streams, a large one on one for each peer.
+
+#include "device_group_impl.hpp"
+
+#include <algorithm>
+
+namespace headway::comm {
+
+using nvlink::kCreditStep;
+using nvlink::kStageBytes;
+
+namespace {
+
+CUdeviceptr address_of(std::span<std::byte const> memory) { return reinterpret_cast<CUdeviceptr>(memory.data()); }
+
+}  // namespace
+
+void DeviceGroupImpl::enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation) {
+  auto const start = events_->record(user);
+  if (!is_small()) return enqueue_large(start.get(), max_lag, operation);
+  CUstream const receive = receiver(rank_);
+  after_event(receive, start.get());
+  // Without lag nothing is sent before all that came earlier is received, so that one stream does both.
+  if (max_lag == 0) return enqueue_in_order(receive, operation);
+  CUstream const send = lane(rank_);
+  after_event(send, start.get());
+  after_bound(send, max_lag);
+  for (auto const& block : exchange_.sends) take_over(state(block.peer).sender, send);
+  for (auto const& block : exchange_.receives) take_over(state(block.peer).receiver, receive);
+  add_small_sends(send);
+  copies_.enqueue(send);
+  words_.enqueue(send);
+  copies_.add(own_stage(), address_of(exchange_.own_source), exchange_.own_source.size());
+  copies_.enqueue(receive);
+  add_small_receives();
+  words_.enqueue(receive);
+  copies_.enqueue(receive);
+  after_stream(receive, send);
+  complete_small(receive, operation);
+}
+
+void DeviceGroupImpl::enqueue_in_order(CUstream stream, DeviceOperationImpl& operation) {
+  for (auto const& block : exchange_.sends) take_over(state(block.peer).sender, stream);
+  for (auto const& block : exchange_.receives) take_over(state(block.peer).receiver, stream);
+  add_small_sends(stream);
+  copies_.add(own_stage(), address_of(exchange_.own_source), exchange_.own_source.size());
+  copies_.enqueue(stream);
+  add_small_receives();
+  words_.enqueue(stream);
+  copies_.enqueue(stream);
+  complete_small(stream, operation);
+}
+
+bool DeviceGroupImpl::is_small() const {
+  auto const fits = [](Block const& block) { return block.num_bytes <= kStageBytes; };
+  return exchange_.channel != &channels_[static_cast<std::size_t>(group_.options().num_channels) + 1] &&
+         exchange_.own_source.size() <= kStageBytes && std::ranges::all_of(exchange_.sends, fits) &&
+         std::ranges::all_of(exchange_.receives, fits);
+}
+
+void DeviceGroupImpl::add_small_sends(CUstream stream) {
+  for (auto const& block : exchange_.sends) await_room(block, block.first_fragment);
+  words_.enqueue(stream);
+  for (auto const& block : exchange_.sends) {
+    copies_.add(landing_at_peer(block, block.first_fragment), block.address, block.num_bytes);
+    if (!is_staged(block) && link(block.peer).shares_device) count_local_copy(block.num_bytes);
+    words_.write(link(block.peer).peer_arrived_word(exchange_.channel->index), block.first_fragment + 1);
+  }
+}
+
+void DeviceGroupImpl::add_small_receives() {
+  for (auto const& block : exchange_.receives) {
+    words_.wait(link(block.peer).arrived_word(exchange_.channel->index), block.first_fragment + 1);
+    if (!exchange_.is_in_slots) copies_.add(block.address, landing(block, block.first_fragment), block.num_bytes);
+  }
+  copies_.add(address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
+}
+
+void DeviceGroupImpl::complete_small(CUstream stream, DeviceOperationImpl& operation) {
+  operation.set_completion(events_->record(stream));
+  for (auto const& block : exchange_.receives) give_credit(block, block.first_fragment);
+  words_.enqueue(stream);
+}
+
+void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
+  auto const& x = exchange_;
+  std::uint64_t most = 0;
+  for (auto const& block : x.sends) {
+    CUstream const stream = lane(block.peer);
+    after_event(stream, start);
+    after_bound(stream, max_lag);
+    take_over(state(block.peer).sender, stream);
+    most = std::max(most, block.num_fragments);
+  }
+  for (std::uint64_t i = 0; i < most; ++i) {
+    for (auto const& block : x.sends) {
+      if (i < block.num_fragments) send_fragment(block, block.first_fragment + i, lane(block.peer));
+    }
+  }
+  bool const is_only_sent = is_of_messages() && x.receives.empty();
+  CUstream const last =
+      is_only_sent ? lane(x.sends.front().peer) : receiver(x.receives.empty() ? rank_ : x.receives.front().peer);
+  if (!is_only_sent) after_event(last, start);
+  copy_own(last);
+  most = 0;
+  for (auto const& block : x.receives) {
+    take_over(state(block.peer).receiver, last);
+    if (x.is_in_slots) {
+      words_.wait(link(block.peer).arrived_word(x.channel->index), block.first_fragment + 1);
+    } else {
+      most = std::max(most, block.num_fragments);
+    }
+  }
+  words_.enqueue(last);
+  for (std::uint64_t i = 0; i < most; ++i) {
+    for (auto const& block : x.receives) {
+      if (i < block.num_fragments) receive_fragment(block, block.first_fragment + i, last);
+    }
+  }
+  for (auto const& block : x.sends) after_stream(last, lane(block.peer));
+  operation.set_completion(events_->record(last));
+}
+
+void DeviceGroupImpl::send_fragment(Block const& block, std::uint64_t fragment, CUstream stream) {
+  auto& to = link(block.peer);
+  std::size_t const num_bytes = fragment_size(block, fragment);
+  await_room(block, fragment);
+  words_.enqueue(stream);
+  copies_.add(landing_at_peer(block, fragment), block.address + fragment_offset(block, fragment), num_bytes);
+  copies_.enqueue(stream);
+  if (!is_staged(block) && to.shares_device) count_local_copy(num_bytes);
+  words_.write(to.peer_arrived_word(exchange_.channel->index), fragment + 1);
+  words_.enqueue(stream);
+}
+
+void DeviceGroupImpl::receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream) {
+  std::size_t const num_bytes = fragment_size(block, fragment);
+  words_.wait(link(block.peer).arrived_word(exchange_.channel->index), fragment + 1);
+  words_.enqueue(stream);
+  copies_.add(block.address + fragment_offset(block, fragment), landing(block, fragment), num_bytes);
+  copies_.enqueue(stream);
+  if (!is_staged(block)) count_local_copy(num_bytes);
+  give_credit(block, fragment);
+  words_.enqueue(stream);
+}
+
+bool DeviceGroupImpl::is_staged(Block const& block) const {
+  return !exchange_.is_in_slots && block.num_bytes <= kStageBytes;
+}
+
+CUdeviceptr DeviceGroupImpl::landing_at_peer(Block const& block, std::uint64_t fragment) {
+  auto const& to = link(block.peer);
+  int const index = exchange_.channel->index;
+  return is_staged(block) ? to.peer_stage(index, fragment) : to.peer_slot(index, fragment);
+}
+
+CUdeviceptr DeviceGroupImpl::landing(Block const& block, std::uint64_t fragment) {
+  auto const& from = link(block.peer);
+  int const index = exchange_.channel->index;
+  return is_staged(block) ? from.stage(index, fragment) : from.slot(index, fragment);
+}
+
+std::size_t DeviceGroupImpl::fragment_offset(Block const& block, std::uint64_t fragment) const {
+  return (fragment - block.first_fragment) * layout().fragment_bytes(block.num_bytes);
+}
+
+std::size_t DeviceGroupImpl::fragment_size(Block const& block, std::uint64_t fragment) const {
+  if (block.num_fragments == 1) return block.num_bytes;
+  return std::min(layout().fragment_bytes(block.num_bytes), block.num_bytes - fragment_offset(block, fragment));
+}
+
+void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
+  auto const& to = link(block.peer);
+  int const index = exchange_.channel->index;
+  if (fragment < layout().num_slots) return;
+  auto const needed = fragment + 1 - layout().num_slots;
+  // What the CPU sees already, no stream need wait for.
+  if (to.board(index).consumed.load(std::memory_order_acquire) >= needed) return;
+  words_.wait(to.consumed_word(index), needed);
+}
+
+void DeviceGroupImpl::give_credit(Block const& block, std::uint64_t fragment) {
+  if (exchange_.is_in_slots || (fragment + 1) % kCreditStep != 0) return;
+  words_.write(link(block.peer).peer_consumed_word(exchange_.channel->index), fragment + 1);
+}
+
+void DeviceGroupImpl::copy_own(CUstream stream) {
+  auto const& x = exchange_;
+  if (x.own_source.empty() || x.own_source.data() == x.own_output.data()) return;
+  copies_.add(address_of(x.own_output), address_of(x.own_source), x.own_source.size());
+  copies_.enqueue(stream);
+  count_local_copy(x.own_source.size());
+}
+
+void DeviceGroupImpl::count_local_copy(std::size_t num_bytes) {
+  ++stats_.local_copies;
+  stats_.local_copy_bytes += num_bytes;
+}
+
+CUdeviceptr DeviceGroupImpl::own_stage() const {
+  return own_stages_.address() + static_cast<std::size_t>(exchange_.channel->index) * kStageBytes;
+}
+
+void DeviceGroupImpl::after_event(CUstream stream, CUevent event) {
+  context_->check(context_->call().stream_wait_event(stream, event, 0), "cuStreamWaitEvent");
+}
+
+void DeviceGroupImpl::after_stream(CUstream stream, CUstream earlier) {
+  if (stream != earlier) after_event(stream, events_->record(earlier).get());
+}
+
+void DeviceGroupImpl::take_over(CUstream& last, CUstream stream) {
+  if (last != nullptr) after_stream(stream, last);
+  last = stream;
+}
+
+void DeviceGroupImpl::after_bound(CUstream stream, std::optional<int> max_lag) {
+  if (!max_lag) return;
+  auto const& completions = exchange_.channel->completions;
+  auto const back = static_cast<std::size_t>(*max_lag) + 1;
+  if (back <= completions.size()) after_event(stream, completions[completions.size() - back].get());
+}
+
+CUstream DeviceGroupImpl::lane(int peer) {
+  auto& stream = lanes_[static_cast<std::size_t>(peer)];
+  if (stream == nullptr) stream = std::make_unique<nvlink::Stream>(context_);
+  return stream->get();
+}
+
+CUstream DeviceGroupImpl::receiver(int peer) {
+  auto& receivers = exchange_.channel->receivers;
+  auto const at = is_of_messages() ? static_cast<std::size_t>(peer) : 0;
+  if (receivers.size() <= at) receivers.resize(at + 1);
+  if (receivers[at] == nullptr) receivers[at] = std::make_unique<nvlink::Stream>(context_);
+  return receivers[at]->get();
+}
+
+}  // namespace headway::comm

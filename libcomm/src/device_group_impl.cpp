@@ -1,0 +1,365 @@
+#include "device_group_impl.hpp"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace headway::comm {
+
+using nvlink::Board;
+using nvlink::kStageBytes;
+
+namespace {
+
+/// Slots of collectives and of messages: enough for the copies in and out of a slot to overlap.
+constexpr std::size_t kCollectiveSlotBytes = std::size_t{4} << 20;
+constexpr std::uint64_t kCollectiveSlots = 8;
+constexpr auto kDrainTime = std::chrono::seconds(10);
+constexpr auto kDrainPoll = std::chrono::microseconds(200);
+
+CUdeviceptr address_of(std::span<std::byte const> memory) { return reinterpret_cast<CUdeviceptr>(memory.data()); }
+
+}  // namespace
+
+std::unique_ptr<DeviceGroup> DeviceGroup::make(Group& group, DeviceOptions const& options) {
+  return std::make_unique<DeviceGroupImpl>(group, options);
+}
+
+DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
+    : group_(group),
+      options_(options),
+      rank_(group.rank()),
+      size_(group.size()),
+      context_(nvlink::Context::open(options.ordinal)),
+      mailbox_(std::make_unique<nvlink::Mailbox>()),
+      lanes_(static_cast<std::size_t>(size_)),
+      events_(std::make_shared<nvlink::EventPool>(context_)),
+      words_(*context_),
+      copies_(*context_) {
+  expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
+  // A rank that starts operation t holds all of t - k - 1, so its peers are done with t - 2(k + 1). They say so after
+  // each kCreditStep fragments only, so that many more slots are needed.
+  auto const ring_slots = 2 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + nvlink::kCreditStep - 1;
+  int const num_rings = group.options().num_channels;
+  links_.links.resize(static_cast<std::size_t>(size_));
+  for (int i = 0; i < num_rings + 2; ++i) {
+    bool const is_ring = i < num_rings;
+    links_.layout.add_channel(is_ring ? options_.slot_bytes : kCollectiveSlotBytes,
+                              is_ring ? ring_slots : kCollectiveSlots);
+    channels_.push_back(
+        {.set = &links_, .index = i, .most_lag = static_cast<std::size_t>(group.options().max_lag_limit)});
+  }
+  FileDescriptor unused;
+  own_stages_ = nvlink::HostSegment::create(context_, channels_.size() * kStageBytes, unused);
+  group_.attach(*this);
+}
+
+DeviceGroupImpl::~DeviceGroupImpl() {
+  drain();
+  group_.detach(*this);
+}
+
+bool DeviceGroupImpl::is_idle() const {
+  auto const is_done = [](auto const& stream) { return stream == nullptr || stream->is_idle(); };
+  return std::ranges::all_of(lanes_, is_done) &&
+         std::ranges::all_of(channels_, [&](auto const& each) { return std::ranges::all_of(each.receivers, is_done); });
+}
+
+void DeviceGroupImpl::drain() noexcept {
+  try {
+    for (Deadline deadline = Deadline::max(); !is_idle() && Clock::now() < deadline;) {
+      if (failed_ && deadline == Deadline::max()) deadline = Clock::now() + kDrainTime;
+      if (failed_) group_failed(failure_);
+      std::this_thread::sleep_for(kDrainPoll);
+    }
+  } catch (std::exception const&) {  // The process ends, and its context is gone.
+  }
+}
+
+void DeviceGroupImpl::throw_if_failed() const {
+  if (failed_.load(std::memory_order_acquire)) throw OperationError(failure_);
+}
+
+void DeviceGroupImpl::refuse_capture(CUstream stream) const {
+  CUstreamCaptureStatus status{};
+  context_->check(context_->call().stream_is_capturing(stream, &status), "cuStreamIsCapturing");
+  expects(status == CU_STREAM_CAPTURE_STATUS_NONE,
+          "an exchange cannot be captured in a CUDA graph: the words that its streams wait for count up, and a replay "
+          "would wait for the same counts again");
+}
+
+DeviceStats DeviceGroupImpl::stats() {
+  std::lock_guard const lock(mutex_);
+  return stats_;
+}
+
+// The watch
+
+bool DeviceGroupImpl::is_late(Clock::time_point now) {
+  std::lock_guard const lock(watch_mutex_);
+  forget_completed();
+  return std::ranges::any_of(pending_, [&](auto const& each) { return each->is_late(now) && !each->has_all(); });
+}
+
+bool DeviceGroupImpl::needs(int peer) {
+  std::lock_guard const lock(watch_mutex_);
+  return std::ranges::any_of(pending_, [&](auto const& each) { return each->needs(peer); });
+}
+
+std::string DeviceGroupImpl::describe_missing() {
+  std::lock_guard const lock(watch_mutex_);
+  forget_completed();
+  auto const found = std::ranges::find_if(pending_, [](auto const& each) { return !each->has_all(); });
+  return found == pending_.end() ? "" : (*found)->describe_missing();
+}
+
+void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
+  std::lock_guard const lock(watch_mutex_);
+  if (!failed_) {
+    failure_ = failure;
+    forget_completed();
+    for (auto const& each : pending_) {
+      if (!each->has_all()) each->fail(failure);
+    }
+    pending_.clear();
+    failed_.store(true, std::memory_order_release);
+  }
+  for (auto const* each : met_) each->release_waits();
+}
+
+void DeviceGroupImpl::forget_completed() {
+  while (!pending_.empty() && pending_.front()->has_all()) pending_.pop_front();
+}
+
+// What each call exchanges
+
+void DeviceGroupImpl::new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match) {
+  exchange_.verb = verb;
+  exchange_.channel = &channel;
+  exchange_.type = type;
+  exchange_.match = match;
+  exchange_.is_in_slots = false;
+  exchange_.sends.clear();
+  exchange_.receives.clear();
+  exchange_.own_source = {};
+  exchange_.own_output = {};
+}
+
+void DeviceGroupImpl::add_send(std::span<std::byte const> block, int peer) {
+  if (peer == rank_) {
+    exchange_.own_source = block;
+  } else {
+    exchange_.sends.push_back({.peer = peer, .address = address_of(block), .num_bytes = block.size()});
+  }
+}
+
+void DeviceGroupImpl::add_receive(std::span<std::byte> block, int peer) {
+  if (peer == rank_) {
+    exchange_.own_output = block;
+  } else {
+    exchange_.receives.push_back({.peer = peer, .address = address_of(block), .num_bytes = block.size()});
+  }
+}
+
+DeviceOperationPtr DeviceGroupImpl::all_to_all_v(AllToAllArgs const& args, DeviceCall const& call) {
+  int const max_lag = group_.max_lag(args.channel);
+  auto const size = static_cast<std::size_t>(size_);
+  expects(args.sends.size() == size && args.receives.size() == size, "all_to_all_v: one block for each rank is needed");
+  std::lock_guard const lock(mutex_);
+  auto& channel = ring(args.channel);
+  new_exchange(Verb::kAllToAll, channel, args.data_type, channel.num_operations);
+  for (int step = 0; step < size_; ++step) {  // No rank is everybody's first.
+    int const to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
+    add_send(args.sends[static_cast<std::size_t>(to)], to);
+    add_receive(args.receives[static_cast<std::size_t>(from)], from);
+  }
+  return start(max_lag, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::broadcast(std::span<std::byte> block, int root, DataType type,
+                                              DeviceCall const& call) {
+  std::lock_guard const lock(mutex_);
+  new_collective(Verb::kBroadcast, type);
+  for (int step = 1; step < size_; ++step) {
+    if (rank_ == root) add_send(block, (rank_ + step) % size_);
+  }
+  if (rank_ != root) add_receive(block, root);
+  return start(0, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::gather(std::span<std::byte const> block,
+                                           std::span<std::span<std::byte> const> receives, int root, DataType type,
+                                           DeviceCall const& call) {
+  std::lock_guard const lock(mutex_);
+  new_collective(Verb::kGather, type);
+  add_send(block, root);
+  for (int peer = 0; rank_ == root && peer < size_; ++peer) add_receive(receives[static_cast<std::size_t>(peer)], peer);
+  return start(0, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::scatter(std::span<std::span<std::byte const> const> sends,
+                                            std::span<std::byte> block, int root, DataType type,
+                                            DeviceCall const& call) {
+  std::lock_guard const lock(mutex_);
+  new_collective(Verb::kScatter, type);
+  for (int peer = 0; rank_ == root && peer < size_; ++peer) add_send(sends[static_cast<std::size_t>(peer)], peer);
+  add_receive(block, root);
+  return start(0, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::all_gather(std::span<std::byte const> block,
+                                               std::span<std::span<std::byte> const> receives, DataType type,
+                                               DeviceCall const& call) {
+  std::lock_guard const lock(mutex_);
+  new_collective(Verb::kAllGather, type);
+  for (int step = 0; step < size_; ++step) {
+    int const to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
+    add_send(block, to);
+    add_receive(receives[static_cast<std::size_t>(from)], from);
+  }
+  return start(0, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type,
+                                         DeviceCall const& call) {
+  expects(peer >= 0 && peer < size_ && peer != rank_, "send: rank " + std::to_string(peer) + " is not another rank");
+  std::lock_guard const lock(mutex_);
+  new_exchange(Verb::kSend, messages(), type, match);
+  add_send(block, peer);
+  return start(std::nullopt, call);
+}
+
+DeviceOperationPtr DeviceGroupImpl::receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type,
+                                            DeviceCall const& call) {
+  expects(peer >= 0 && peer < size_ && peer != rank_, "receive: rank " + std::to_string(peer) + " is not another rank");
+  std::lock_guard const lock(mutex_);
+  new_exchange(Verb::kSend, messages(), type, match);
+  add_receive(block, peer);
+  return start(std::nullopt, call);
+}
+
+// How an operation starts
+
+DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall const& call) {
+  throw_if_failed();
+  auto const& x = exchange_;
+  expects(x.own_source.size() == x.own_output.size(),
+          std::string(verb_name(x.verb)) + ": rank " + std::to_string(rank_) + " sends itself " +
+              std::to_string(x.own_source.size()) + " bytes and expects " + std::to_string(x.own_output.size()));
+  nvlink::ContextScope const scope(*context_);
+  auto* const user = static_cast<CUstream>(call.stream);
+  refuse_capture(user);
+  meet_peers(x);
+  auto operation =
+      std::make_shared<DeviceOperationImpl>(context_, x.verb, x.channel->index, x.channel->num_operations++,
+                                            Clock::now() + call.timeout.value_or(group_.timeout()));
+  try {
+    note_messages();
+    number_fragments(*operation);
+    {
+      std::lock_guard const lock(watch_mutex_);
+      throw_if_failed();
+      forget_completed();
+      pending_.push_back(operation);
+    }
+    enqueue(user, max_lag, *operation);
+  } catch (OperationError const&) {
+    throw;
+  } catch (std::exception const& error) {  // What is enqueued in part cannot be taken back.
+    group_.abort(error.what());
+    throw;
+  }
+  if (max_lag) {
+    auto& completions = x.channel->completions;
+    completions.push_back(operation->completion());
+    if (completions.size() > x.channel->most_lag + 1) completions.pop_front();
+  }
+  ++stats_.operations;
+  for (auto const& block : x.sends) stats_.bytes_sent += block.num_bytes;
+  for (auto const& block : x.receives) stats_.bytes_received += block.num_bytes;
+  return operation;
+}
+
+void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
+  AwaitedWord word{};
+  word.channel = exchange_.channel->index;
+  word.is_credit = true;
+  for (auto& block : exchange_.sends) {
+    block.first_fragment = state(block.peer).fragments_sent;
+    block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
+    auto const end = state(block.peer).fragments_sent += block.num_fragments;
+    if (end <= layout().num_slots) continue;
+    word.link = &link(block.peer);
+    word.peer = block.peer;
+    word.value = end - layout().num_slots;
+    word.num_bytes = block.num_bytes;
+    operation.await(word);
+  }
+  word.is_credit = false;
+  for (auto& block : exchange_.receives) {
+    block.first_fragment = state(block.peer).fragments_received;
+    block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
+    word.link = &link(block.peer);
+    word.peer = block.peer;
+    word.value = state(block.peer).fragments_received += block.num_fragments;
+    word.num_bytes = block.num_bytes;
+    operation.await(word);
+  }
+}
+
+void DeviceGroupImpl::note_messages() {
+  int const index = exchange_.channel->index;
+  for (auto const& block : exchange_.sends) {
+    note(link(block.peer).peer_board(index), true, state(block.peer).messages_sent++, block);
+  }
+  for (auto const& block : exchange_.receives) {
+    note(link(block.peer).board(index), false, state(block.peer).messages_expected++, block);
+  }
+}
+
+void DeviceGroupImpl::note(Board& board, bool is_send, std::uint64_t number, Block const& block) {
+  wait_for_room(board, is_send, number, block.peer);
+  auto const at = number % Board::kNumNotes;
+  auto& own = (is_send ? board.sent : board.expected)[at];
+  auto const& other = (is_send ? board.expected : board.sent)[at];
+  own.size_bytes = block.num_bytes;
+  own.match = exchange_.match;
+  own.data_type = exchange_.type;
+  own.verb = static_cast<std::uint16_t>(exchange_.verb);
+  // Sequentially consistent, as the load below: of the two hosts at least one sees the other's note.
+  own.number_plus_1.store(number + 1);
+  if (other.number_plus_1.load() != number + 1) return;
+  bool const agrees = own.size_bytes == other.size_bytes && own.match == other.match &&
+                      own.data_type == other.data_type && own.verb == other.verb;
+  if (agrees) [[likely]] {
+    return;
+  }
+  auto const tell = [](nvlink::MessageNote const& note) {
+    return std::to_string(note.size_bytes) + " bytes of type " + std::to_string(note.data_type) + " in " +
+           verb_name(static_cast<Verb>(note.verb)) + " " + std::to_string(note.match);
+  };
+  auto const sender = std::to_string(is_send ? rank_ : block.peer);
+  auto const receiver = std::to_string(is_send ? block.peer : rank_);
+  group_.abort("rank " + sender + " sends " + tell(is_send ? own : other) + " to rank " + receiver +
+               ", which expects " + tell(is_send ? other : own));
+  throw_if_failed();
+}
+
+void DeviceGroupImpl::wait_for_room(Board const& board, bool is_send, std::uint64_t number, int peer) {
+  // The peer must be past the message whose note is overwritten: it has then read it.
+  if (number + 1 < Board::kNumNotes) return;
+  auto const& other = (is_send ? board.expected : board.sent)[(number + 1) % Board::kNumNotes];
+  auto const deadline = Clock::now() + group_.timeout();
+  while (other.number_plus_1.load() < number + 2 - Board::kNumNotes) {
+    throw_if_failed();
+    if (Clock::now() > deadline) {
+      group_.abort("rank " + std::to_string(peer) + " is " + std::to_string(Board::kNumNotes - 2) +
+                   " operations on device memory behind rank " + std::to_string(rank_) + ", and started no other in " +
+                   std::to_string(group_.timeout().count()) + " ms");
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,186 @@
+#pragma once
+
+#include "device_operation.hpp"
+#include "engines/nvlink/link.hpp"
+#include "engines/nvlink/streams.hpp"
+#include "group_companion.hpp"
+#include "headway/comm/device_group.hpp"
+#include "message_header.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace headway::comm {
+
+/// The device group behind DeviceGroup::make(): a link to each peer, and the streams that carry fragments over them.
+///
+/// A fragment goes so: the sender's stream waits until its slot is free (a count of consumed fragments that the
+/// receiver's stream writes), copies, and writes the count of arrived fragments; the receiver's stream waits for that,
+/// copies the fragment out, and writes what it has consumed. All words are in host memory, so that a CPU can watch
+/// them, and let every wait pass when the group has failed.
+///
+/// Lock order: the group's lock, then watch_mutex_. mutex_ is held while operations are enqueued, which may block in
+/// the driver; it comes before both, and nothing that must end such a wait takes it.
+class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
+ public:
+  DeviceGroupImpl(Group& group, DeviceOptions const& options);
+  ~DeviceGroupImpl() override;
+
+  [[nodiscard]] int ordinal() const override { return context_->ordinal(); }
+  DeviceOperationPtr all_to_all_v(AllToAllArgs const& args, DeviceCall const& call) override;
+  DeviceOperationPtr broadcast(std::span<std::byte> block, int root, DataType type, DeviceCall const& call) override;
+  DeviceOperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives, int root,
+                            DataType type, DeviceCall const& call) override;
+  DeviceOperationPtr scatter(std::span<std::span<std::byte const> const> sends, std::span<std::byte> block, int root,
+                             DataType type, DeviceCall const& call) override;
+  DeviceOperationPtr all_gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
+                                DataType type, DeviceCall const& call) override;
+  DeviceOperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type,
+                          DeviceCall const& call) override;
+  DeviceOperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type,
+                             DeviceCall const& call) override;
+  [[nodiscard]] std::unique_ptr<DeviceSlots> make_slots(DeviceSlotsOptions const& options) override;
+  [[nodiscard]] DeviceStats stats() override;
+
+ private:
+  friend class DeviceSlotsImpl;
+
+  /// The links to all peers that share a layout; null: not met yet.
+  struct LinkSet {
+    nvlink::LinkLayout layout;
+    std::vector<std::unique_ptr<nvlink::Link>> links;  ///< (size)
+  };
+  struct Channel {
+    LinkSet* set;
+    int index;  ///< In the layout of the links.
+    std::size_t most_lag = 0;
+    std::uint64_t num_operations = 0;
+    std::vector<std::unique_ptr<nvlink::Stream>>
+        receivers{};                                        ///< One, or one for each peer where messages have no order.
+    std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Of the latest operations, as far as a bound reaches.
+  };
+  /// What goes to a peer or comes from it, and the number of its first fragment.
+  struct Block {
+    int peer;
+    CUdeviceptr address;
+    std::size_t num_bytes;
+    std::uint64_t first_fragment = 0, num_fragments = 0;
+  };
+  struct Exchange {
+    Verb verb;
+    Channel* channel;
+    DataType type;
+    std::uint64_t match;
+    bool is_in_slots;  ///< Blocks stay in the slot where they land.
+    std::vector<Block> sends, receives;
+    std::span<std::byte const> own_source;
+    std::span<std::byte> own_output;
+  };
+
+  // GroupCompanion
+  [[nodiscard]] bool is_late(Clock::time_point now) override;
+  [[nodiscard]] bool needs(int peer) override;
+  [[nodiscard]] std::string describe_missing() override;
+  void group_failed(Status const& failure) noexcept override;
+
+  // device_handshake.cpp
+  /// Connects with all peers of an exchange that it has not met yet; blocks until they do the same.
+  void meet_peers(Exchange const& exchange);
+  /// Makes links to `peers` over `set`, whose slots are in `segment`, or in one for each peer where that is null.
+  void make_links(LinkSet& set, std::span<int const> peers, std::shared_ptr<nvlink::SharedSegment> const& segment);
+  void forget_links(LinkSet const& set);
+
+  [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] Channel& collectives() { return ring(group_.options().num_channels); }
+  [[nodiscard]] Channel& messages() { return ring(group_.options().num_channels + 1); }
+  void new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match);
+  void new_collective(Verb verb, DataType type) {
+    new_exchange(verb, collectives(), type, collectives().num_operations);
+  }
+  void add_send(std::span<std::byte const> block, int peer);
+  void add_receive(std::span<std::byte> block, int peer);
+  /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
+  DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
+  void number_fragments(DeviceOperationImpl& operation);
+  void note_messages();
+  void note(nvlink::Board& board, bool is_send, std::uint64_t number, Block const& block);
+  void wait_for_room(nvlink::Board const& board, bool is_send, std::uint64_t number, int peer);
+
+  // device_enqueue.cpp
+  [[nodiscard]] bool is_small() const;
+  void enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation);
+  /// A small exchange, all of it on one stream.
+  void enqueue_in_order(CUstream stream, DeviceOperationImpl& operation);
+  void enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
+  /// Adds copies, and words to write after them; what must be waited for before is enqueued.
+  void add_small_sends(CUstream stream);
+  /// Adds words to wait for, and copies to make after them.
+  void add_small_receives();
+  void complete_small(CUstream stream, DeviceOperationImpl& operation);
+  void send_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
+  void receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
+  /// Where a fragment lands at the peer, or here.
+  [[nodiscard]] CUdeviceptr landing_at_peer(Block const& block, std::uint64_t fragment);
+  [[nodiscard]] CUdeviceptr landing(Block const& block, std::uint64_t fragment);
+  [[nodiscard]] bool is_staged(Block const& block) const;
+  void await_room(Block const& block, std::uint64_t fragment);
+  void give_credit(Block const& block, std::uint64_t fragment);
+  void copy_own(CUstream stream);
+  /// Which part of a block a fragment is.
+  [[nodiscard]] std::size_t fragment_offset(Block const& block, std::uint64_t fragment) const;
+  [[nodiscard]] std::size_t fragment_size(Block const& block, std::uint64_t fragment) const;
+  void after_event(CUstream stream, CUevent event);
+  void after_stream(CUstream stream, CUstream earlier);
+  /// Lets `stream` go on, in order, with what `last` did so far.
+  void take_over(CUstream& last, CUstream stream);
+  void after_bound(CUstream stream, std::optional<int> max_lag);
+  void count_local_copy(std::size_t num_bytes);
+  [[nodiscard]] CUstream lane(int peer);
+  /// The stream of the exchange's channel on which what comes from `peer` is received.
+  [[nodiscard]] CUstream receiver(int peer);
+  [[nodiscard]] CUdeviceptr own_stage() const;
+
+  [[nodiscard]] nvlink::ChannelLayout const& layout() const {
+    return exchange_.channel->set->layout.channels[static_cast<std::size_t>(exchange_.channel->index)];
+  }
+  [[nodiscard]] nvlink::Link& link(int peer) { return *exchange_.channel->set->links[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] nvlink::Link::Channel& state(int peer) { return link(peer).channel(exchange_.channel->index); }
+  [[nodiscard]] bool is_of_messages() { return exchange_.channel == &messages(); }
+  void throw_if_failed() const;
+  void refuse_capture(CUstream stream) const;
+  void forget_completed();
+  [[nodiscard]] bool is_idle() const;
+  void drain() noexcept;
+
+  Group& group_;
+  DeviceOptions const options_;
+  int const rank_, size_;
+  std::shared_ptr<nvlink::Context const> context_;
+
+  std::mutex mutex_;  ///< Guards what follows, up to watch_mutex_.
+  std::unique_ptr<nvlink::Mailbox> mailbox_;
+  LinkSet links_;
+  std::deque<Channel> channels_;  ///< Of all-to-alls, then of collectives, of messages, and of slots.
+  std::vector<std::unique_ptr<nvlink::Stream>> lanes_;  ///< (size) Streams that send.
+  nvlink::HostSegment own_stages_;                      ///< A stage for each channel that is not of slots.
+  std::shared_ptr<nvlink::EventPool> events_;
+  Exchange exchange_{};  ///< Scratch, as the next two.
+  nvlink::WordBatch words_;
+  nvlink::CopyBatch copies_;
+  DeviceStats stats_;
+
+  std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
+  std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
+  std::vector<nvlink::Link const*> met_;
+  Status failure_;
+  std::atomic<bool> failed_ = false;
+};
+
+}  // namespace headway::comm

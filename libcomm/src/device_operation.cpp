@@ -1,0 +1,50 @@
+#include "device_operation.hpp"
+
+#include <algorithm>
+
+namespace headway::comm {
+
+bool DeviceOperationImpl::done() {
+  if (has_failed()) return true;
+  nvlink::ContextScope const scope(*context_);
+  CUresult const result = context_->call().event_query(completion_.get());
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  context_->check(result, "cuEventQuery");
+  return true;
+}
+
+void DeviceOperationImpl::join(DeviceStream stream) {
+  nvlink::ContextScope const scope(*context_);
+  context_->check(context_->call().stream_wait_event(static_cast<CUstream>(stream), completion_.get(), 0),
+                  "cuStreamWaitEvent");
+}
+
+bool DeviceOperationImpl::has_all() const {
+  return std::ranges::all_of(awaited_, [](auto const& word) { return word.has_come(); });
+}
+
+bool DeviceOperationImpl::needs(int peer) const {
+  return std::ranges::any_of(awaited_, [&](auto const& word) { return word.peer == peer && !word.has_come(); });
+}
+
+std::string DeviceOperationImpl::describe_missing() const {
+  std::string text;
+  for (auto const& word : awaited_) {
+    if (word.has_come()) continue;
+    text += text.empty() ? " lacks " : " and ";
+    text += word.is_credit ? "room at rank " : std::to_string(word.num_bytes) + " bytes from rank ";
+    text += std::to_string(word.peer);
+  }
+  bool const is_ring = verb_ == Verb::kAllToAll;
+  return "operation " + std::to_string(number_) + " of " + verb_name(verb_) + " on CUDA device " +
+         std::to_string(context_->ordinal()) + (is_ring ? ", channel " + std::to_string(channel_) + "," : "") +
+         (text.empty() ? " is under way" : text);
+}
+
+void DeviceOperationImpl::fail(Status const& failure) noexcept {
+  if (has_failed()) return;
+  failure_ = failure;
+  failed_.store(true, std::memory_order_release);
+}
+
+}  // namespace headway::comm

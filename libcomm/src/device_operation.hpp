@@ -1,0 +1,70 @@
+#pragma once
+
+#include "engines/nvlink/link.hpp"
+#include "engines/nvlink/streams.hpp"
+#include "headway/comm/device_group.hpp"
+#include "message_header.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headway::comm {
+
+/// A word that a stream waits for on behalf of an operation, for those who watch over it.
+struct AwaitedWord {
+  nvlink::Link const* link;
+  int peer;
+  int channel;
+  bool is_credit;  ///< The peer says what it has consumed, not what it has sent.
+  std::uint64_t value;
+  std::size_t num_bytes;  ///< Of the block.
+
+  /// Read by a CPU, without the driver.
+  [[nodiscard]] bool has_come() const {
+    auto const& board = link->board(channel);
+    auto const now = (is_credit ? board.consumed : board.arrived).load(std::memory_order_acquire);
+    return now >= value && now < nvlink::kReleased;
+  }
+};
+
+class DeviceOperationImpl final : public DeviceOperation {
+ public:
+  DeviceOperationImpl(std::shared_ptr<nvlink::Context const> context, Verb verb, int channel, std::uint64_t number,
+                      Deadline deadline)
+      : context_(std::move(context)), verb_(verb), channel_(channel), number_(number), deadline_(deadline) {}
+
+  [[nodiscard]] bool done() override;
+  [[nodiscard]] Status status() const override { return has_failed() ? failure_ : Status(); }
+  void join(DeviceStream stream) override;
+
+  /// When its last part is enqueued.
+  void set_completion(std::shared_ptr<CUevent_st> completion) { completion_ = std::move(completion); }
+  [[nodiscard]] std::shared_ptr<CUevent_st> const& completion() const { return completion_; }
+  void await(AwaitedWord const& word) { awaited_.push_back(word); }
+
+  [[nodiscard]] bool is_late(Clock::time_point now) const { return now >= deadline_; }
+  [[nodiscard]] bool has_all() const;
+  [[nodiscard]] bool needs(int peer) const;
+  [[nodiscard]] std::string describe_missing() const;
+  /// Once at most.
+  void fail(Status const& failure) noexcept;
+
+ private:
+  [[nodiscard]] bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+
+  std::shared_ptr<nvlink::Context const> context_;
+  Verb verb_;
+  int channel_;
+  std::uint64_t number_;
+  Deadline deadline_;
+  std::vector<AwaitedWord> awaited_;
+  std::shared_ptr<CUevent_st> completion_;
+  Status failure_;
+  std::atomic<bool> failed_ = false;
+};
+
+}  // namespace headway::comm

@@ -1,0 +1,128 @@
+#include "device_slots.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace headway::comm {
+
+namespace {
+
+constexpr std::size_t kBlockUnit = 512;
+constexpr auto kCreditTime = std::chrono::seconds(10);
+constexpr auto kCreditPoll = std::chrono::microseconds(200);
+
+}  // namespace
+
+std::unique_ptr<DeviceSlots> DeviceGroupImpl::make_slots(DeviceSlotsOptions const& options) {
+  expects(options.block_bytes > 0 && options.block_bytes % kBlockUnit == 0,
+          "block_bytes of slots must be a multiple of 512, not " + std::to_string(options.block_bytes));
+  expects(options.max_lag >= 0 && options.num_slots > options.max_lag,
+          "slots need a max_lag from 0 and below num_slots: not " + std::to_string(options.max_lag) + " and " +
+              std::to_string(options.num_slots));
+  std::lock_guard const lock(mutex_);
+  throw_if_failed();
+  return std::make_unique<DeviceSlotsImpl>(*this, options);
+}
+
+DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options)
+    : group_(group),
+      options_(options),
+      links_{.layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
+                                                           static_cast<std::uint64_t>(options.num_slots), group.size_),
+             .links = std::vector<std::unique_ptr<nvlink::Link>>(static_cast<std::size_t>(group.size_))},
+      channel_(group.channels_.emplace_back()),
+      segment_(std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes)),
+      credits_(group.context_) {
+  channel_.set = &links_;
+  channel_.most_lag = static_cast<std::size_t>(options.max_lag);
+  std::vector<int> peers(static_cast<std::size_t>(group.size_));
+  std::iota(peers.begin(), peers.end(), 0);
+  std::erase(peers, group.rank_);
+  if (!peers.empty()) group.make_links(links_, peers, segment_);
+}
+
+DeviceSlotsImpl::~DeviceSlotsImpl() {
+  group_.drain();
+  nvlink::ContextScope const scope(*group_.context_);
+  for (auto const deadline = Clock::now() + kCreditTime; !credits_.is_idle() && Clock::now() < deadline;) {
+    std::this_thread::sleep_for(kCreditPoll);
+  }
+  std::lock_guard const lock(group_.mutex_);
+  group_.forget_links(links_);
+  channel_.receivers.clear();
+  channel_.completions.clear();
+}
+
+DeviceSlots::Slot DeviceSlotsImpl::take() {
+  std::lock_guard const lock(group_.mutex_);
+  group_.throw_if_failed();
+  auto const num_slots = static_cast<std::uint64_t>(options_.num_slots);
+  std::uint64_t const number = num_taken();
+  expects(leases_.size() < num_slots, "slot " + std::to_string(number % num_slots) + " is still leased by operation " +
+                                          std::to_string(num_released_) + ", and operation " + std::to_string(number) +
+                                          " needs it: free the tensors that use it, or make more slots");
+  auto const& layout = links_.layout.channels.front();
+  auto* const memory = reinterpret_cast<std::byte*>(segment_->memory.address() + layout.slot_offset(number));
+  leases_.emplace_back();
+  return {.number = number, .memory = {memory, layout.slot_stride}};
+}
+
+DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
+                                                 std::span<std::span<std::byte const> const> sends,
+                                                 std::span<std::size_t const> received_bytes, DataType type,
+                                                 DeviceCall const& call) {
+  std::lock_guard const lock(group_.mutex_);
+  auto const size = static_cast<std::size_t>(group_.size_);
+  expects(sends.size() == size && received_bytes.size() == size, "slots: one block for each rank is needed");
+  expects(number >= num_released_ && number < num_taken(),
+          "slots: the slot of operation " + std::to_string(number) + " is not taken");
+  expects(number == channel_.num_operations,
+          "slots: operation " + std::to_string(channel_.num_operations) + " comes before " + std::to_string(number));
+  group_.new_exchange(Verb::kAllToAll, channel_, type, number);
+  group_.exchange_.is_in_slots = true;
+  for (int step = 1; step < group_.size_; ++step) {
+    int const to = (group_.rank_ + step) % group_.size_, from = (group_.rank_ + group_.size_ - step) % group_.size_;
+    auto const& block = sends[static_cast<std::size_t>(to)];
+    std::size_t const expected = received_bytes[static_cast<std::size_t>(from)];
+    auto const most = std::max(block.size(), expected);
+    expects(most <= options_.block_bytes, "slots: a block of " + std::to_string(most) +
+                                              " bytes does not fit, they hold " + std::to_string(options_.block_bytes));
+    group_.add_send(block, to);
+    group_.add_receive({static_cast<std::byte*>(nullptr), expected}, from);
+  }
+  auto operation = group_.start(options_.max_lag, call);
+  leases_[number - num_released_].completion = static_cast<DeviceOperationImpl&>(*operation).completion();
+  return operation;
+}
+
+void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const> streams) {
+  std::lock_guard const lock(group_.mutex_);
+  expects(number >= num_released_ && number < num_taken(),
+          "slots: operation " + std::to_string(number) + " has no lease");
+  auto& lease = leases_[number - num_released_];
+  if (lease.completion == nullptr && number + 1 == num_taken()) {  // Given back as it was.
+    leases_.pop_back();
+    return;
+  }
+  expects(lease.completion != nullptr, "slots: operation " + std::to_string(number) + " has not started");
+  nvlink::ContextScope const scope(*group_.context_);
+  group_.after_event(credits_.get(), lease.completion.get());
+  for (DeviceStream const stream : streams) {
+    group_.after_event(credits_.get(), group_.events_->record(static_cast<CUstream>(stream)).get());
+  }
+  lease.is_released = true;
+  bool const is_oldest = number == num_released_;
+  for (; !leases_.empty() && leases_.front().is_released; leases_.pop_front()) ++num_released_;
+  if (!is_oldest) return;
+  for (auto const& link : links_.links) {
+    if (link != nullptr) group_.words_.write(link->peer_consumed_word(0), num_released_);
+  }
+  group_.words_.enqueue(credits_.get());
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "device_group_impl.hpp"
+
+#include <deque>
+#include <memory>
+#include <span>
+
+namespace headway::comm {
+
+/// A channel of a device group whose slots hold the blocks of all ranks side by side. The end of a lease is what tells
+/// the peers that a slot is free.
+class DeviceSlotsImpl final : public DeviceSlots {
+ public:
+  /// Meets all peers. The caller holds the group's mutex.
+  DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options);
+  ~DeviceSlotsImpl() override;
+
+  Slot take() override;
+  DeviceOperationPtr all_to_all_v(std::uint64_t number, std::span<std::span<std::byte const> const> sends,
+                                  std::span<std::size_t const> received_bytes, DataType type,
+                                  DeviceCall const& call) override;
+  void release(std::uint64_t number, std::span<DeviceStream const> streams) override;
+
+ private:
+  [[nodiscard]] std::uint64_t num_taken() const { return num_released_ + leases_.size(); }
+
+  DeviceGroupImpl& group_;
+  DeviceSlotsOptions options_;
+  DeviceGroupImpl::LinkSet links_;
+  DeviceGroupImpl::Channel& channel_;
+  std::shared_ptr<nvlink::SharedSegment> segment_;
+  nvlink::Stream credits_;  ///< Waits for the end of leases, so that it must be neither a lane nor a receiver.
+  // Guarded by the group's mutex.
+  struct Lease {
+    std::shared_ptr<CUevent_st> completion;  ///< Of the operation, once it has started.
+    bool is_released = false;
+  };
+  std::uint64_t num_released_ = 0;  ///< All before are released.
+  std::deque<Lease> leases_;        ///< From num_released_ on.
+};
+
+}  // namespace headway::comm

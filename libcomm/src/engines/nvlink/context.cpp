@@ -1,0 +1,46 @@
+#include "engines/nvlink/context.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <utility>
+
+namespace headway::comm::nvlink {
+
+std::shared_ptr<Context const> Context::open(int ordinal) {
+  auto driver = find_loaded_cuda_driver();
+  expects(driver != nullptr, "this process has not loaded CUDA's driver, so it has no memory of a device");
+  expects(driver->has_streams, "exchanges of device memory need a CUDA driver of version 12 or later");
+  return std::make_shared<Context const>(std::move(driver), ordinal);
+}
+
+Context::Context(std::shared_ptr<CudaDriver const> driver, int ordinal)
+    : driver_(std::move(driver)), ordinal_(ordinal) {
+  check(driver_->device_get(&device_, ordinal), "cuDeviceGet");
+  check(driver_->device_primary_ctx_retain(&handle_, device_), "cuDevicePrimaryCtxRetain");
+}
+
+Context::~Context() { driver_->device_primary_ctx_release(device_); }
+
+CUuuid Context::uuid() const {
+  CUuuid uuid{};
+  check(call().device_get_uuid(&uuid, device_), "cuDeviceGetUuid");
+  return uuid;
+}
+
+void Context::refuse(CUresult result, char const* call, std::string const& detail) const {
+  char const* name = nullptr;
+  this->call().get_error_name(result, &name);
+  throw SystemError(std::string(call) + " failed: " + (name == nullptr ? std::to_string(result) : name) + " (" +
+                    (detail.empty() ? "" : detail + "; ") + "CUDA device " + std::to_string(ordinal_) + ")");
+}
+
+ContextScope::ContextScope(Context const& context) : context_(context) {
+  context.check(context.driver().ctx_push_current(context.handle()), "cuCtxPushCurrent");
+}
+
+ContextScope::~ContextScope() {
+  CUcontext popped = nullptr;
+  context_.driver().ctx_pop_current(&popped);
+}
+
+}  // namespace headway::comm::nvlink

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace headway::comm::nvlink {
+
+/// What a host says of one message, at its start. The sender and the receiver each write theirs into the receiver's
+/// board and then read the other's, so that at least one of them sees both.
+struct MessageNote {
+  std::atomic<std::uint64_t> number_plus_1;  ///< Of the message in its channel and direction; written last.
+  std::uint64_t size_bytes;
+  std::uint64_t match;  ///< The tag of a send, or the number of an all-to-all or collective.
+  std::uint16_t data_type;
+  std::uint16_t verb;
+};
+
+/// The part of one channel in the host memory that a rank shares with one peer. The peer's stream writes the words.
+struct Board {
+  static constexpr std::size_t kNumNotes = 128;
+
+  alignas(128) std::atomic<std::uint64_t> arrived;           ///< Fragments that have come from the peer.
+  alignas(128) std::atomic<std::uint64_t> consumed;          ///< Fragments to the peer that it needs no more, at least.
+  alignas(128) std::array<MessageNote, kNumNotes> sent;      ///< Of messages from the peer, by the peer.
+  alignas(128) std::array<MessageNote, kNumNotes> expected;  ///< Of the same messages, by the owner.
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// A word with this value lets every wait pass: streams compare cyclically, and nobody counts this far.
+inline constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
+
+/// Fragments up to this size take the way through a stage in host memory: the copies to and from it need no
+/// multiprocessor, as those inside a device do, and are started in a third of the time.
+inline constexpr std::size_t kStageBytes = 64 * 1024;
+
+/// A receiver says after each fragment whose number is a multiple of this what it has consumed, where its stream
+/// consumes them one by one.
+inline constexpr std::uint64_t kCreditStep = 4;
+
+/// How one channel cuts its messages, and where its slots are. Alike on all ranks.
+struct ChannelLayout {
+  std::size_t slot_bytes = 0;
+  std::uint64_t num_slots = 0;
+  std::size_t board_offset = 0;  ///< In the host segment: the board, then `num_slots` stages.
+  std::size_t slots_offset = 0;  ///< In the device segment.
+  std::size_t slot_stride = 0;   ///< From one slot to the next: more than slot_bytes where all sources share them.
+
+  [[nodiscard]] std::size_t stage_offset(std::uint64_t fragment) const {
+    return board_offset + sizeof(Board) + fragment % num_slots * kStageBytes;
+  }
+  [[nodiscard]] std::size_t slot_offset(std::uint64_t fragment) const {
+    return slots_offset + fragment % num_slots * slot_stride;
+  }
+  /// Bytes of each fragment of a block but the last. Several for a large block, so that the receiver copies the first
+  /// out while the next comes.
+  [[nodiscard]] std::size_t fragment_bytes(std::size_t block_bytes) const {
+    constexpr std::size_t kLeast = std::size_t{4} << 20, kParts = 4, kUnit = 4096;
+    std::size_t const part = (block_bytes / kParts + kUnit - 1) / kUnit * kUnit;
+    return std::min(std::max(part, kLeast), slot_bytes);
+  }
+  [[nodiscard]] std::uint64_t num_fragments(std::size_t block_bytes) const {
+    if (block_bytes == 0) return 1;
+    std::size_t const each = fragment_bytes(block_bytes);
+    return (block_bytes + each - 1) / each;
+  }
+};
+
+}  // namespace headway::comm::nvlink

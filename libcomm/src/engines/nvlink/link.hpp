@@ -1,0 +1,107 @@
+#pragma once
+
+#include "engines/nvlink/layout.hpp"
+#include "engines/nvlink/mailbox.hpp"
+#include "engines/nvlink/memory.hpp"
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headway::comm::nvlink {
+
+/// Where all channels of a link are: alike on all ranks of a group.
+struct LinkLayout {
+  std::vector<ChannelLayout> channels;
+  std::size_t host_bytes = 0, device_bytes = 0;
+  std::size_t source_stride = 0;  ///< In the device segment, from one source to the next, if they share one.
+
+  void add_channel(std::size_t slot_bytes, std::uint64_t num_slots);
+  /// One channel, whose slots hold a fragment of each of `size` sources side by side.
+  static LinkLayout of_shared_slots(std::size_t block_bytes, std::uint64_t num_slots, int size);
+};
+
+/// Device memory of this rank, with a descriptor of it for peers.
+struct SharedSegment {
+  SharedSegment(std::shared_ptr<Context const> context, std::size_t num_bytes)
+      : memory(DeviceSegment::create(std::move(context), num_bytes, descriptor)) {}
+
+  FileDescriptor descriptor;
+  DeviceSegment memory;
+};
+
+/// One side of what two ranks share: host and device memory for what comes from the other, and the state of each
+/// channel. Fragments of a channel are numbered from 0 in each direction.
+class Link {
+ public:
+  struct Channel {
+    std::uint64_t messages_sent = 0, messages_expected = 0;
+    std::uint64_t fragments_sent = 0, fragments_received = 0;
+    CUstream sender = nullptr, receiver = nullptr;  ///< The streams that did so last; null: none yet.
+  };
+
+  /// Makes this side, whose slots are in `segment`, and draws the nonce for the peer's.
+  Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std::shared_ptr<SharedSegment> segment,
+       int rank, int peer);
+
+  [[nodiscard]] Nonce const& nonce() const { return nonce_; }
+  /// Descriptors of this side, for the peer: host memory, device memory.
+  [[nodiscard]] std::array<int, 2> descriptors() const { return {shared_host_.get(), segment_->descriptor.get()}; }
+  /// Maps the peer's side. This rank's descriptors are the peer's by then.
+  void map_peer(std::array<FileDescriptor, 2> descriptors);
+  /// Whether the peer's device is this one, so that every copy to it is one inside a device.
+  bool shares_device = false;
+
+  [[nodiscard]] ChannelLayout const& layout(int channel) const { return layout_.channels[index(channel)]; }
+  [[nodiscard]] Channel& channel(int channel) { return channels_[index(channel)]; }
+  /// Of this side: for what comes.
+  [[nodiscard]] Board& board(int channel) const { return board_in(host_, channel); }
+  [[nodiscard]] CUdeviceptr arrived_word(int channel) const { return arrived_in(host_, channel); }
+  [[nodiscard]] CUdeviceptr consumed_word(int channel) const { return consumed_in(host_, channel); }
+  [[nodiscard]] CUdeviceptr stage(int channel, std::uint64_t fragment) const {
+    return host_.address() + layout(channel).stage_offset(fragment);
+  }
+  [[nodiscard]] CUdeviceptr slot(int channel, std::uint64_t fragment) const {
+    return segment_->memory.address() + peer_offset_ + layout(channel).slot_offset(fragment);
+  }
+  /// Of the peer's side: for what goes.
+  [[nodiscard]] Board& peer_board(int channel) const { return board_in(peer_host_, channel); }
+  [[nodiscard]] CUdeviceptr peer_arrived_word(int channel) const { return arrived_in(peer_host_, channel); }
+  [[nodiscard]] CUdeviceptr peer_consumed_word(int channel) const { return consumed_in(peer_host_, channel); }
+  [[nodiscard]] CUdeviceptr peer_stage(int channel, std::uint64_t fragment) const {
+    return peer_host_.address() + layout(channel).stage_offset(fragment);
+  }
+  [[nodiscard]] CUdeviceptr peer_slot(int channel, std::uint64_t fragment) const {
+    return peer_device_.address() + own_offset_ + layout(channel).slot_offset(fragment);
+  }
+
+  /// Lets all waits for this peer pass, now and later. Thread-safe; calls no driver. The peer's stream may still write
+  /// a word that was under way, so it is to be called again from time to time.
+  void release_waits() const noexcept;
+
+ private:
+  static std::size_t index(int channel) { return static_cast<std::size_t>(channel); }
+  [[nodiscard]] Board& board_in(HostSegment const& host, int channel) const {
+    return *reinterpret_cast<Board*>(host.data() + layout(channel).board_offset);
+  }
+  [[nodiscard]] CUdeviceptr arrived_in(HostSegment const& host, int channel) const {
+    return host.address() + layout(channel).board_offset + offsetof(Board, arrived);
+  }
+  [[nodiscard]] CUdeviceptr consumed_in(HostSegment const& host, int channel) const {
+    return host.address() + layout(channel).board_offset + offsetof(Board, consumed);
+  }
+
+  std::shared_ptr<Context const> context_;
+  LinkLayout layout_;
+  Nonce nonce_;
+  std::size_t own_offset_, peer_offset_;  ///< Of the two ranks in a segment that sources share.
+  FileDescriptor shared_host_;
+  HostSegment host_, peer_host_;
+  std::shared_ptr<SharedSegment> segment_;
+  DeviceSegment peer_device_;
+  std::vector<Channel> channels_;
+};
+
+}  // namespace headway::comm::nvlink

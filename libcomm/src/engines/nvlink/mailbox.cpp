@@ -1,0 +1,118 @@
+#include "engines/nvlink/mailbox.hpp"
+
+#include "headway/comm/status.hpp"
+#include "rendezvous/random.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace headway::comm::nvlink {
+
+namespace {
+
+constexpr int kPollSliceMs = 100;
+constexpr std::size_t kMaxLetters = 64;  ///< More than any group sends before they are taken.
+
+struct Address {
+  sockaddr_un name{};
+  socklen_t length = 0;
+};
+
+Address address_of(std::string const& name) {
+  Address address;
+  address.name.sun_family = AF_UNIX;
+  std::size_t const count = std::min(name.size(), sizeof address.name.sun_path - 1);
+  std::memcpy(address.name.sun_path + 1, name.data(), count);
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + count);
+  return address;
+}
+
+sockaddr const* as_socket_address(Address const& address) { return reinterpret_cast<sockaddr const*>(&address.name); }
+
+}  // namespace
+
+Mailbox::Mailbox()
+    : name_("headway-" + to_hex(random_bytes<16>())),
+      socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+  if (!socket_.valid()) throw SystemError("socket", errno, "AF_UNIX");
+  Address const address = address_of(name_);
+  if (::bind(socket_.get(), as_socket_address(address), address.length) != 0) throw SystemError("bind", errno, name_);
+}
+
+void Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const {
+  Nonce body = nonce;
+  iovec part{.iov_base = body.data(), .iov_len = body.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptors)> control{};
+  Address address = address_of(to);
+  msghdr message{};
+  message.msg_name = &address.name;
+  message.msg_namelen = address.length;
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof descriptors);
+  std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
+  for (Deadline const deadline = Clock::now() + std::chrono::seconds(60);;) {
+    if (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0) return;
+    bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS;
+    if ((!is_full && errno != EINTR) || Clock::now() > deadline) {
+      throw SystemError("sendmsg", errno, "descriptors of CUDA memory for rank " + std::to_string(peer));
+    }
+    pollfd wanted{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
+    ::poll(&wanted, 1, 1);
+  }
+}
+
+bool Mailbox::take_letter() {
+  Letter letter{};
+  std::array<int, 2> descriptors{-1, -1};
+  iovec part{.iov_base = letter.nonce.data(), .iov_len = letter.nonce.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptors)> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t const count = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (count < 0) return false;
+  cmsghdr const* const rights = CMSG_FIRSTHDR(&message);
+  if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
+    std::size_t const num_bytes = std::min(rights->cmsg_len - CMSG_LEN(0), sizeof descriptors);
+    std::memcpy(descriptors.data(), CMSG_DATA(rights), num_bytes);
+    for (std::size_t i = 0; i < descriptors.size(); ++i) letter.descriptors[i] = FileDescriptor(descriptors[i]);
+  }
+  bool const is_whole = count == static_cast<ssize_t>(letter.nonce.size()) && descriptors[1] >= 0;
+  if (is_whole && letters_.size() < kMaxLetters) letters_.push_back(std::move(letter));
+  return true;
+}
+
+std::array<FileDescriptor, 2> Mailbox::receive(Nonce const& nonce, Deadline deadline, int peer,
+                                               std::function<void()> const& look) {
+  for (;;) {
+    auto const found = std::ranges::find(letters_, nonce, &Letter::nonce);
+    if (found != letters_.end()) {
+      auto descriptors = std::move(found->descriptors);
+      letters_.erase(found);
+      return descriptors;
+    }
+    if (take_letter()) continue;
+    look();
+    if (Clock::now() > deadline) {
+      throw SystemError("rank " + std::to_string(peer) + " sent no descriptors of its CUDA memory in time");
+    }
+    pollfd wanted{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+    ::poll(&wanted, 1, kPollSliceMs);
+  }
+}
+
+}  // namespace headway::comm::nvlink

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "file_descriptor.hpp"
+#include "headway/comm/endpoint.hpp"
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace headway::comm::nvlink {
+
+/// Drawn by a receiver and told to one peer only: what comes with it is of that peer.
+using Nonce = std::array<std::byte, 16>;
+
+/// Takes descriptors that peers on this host send: an AF_UNIX socket for datagrams, so that nobody need listen while
+/// they come.
+class Mailbox {
+ public:
+  /// @throws SystemError.
+  Mailbox();
+  /// The address for send(), without its leading zero byte.
+  [[nodiscard]] std::string const& name() const { return name_; }
+  /// Sends duplicates of two descriptors to the mailbox `to`. @throws SystemError naming `peer`.
+  void send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const;
+  /// The descriptors that came with `nonce`, once they have. @throws SystemError naming `peer` when the deadline
+  /// passes; what `look` throws, which is called several times a second.
+  [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
+                                                      std::function<void()> const& look);
+
+ private:
+  struct Letter {
+    Nonce nonce;
+    std::array<FileDescriptor, 2> descriptors;
+  };
+  /// @returns whether one was there.
+  bool take_letter();
+
+  std::string name_;
+  FileDescriptor socket_;
+  std::vector<Letter> letters_;  ///< Came before they were asked for.
+};
+
+}  // namespace headway::comm::nvlink

@@ -1,0 +1,139 @@
+#include "engines/nvlink/memory.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+
+namespace headway::comm::nvlink {
+
+namespace {
+
+constexpr auto kShareable = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+CUmemAllocationProp properties_on(int ordinal) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
+  properties.requestedHandleTypes = kShareable;
+  return properties;
+}
+
+std::string bytes_text(std::size_t num_bytes) { return std::to_string(num_bytes) + " bytes"; }
+
+}  // namespace
+
+DeviceSegment DeviceSegment::create(std::shared_ptr<Context const> context, std::size_t num_bytes,
+                                    FileDescriptor& shared) {
+  DeviceSegment segment;
+  segment.context_ = std::move(context);
+  auto const& own = *segment.context_;
+  ContextScope const scope(own);
+  auto const properties = properties_on(own.ordinal());
+  CUmemGenericAllocationHandle handle{};
+  std::size_t granularity = 0;
+  own.check(own.call().mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+            "cuMemGetAllocationGranularity");
+  num_bytes = (num_bytes + granularity - 1) / granularity * granularity;
+  own.check(own.call().mem_create(&handle, num_bytes, &properties, 0), "cuMemCreate", bytes_text(num_bytes));
+  int fd = -1;
+  CUresult const exported = own.call().mem_export_to_shareable_handle(&fd, handle, kShareable, 0);
+  shared = FileDescriptor(fd);
+  if (exported != CUDA_SUCCESS) own.call().mem_release(handle);
+  own.check(exported, "cuMemExportToShareableHandle");
+  segment.map_handle(handle, num_bytes);
+  return segment;
+}
+
+DeviceSegment DeviceSegment::map(std::shared_ptr<Context const> context, FileDescriptor shared, std::size_t num_bytes) {
+  DeviceSegment segment;
+  segment.context_ = std::move(context);
+  auto const& own = *segment.context_;
+  ContextScope const scope(own);
+  auto const properties = properties_on(own.ordinal());
+  std::size_t granularity = 0;
+  own.check(own.call().mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+            "cuMemGetAllocationGranularity");
+  CUmemGenericAllocationHandle handle{};
+  auto const descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(shared.get()));
+  own.check(own.call().mem_import_from_shareable_handle(&handle, descriptor, kShareable),
+            "cuMemImportFromShareableHandle", "memory of a peer's device");
+  segment.map_handle(handle, (num_bytes + granularity - 1) / granularity * granularity);
+  return segment;
+}
+
+void DeviceSegment::map_handle(CUmemGenericAllocationHandle handle, std::size_t num_bytes) {
+  auto const& own = *context_;
+  CUresult result = own.call().mem_address_reserve(&address_, num_bytes, 0, 0, 0);
+  if (result == CUDA_SUCCESS) result = own.call().mem_map(address_, num_bytes, 0, handle, 0);
+  own.call().mem_release(handle);  // The mapping keeps the memory.
+  own.check(result, "cuMemMap", bytes_text(num_bytes));
+  mapped_bytes_ = num_bytes;
+  CUmemAccessDesc const access{.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = own.ordinal()},
+                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  own.check(own.call().mem_set_access(address_, num_bytes, &access, 1), "cuMemSetAccess",
+            "are the two devices linked, and both visible to this process?");
+}
+
+DeviceSegment& DeviceSegment::operator=(DeviceSegment&& other) noexcept {
+  std::swap(context_, other.context_);
+  std::swap(address_, other.address_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  return *this;
+}
+
+DeviceSegment::~DeviceSegment() {
+  if (mapped_bytes_ == 0) return;
+  context_->call().mem_unmap(address_, mapped_bytes_);
+  context_->call().mem_address_free(address_, mapped_bytes_);
+}
+
+HostSegment HostSegment::create(std::shared_ptr<Context const> context, std::size_t num_bytes, FileDescriptor& shared) {
+  shared = FileDescriptor(::memfd_create("headway-cuda", MFD_CLOEXEC));
+  if (!shared.valid()) throw SystemError("memfd_create", errno, bytes_text(num_bytes));
+  if (::ftruncate(shared.get(), static_cast<off_t>(num_bytes)) != 0) {
+    throw SystemError("ftruncate", errno, bytes_text(num_bytes));
+  }
+  return map(std::move(context), shared, num_bytes);
+}
+
+HostSegment HostSegment::map(std::shared_ptr<Context const> context, FileDescriptor const& shared,
+                             std::size_t num_bytes) {
+  HostSegment segment;
+  segment.context_ = std::move(context);
+  auto const& own = *segment.context_;
+  ContextScope const scope(own);
+  void* const mapped = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, shared.get(), 0);
+  if (mapped == MAP_FAILED) throw SystemError("mmap", errno, bytes_text(num_bytes));
+  CUresult const registered =
+      own.call().mem_host_register(mapped, num_bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  if (registered != CUDA_SUCCESS) ::munmap(mapped, num_bytes);
+  own.check(registered, "cuMemHostRegister", bytes_text(num_bytes));
+  segment.data_ = static_cast<std::byte*>(mapped);
+  segment.num_bytes_ = num_bytes;
+  own.check(own.call().mem_host_get_device_pointer(&segment.address_, mapped, 0), "cuMemHostGetDevicePointer");
+  return segment;
+}
+
+HostSegment& HostSegment::operator=(HostSegment&& other) noexcept {
+  std::swap(context_, other.context_);
+  std::swap(data_, other.data_);
+  std::swap(address_, other.address_);
+  std::swap(num_bytes_, other.num_bytes_);
+  return *this;
+}
+
+HostSegment::~HostSegment() {
+  if (data_ == nullptr) return;
+  CUcontext popped = nullptr;  // Without ContextScope, which throws.
+  bool const is_current = context_->driver().ctx_push_current(context_->handle()) == CUDA_SUCCESS;
+  context_->call().mem_host_unregister(data_);
+  if (is_current) context_->driver().ctx_pop_current(&popped);
+  ::munmap(data_, num_bytes_);
+}
+
+}  // namespace headway::comm::nvlink

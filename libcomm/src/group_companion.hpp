@@ -1,0 +1,25 @@
+#pragma once
+
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/status.hpp"
+
+#include <string>
+
+namespace headway::comm {
+
+/// Operations of a group that do not go over its endpoint, as those on streams of a device: they share its time limits
+/// and its end. All is called under the group's lock, by any thread; none may call the group.
+class GroupCompanion {
+ public:
+  virtual ~GroupCompanion() = default;
+  /// Whether an operation is past its time.
+  [[nodiscard]] virtual bool is_late(Clock::time_point now) = 0;
+  /// Whether an operation waits for something of `peer`.
+  [[nodiscard]] virtual bool needs(int peer) = 0;
+  /// The oldest operation, and what it waits for; empty: none is pending.
+  [[nodiscard]] virtual std::string describe_missing() = 0;
+  /// The group has failed: called at once, and about once a second from then on.
+  virtual void group_failed(Status const& failure) noexcept = 0;
+};
+
+}  // namespace headway::comm
