@@ -4,13 +4,16 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
 namespace headway::c10d_backend {
 
-GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump)
+GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump,
+                         std::size_t device_slot_bytes)
     : group_(std::move(group)),
+      device_slot_bytes_(device_slot_bytes),
       completions_(std::make_shared<CompletionThread>()),
       flight_dump_(std::move(flight_dump)),
       owner_(getpid()) {
@@ -26,10 +29,13 @@ GroupHandle::~GroupHandle() {
   if (is_inherited()) {
     // Locks in here may have been held by threads that this process does not have: leave everything as it is.
     static_cast<void>(group_.release());
+    static_cast<void>(device_group_.release());
+    new std::deque<Kept>(std::move(kept_));
     new std::shared_ptr<CompletionThread>(std::move(completions_));
     return;
   }
-  ReleasedGil const released;  // Leaving a group waits for the progress thread.
+  ReleasedGil const released;  // Leaving a group waits for the progress thread, and for its device.
+  device_group_.reset();
   group_.reset();
 }
 
@@ -38,6 +44,36 @@ bool GroupHandle::is_inherited() const { return getpid() != owner_; }
 comm::Group& GroupHandle::group() const {
   comm::expects(!is_inherited(), "this group belongs to the parent process: make a new one after fork()");
   return *group_;
+}
+
+comm::DeviceGroup& GroupHandle::device_group(int ordinal) {
+  auto& group = this->group();
+  std::lock_guard const lock(device_mutex_);
+  if (device_group_ == nullptr) {
+    device_group_ = comm::DeviceGroup::make(group, {.ordinal = ordinal, .slot_bytes = device_slot_bytes_});
+  }
+  comm::expects(device_group_->ordinal() == ordinal,
+                "this rank of the group exchanges tensors of cuda:" + std::to_string(device_group_->ordinal()) +
+                    ", and these are on cuda:" + std::to_string(ordinal) + ": a rank has one device");
+  return *device_group_;
+}
+
+comm::DeviceGroup* GroupHandle::existing_device_group() const {
+  std::lock_guard const lock(device_mutex_);
+  return device_group_.get();
+}
+
+void GroupHandle::keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors) {
+  std::deque<Kept> done;  // Let go of without the lock.
+  std::lock_guard const lock(device_mutex_);
+  auto const is_done = [](Kept const& kept) {
+    return std::ranges::all_of(kept.operations, [](auto const& operation) { return operation->done(); });
+  };
+  while (!kept_.empty() && is_done(kept_.front())) {
+    done.push_back(std::move(kept_.front()));
+    kept_.pop_front();
+  }
+  kept_.push_back({std::move(operations), std::move(tensors)});
 }
 
 std::string GroupHandle::flight_text() const { return flight_dump_->text(group().health(), group().flight_records()); }

@@ -2,13 +2,18 @@
 
 #include "completion_thread.hpp"
 #include "flight_dump.hpp"
+#include "work_tensors.hpp"
 
+#include <headway/comm/device_group.hpp>
 #include <headway/comm/group.hpp>
 
 #include <sys/types.h>
 
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,7 +25,9 @@ namespace headway::c10d_backend {
 /// destroyed, so that the parent's peers notice nothing.
 class GroupHandle final {
  public:
-  GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump);
+  /// `device_slot_bytes`: comm::DeviceOptions::slot_bytes.
+  GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump,
+              std::size_t device_slot_bytes);
   GroupHandle(GroupHandle const&) = delete;
   GroupHandle& operator=(GroupHandle const&) = delete;
   ~GroupHandle();
@@ -29,6 +36,14 @@ class GroupHandle final {
   [[nodiscard]] bool is_inherited() const;
   /// @throws UsageError in a forked child.
   [[nodiscard]] comm::Group& group() const;
+  /// The group's exchanges on CUDA device `ordinal`, made at the first call. @throws UsageError for another device than
+  /// that of the first call.
+  [[nodiscard]] comm::DeviceGroup& device_group(int ordinal);
+  /// Null: no exchange was on a device so far.
+  [[nodiscard]] comm::DeviceGroup* existing_device_group() const;
+  /// Keeps the tensors of operations that nobody waits for until the device is done with them, and lets go of earlier
+  /// ones.
+  void keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors);
   /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
   void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
 
@@ -39,7 +54,16 @@ class GroupHandle final {
   [[nodiscard]] std::string failure_note() const;
 
  private:
+  struct Kept {
+    std::vector<comm::DeviceOperationPtr> operations;
+    WorkTensors tensors;
+  };
+
   std::unique_ptr<comm::Group> group_;
+  std::size_t device_slot_bytes_;
+  mutable std::mutex device_mutex_;  ///< Guards the next two; of the group's locks it comes first.
+  std::unique_ptr<comm::DeviceGroup> device_group_;
+  std::deque<Kept> kept_;
   std::shared_ptr<CompletionThread> completions_;
   std::shared_ptr<FlightDump> flight_dump_;
   pid_t owner_;

@@ -32,7 +32,8 @@ std::shared_ptr<GroupHandle> make_handle(std::unique_ptr<comm::Group> group, Hea
                             .global_ranks = std::move(global_ranks),
                             .capacity = group->options().flight_records};
   return std::make_shared<GroupHandle>(std::move(group),
-                                       std::make_shared<FlightDump>(std::move(labels), options.flight_folder));
+                                       std::make_shared<FlightDump>(std::move(labels), options.flight_folder),
+                                       options.cuda_slot_bytes);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device_work.hpp"
 #include "group_handle.hpp"
 #include "headway_options.hpp"
 #include "headway_work.hpp"
@@ -112,6 +113,11 @@ class HeadwayBackend final : public c10d::Backend {
                                                    std::vector<std::int64_t> const& input_splits, int channel,
                                                    std::chrono::milliseconds timeout);
 
+  /// Starts an exchange of slots as a work that owns `tensors`.
+  c10::intrusive_ptr<DeviceWork> launch_in_slots(
+      WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
+      std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start);
+
   // Reductions, done by the reducer (headway_reductions.cpp).
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            c10d::AllreduceOptions const& options) override;
@@ -140,10 +146,14 @@ class HeadwayBackend final : public c10d::Backend {
 
  private:
   WorkTitle title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout);
-  /// Starts operations on the group as one work that owns `tensors`; `inputs` are for profilers.
+  /// Starts operations as one work that owns `tensors`, with a comm::Group or, where the tensors are on a CUDA device,
+  /// a DeviceMover; `inputs` are for profilers.
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> launch(WorkTitle const& title, WorkTensors tensors,
                                         std::vector<at::Tensor> const& inputs, Start&& start);
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> launch_on_host(WorkTitle const& title, WorkTensors tensors,
+                                                std::vector<at::Tensor> const& inputs, Start&& start);
   /// Starts `call` on the reducer for the device of inputs[0].
   c10::intrusive_ptr<c10d::Work> delegate(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
                                           Reducer::Call call, std::optional<FinishingTouch> touch = std::nullopt);

@@ -9,7 +9,6 @@ namespace headway::c10d_backend {
 namespace {
 
 using c10d::OpType;
-using Operations = std::vector<comm::OperationPtr>;
 /// Blocks of one operation by rank.
 using Sources = c10::SmallVector<std::span<std::byte const>, 16>;
 using Destinations = c10::SmallVector<std::span<std::byte>, 16>;
@@ -74,6 +73,16 @@ Destinations destinations_of(WorkTensors& tensors, std::vector<at::Tensor> const
   return blocks;
 }
 
+template <typename Mover>
+auto all_gather_each(Mover& group, Sources const& blocks, std::vector<Destinations> const& receives,
+                     std::vector<at::Tensor> const& inputs) {
+  std::vector<decltype(group.all_gather(blocks[0], receives[0], 0))> operations;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    operations.push_back(group.all_gather(blocks[i], receives[i], data_type_of(inputs[i])));
+  }
+  return operations;
+}
+
 std::uint64_t match_of(int tag) {
   TORCH_CHECK_VALUE(tag >= 0, "headway: the tag of a message must be at least 0, not ", tag);
   return static_cast<std::uint64_t>(tag);
@@ -91,11 +100,25 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::all_to_all_single(at::Tensor cons
   auto const receives = cut(tensors.destination(output), output, output_splits, getSize());
   tensors.results = {output};
   auto const type = data_type_of(input);
-  return launch(title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout), std::move(tensors), {input},
-                [&](comm::Group& group) {
-                  return Operations{group.all_to_all_v(
-                      {.sends = sends, .receives = receives, .data_type = type, .channel = channel})};
-                });
+  return launch(
+      title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout), std::move(tensors), {input}, [&](auto& group) {
+        return std::vector{
+            group.all_to_all_v({.sends = sends, .receives = receives, .data_type = type, .channel = channel})};
+      });
+}
+
+c10::intrusive_ptr<DeviceWork> HeadwayBackend::launch_in_slots(
+    WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
+    std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start) {
+  auto const title = this->title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout);
+  auto const device = *tensors.device();
+  auto const stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  auto operation =
+      translate_errors(title.name, [&] { return start({.stream = stream.native_handle(), .timeout = title.timeout}); });
+  auto work = c10::make_intrusive<DeviceWork>(handle(), title, getRank(), std::move(tensors),
+                                              std::vector{std::move(operation)}, inputs);
+  hand_out(work);
+  return work;
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -117,9 +140,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::alltoall(std::vector<at::Tensor>&
   tensors.results = outputs;
   auto const type = data_type_of(inputs[0]);
   return launch(
-      title(OpType::ALLTOALL, "headway:all_to_all", options.timeout), std::move(tensors), inputs,
-      [&](comm::Group& group) {
-        return Operations{group.all_to_all_v({.sends = sends, .receives = receives, .data_type = type, .channel = 0})};
+      title(OpType::ALLTOALL, "headway:all_to_all", options.timeout), std::move(tensors), inputs, [&](auto& group) {
+        return std::vector{group.all_to_all_v({.sends = sends, .receives = receives, .data_type = type, .channel = 0})};
       });
 }
 
@@ -134,7 +156,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::broadcast(std::vector<at::Tensor>
   tensors.results = {tensor};
   auto const type = data_type_of(tensor);
   return launch(title(OpType::BROADCAST, "headway:broadcast", options.timeout), std::move(tensors), list,
-                [&](comm::Group& group) { return Operations{group.broadcast(block, root, type)}; });
+                [&](auto& group) { return std::vector{group.broadcast(block, root, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs,
@@ -150,7 +172,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather(std::vector<std::vector
   tensors.results = outputs[0];
   auto const type = data_type_of(input);
   return launch(title(OpType::ALLGATHER, "headway:all_gather", options.timeout), std::move(tensors), inputs,
-                [&](comm::Group& group) { return Operations{group.all_gather(block, receives, type)}; });
+                [&](auto& group) { return std::vector{group.all_gather(block, receives, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -178,13 +200,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_into_tensor_coalesced(s
   }
   tensors.results = outputs;
   return launch(title(OpType::_ALLGATHER_BASE, "headway:all_gather", options.timeout), std::move(tensors), inputs,
-                [&](comm::Group& group) {
-                  Operations operations;
-                  for (std::size_t i = 0; i < inputs.size(); ++i) {
-                    operations.push_back(group.all_gather(blocks[i], receives[i], data_type_of(inputs[i])));
-                  }
-                  return operations;
-                });
+                [&](auto& group) { return all_gather_each(group, blocks, receives, inputs); });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
@@ -205,13 +221,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_coalesced(std::vector<s
     tensors.result_lengths.push_back(list.size());
   }
   return launch(title(OpType::ALLGATHER_COALESCED, "headway:all_gather", options.timeout), std::move(tensors), inputs,
-                [&](comm::Group& group) {
-                  Operations operations;
-                  for (std::size_t i = 0; i < inputs.size(); ++i) {
-                    operations.push_back(group.all_gather(blocks[i], receives[i], data_type_of(inputs[i])));
-                  }
-                  return operations;
-                });
+                [&](auto& group) { return all_gather_each(group, blocks, receives, inputs); });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather(std::vector<std::vector<at::Tensor>>& outputs,
@@ -234,7 +244,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather(std::vector<std::vector<at
   }
   auto const type = data_type_of(input);
   return launch(title(OpType::GATHER, "headway:gather", options.timeout), std::move(tensors), inputs,
-                [&](comm::Group& group) { return Operations{group.gather(block, receives, root, type)}; });
+                [&](auto& group) { return std::vector{group.gather(block, receives, root, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::scatter(std::vector<at::Tensor>& outputs,
@@ -257,7 +267,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::scatter(std::vector<at::Tensor>& 
   auto const type = data_type_of(output);
   return launch(title(OpType::SCATTER, "headway:scatter", options.timeout), std::move(tensors),
                 inputs.empty() ? std::vector<at::Tensor>() : inputs[0],
-                [&](comm::Group& group) { return Operations{group.scatter(sends, block, root, type)}; });
+                [&](auto& group) { return std::vector{group.scatter(sends, block, root, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::send(std::vector<at::Tensor>& list, int peer, int tag) {
@@ -267,7 +277,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::send(std::vector<at::Tensor>& lis
   auto const block = tensors.source(tensor);
   auto const type = data_type_of(tensor);
   return launch(title(OpType::SEND, "headway:send", c10d::kUnsetTimeout), std::move(tensors), list,
-                [&](comm::Group& group) { return Operations{group.send(block, peer, match, type)}; });
+                [&](auto& group) { return std::vector{group.send(block, peer, match, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::recv(std::vector<at::Tensor>& list, int peer, int tag) {
@@ -278,7 +288,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::recv(std::vector<at::Tensor>& lis
   tensors.results = {tensor};
   auto const type = data_type_of(tensor);
   return launch(title(OpType::RECV, "headway:recv", c10d::kUnsetTimeout), std::move(tensors), list,
-                [&](comm::Group& group) { return Operations{group.receive(block, peer, match, type)}; });
+                [&](auto& group) { return std::vector{group.receive(block, peer, match, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::recvAnysource(std::vector<at::Tensor>& list, int tag) {
@@ -289,12 +299,12 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::recvAnysource(std::vector<at::Ten
   tensors.results = {tensor};
   auto const type = data_type_of(tensor);
   return launch(title(OpType::RECVANYSOURCE, "headway:recvAnySource", c10d::kUnsetTimeout), std::move(tensors), list,
-                [&](comm::Group& group) { return Operations{group.receive_any(block, match, type)}; });
+                [&](auto& group) { return std::vector{group.receive_any(block, match, type)}; });
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::barrier(c10d::BarrierOptions const& options) {
-  return launch(title(OpType::BARRIER, "headway:barrier", options.timeout), {}, {},
-                [](comm::Group& group) { return Operations{group.barrier()}; });
+  return launch_on_host(title(OpType::BARRIER, "headway:barrier", options.timeout), {}, {},
+                        [](comm::Group& group) { return std::vector{group.barrier()}; });
 }
 
 }  // namespace headway::c10d_backend

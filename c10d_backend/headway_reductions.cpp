@@ -38,6 +38,14 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
   translate_errors(title.name, [&] {
     if (auto const health = handle->group().health(); !health.ok()) throw comm::OperationError(health);
   });
+  if (inputs[0].is_cuda()) {
+    // NCCL goes by the current stream, which is the caller's: the call cannot wait in a queue. Making NCCL's group
+    // needs no other rank.
+    auto const reducer = reducer_for(inputs[0].device()).backend(title.timeout);
+    TORCH_CHECK_WITH(DistBackendError, reducer, "headway: NCCL could not be made within ", title.timeout.count(),
+                     " ms for ", title.name);
+    return hand_out(call(*reducer));
+  }
   auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) { abort_if_alive(weak, reason); };
   auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, handle, std::move(touch));
   reducer_for(inputs[0].device()).start(work, std::move(call), fail_group);

@@ -3,6 +3,7 @@
 #include "empty.hpp"
 #include "headway_backend.hpp"
 #include "headway_options.hpp"
+#include "slot_ring.hpp"
 #include "torch_headers.hpp"
 
 #include <pybind11/chrono.h>
@@ -66,7 +67,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                                                 std::string const& engine, std::optional<Milliseconds> timeout,
                                                 Milliseconds connect_timeout, std::string secret,
                                                 std::string interface_address, std::string rdma_device, int rdma_rails,
-                                                std::int64_t rdma_cache_bytes, std::int64_t flight_records) {
+                                                std::int64_t rdma_cache_bytes, std::int64_t flight_records,
+                                                std::int64_t cuda_slot_bytes) {
   auto const* const name = std::get_if<std::string>(&lag);
   expects_value(name == nullptr || *name == kAutomatic,
                 "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
@@ -83,6 +85,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   expects_value(rdma_rails >= 1 && rdma_rails <= 8, "rdma_rails must be 1 to 8, not " + std::to_string(rdma_rails));
   expects_value(rdma_cache_bytes >= 0, "rdma_cache_bytes must be at least 0, not " + std::to_string(rdma_cache_bytes));
   expects_value(flight_records >= 0, "flight_records must be at least 0, not " + std::to_string(flight_records));
+  expects_value(cuda_slot_bytes >= 64 * 1024,
+                "cuda_slot_bytes must be at least 65536, not " + std::to_string(cuda_slot_bytes));
   comm::GroupOptions settings;
   settings.engine = engine_named(engine);
   settings.max_lag = max_lag;
@@ -99,6 +103,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   settings.flight_records = static_cast<std::size_t>(flight_records);
   auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
   options->has_timeout = timeout.has_value();
+  options->cuda_slot_bytes = static_cast<std::size_t>(cuda_slot_bytes);
   if (slot_bytes) set_slot_bytes(*options, *slot_bytes);
   return options;
 }
@@ -131,7 +136,8 @@ void define_options(py::module_& module, py::object const& base) {
            py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
            py::arg("interface_address") = "", py::arg("rdma_device") = "", py::arg("rdma_rails") = defaults.rdma_rails,
            py::arg("rdma_cache_bytes") = static_cast<std::int64_t>(defaults.rdma_cache_bytes),
-           py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records))
+           py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records),
+           py::arg("cuda_slot_bytes") = static_cast<std::int64_t>(comm::DeviceOptions().slot_bytes))
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
       .def("__repr__", &describe)
@@ -153,6 +159,7 @@ void define_options(py::module_& module, py::object const& base) {
       .def_property_readonly("rdma_cache_bytes", reader(&comm::GroupOptions::rdma_cache_bytes))
       .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
       .def_property_readonly("flight_records", reader(&comm::GroupOptions::flight_records))
+      .def_readonly("cuda_slot_bytes", &HeadwayOptions::cuda_slot_bytes)
       .def_readwrite("_flight_folder", &HeadwayOptions::flight_folder)
       .def_property_readonly("has_slot_bytes", [](HeadwayOptions const& options) { return options.has_slot_bytes; })
       .def("_set_secret", [](HeadwayOptions& options, std::string secret) { options.group.secret = std::move(secret); })
@@ -171,6 +178,18 @@ py::dict peer_statistics(comm::PeerStats const& peer) {
   return row;
 }
 
+py::dict device_statistics(HeadwayBackend const& backend) {
+  auto* const group = backend.handle()->existing_device_group();
+  auto const stats = group == nullptr ? comm::DeviceStats() : group->stats();
+  py::dict row;
+  row["operations"] = stats.operations;
+  row["bytes_sent"] = stats.bytes_sent;
+  row["bytes_received"] = stats.bytes_received;
+  row["local_copies"] = stats.local_copies;
+  row["local_copy_bytes"] = stats.local_copy_bytes;
+  return row;
+}
+
 py::dict statistics(HeadwayBackend const& backend) {
   auto const stats = backend.handle()->group().stats();
   py::dict peers;
@@ -185,6 +204,7 @@ py::dict statistics(HeadwayBackend const& backend) {
   all["offers_revoked"] = stats.offers_revoked;
   all["queued"] = stats.queued;
   all["landing_bytes"] = stats.landing_bytes;
+  all["cuda"] = device_statistics(backend);
   return all;
 }
 
@@ -259,6 +279,22 @@ void define_backend(py::module_& module, py::object const& base) {
           Release());
 }
 
+void define_slots(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<SlotRing::Slot>(module, "Slot")
+      .def_readonly("number", &SlotRing::Slot::number)
+      .def_readonly("output", &SlotRing::Slot::output)
+      .def("record_stream", &SlotRing::Slot::record_stream, py::arg("stream"), Release());
+  py::class_<SlotRing>(module, "SlotRing")
+      .def(py::init<c10::intrusive_ptr<HeadwayBackend>, at::Device, std::int64_t, std::vector<std::int64_t>,
+                    at::ScalarType, int, int>(),
+           py::arg("backend"), py::arg("device"), py::arg("capacity"), py::arg("features"), py::arg("dtype"),
+           py::arg("num_slots"), py::arg("max_lag"), Release())
+      .def("take", &SlotRing::take, Release())
+      .def("exchange", &SlotRing::exchange, py::arg("slot"), py::arg("inputs"), py::arg("output_splits"),
+           py::arg("timeout") = c10d::kUnsetTimeout, Release());
+}
+
 }  // namespace
 
 }  // namespace headway::c10d_backend
@@ -271,6 +307,7 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
   headway::c10d_backend::define_backend(module, c10d.attr("Backend"));
   headway::c10d_backend::define_shrunk_backend(module);
+  headway::c10d_backend::define_slots(module);
   module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
 }

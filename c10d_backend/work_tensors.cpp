@@ -6,13 +6,6 @@ namespace headway::c10d_backend {
 
 namespace {
 
-void expects_movable(at::Tensor const& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "headway moves dense tensors only, and this one is ",
-                              tensor.layout(), ": all_reduce is the only collective for sparse tensors");
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "headway does not move tensors on ", tensor.device(),
-                              " yet, only CPU tensors: use an NCCL group for this collective");
-}
-
 bool is_plain(at::Tensor const& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 std::span<std::byte> bytes_of(at::Tensor const& tensor) {
@@ -22,6 +15,17 @@ std::span<std::byte> bytes_of(at::Tensor const& tensor) {
 }  // namespace
 
 comm::DataType data_type_of(at::Tensor const& tensor) { return static_cast<comm::DataType>(tensor.scalar_type()); }
+
+void WorkTensors::expects_movable(at::Tensor const& tensor) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "headway moves dense tensors only, and this one is ",
+                              tensor.layout(), ": all_reduce is the only collective for sparse tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu() || tensor.device().is_cuda(),
+                              "headway does not move tensors on ", tensor.device(),
+                              ", only those on CPUs and CUDA devices");
+  TORCH_CHECK_VALUE(!device_ || *device_ == tensor.device(), "headway: the tensors of one call are on ", *device_,
+                    " and on ", tensor.device());
+  device_ = tensor.device();
+}
 
 at::Tensor WorkTensors::plain_source(at::Tensor const& tensor) {
   expects_movable(tensor);

@@ -5,6 +5,7 @@
 #include <headway/comm/group.hpp>
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -18,7 +19,8 @@ comm::DataType data_type_of(at::Tensor const& tensor);
 /// memory (strided views, lazily conjugated or negated tensors).
 class WorkTensors final {
  public:
-  /// Bytes to send. @throws NotImplementedError for tensors that are not dense CPU memory.
+  /// Bytes to send. @throws NotImplementedError for tensors that are not dense memory of a CPU or a CUDA device;
+  /// ValueError for one on another device than those before.
   std::span<std::byte const> source(at::Tensor const& tensor);
   /// Memory to receive into; reaches `tensor` at write_back() if that is not plain memory.
   std::span<std::byte> destination(at::Tensor const& tensor);
@@ -26,7 +28,10 @@ class WorkTensors final {
   at::Tensor plain_source(at::Tensor const& tensor);
   at::Tensor plain_destination(at::Tensor const& tensor);
 
-  /// Copies the temporaries to the tensors they stand for.
+  /// Where the tensors are; none: there are none.
+  [[nodiscard]] std::optional<at::Device> device() const { return device_; }
+
+  /// Copies the temporaries to the tensors they stand for, on a CUDA device in the order of the current stream.
   void write_back();
   /// Drops all but the results.
   void release();
@@ -35,6 +40,9 @@ class WorkTensors final {
   std::vector<std::size_t> result_lengths;  ///< Not empty: the future gives a list of lists of these lengths.
 
  private:
+  void expects_movable(at::Tensor const& tensor);
+
+  std::optional<at::Device> device_;
   std::vector<at::Tensor> held_;
   std::vector<std::pair<at::Tensor, at::Tensor>> write_backs_;  ///< Output and its temporary.
 };

@@ -29,6 +29,7 @@ class Options(Backend.Options):
         rdma_rails: int = 1,
         rdma_cache_bytes: int = 1 << 32,
         flight_records: int = 256,
+        cuda_slot_bytes: int = 1 << 24,
     ) -> None: ...
     @property
     def max_lag(self) -> int | Literal["auto"]: ...
@@ -46,6 +47,8 @@ class Options(Backend.Options):
     def rdma_cache_bytes(self) -> int: ...
     @property
     def flight_records(self) -> int: ...
+    @property
+    def cuda_slot_bytes(self) -> int: ...
     @property
     def has_slot_bytes(self) -> bool: ...
     @property
@@ -103,3 +106,30 @@ class ShrunkBackend:
     def collectives(self) -> int: ...
 
 def empty(size: list[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+class Slot:
+    @property
+    def number(self) -> int: ...
+    @property
+    def output(self) -> torch.Tensor: ...
+    def record_stream(self, stream: torch.Stream) -> None: ...
+
+class SlotRing:
+    def __init__(
+        self,
+        backend: HeadwayBackend,
+        device: torch.device,
+        capacity: int,
+        features: list[int],
+        dtype: torch.dtype,
+        num_slots: int,
+        max_lag: int,
+    ) -> None: ...
+    def take(self) -> Slot: ...
+    def exchange(
+        self,
+        slot: Slot,
+        inputs: list[torch.Tensor],
+        output_splits: list[int],
+        timeout: timedelta = ...,
+    ) -> Work: ...

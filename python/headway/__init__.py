@@ -12,7 +12,8 @@ from headway._environment import check_environment
 
 check_environment()
 
-from headway._extension import HeadwayBackend, Options  # noqa: E402 - a wrong environment is told first
+from headway import slots  # noqa: E402 - a wrong environment is told first
+from headway._extension import HeadwayBackend, Options  # noqa: E402
 from headway.backend import register  # noqa: E402
 from headway.collectives import all_to_all_single  # noqa: E402
 from headway.flight_recorder import dump_flight_records, flight_records  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "reset_stats",
     "set_max_lag",
     "shrink",
+    "slots",
     "stats",
     "trace",
 ]

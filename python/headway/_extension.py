@@ -19,6 +19,8 @@ if torch.__version__.split("+")[0] != _C.torch_version:
 
 HeadwayBackend = _C.HeadwayBackend
 Options = _C.Options
+Slot = _C.Slot
+SlotRing = _C.SlotRing
 empty = _C.empty
 
-__all__ = ["HeadwayBackend", "Options", "empty"]
+__all__ = ["HeadwayBackend", "Options", "Slot", "SlotRing", "empty"]

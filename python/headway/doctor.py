@@ -321,7 +321,7 @@ def _find_gpus(gpus: list[dict[str, object]]) -> Finding:
     if not gpus:
         return Finding(name="GPUs", value="none that torch can use; Headway does not need one")
     names = [f"{number}: {gpu['name']}, peers {gpu['peers']}" for number, gpu in enumerate(gpus)]
-    return Finding(name="GPUs", value=f"{'; '.join(names)} (groups on CUDA tensors are not served yet)")
+    return Finding(name="GPUs", value=f"{'; '.join(names)}")
 
 
 def _find_headway(error: object) -> Finding:

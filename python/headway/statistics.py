@@ -21,6 +21,16 @@ class PeerStatistics(TypedDict):
     repeated_fragments: int  #: notifications dropped because the fragment had arrived before
 
 
+class CudaStatistics(TypedDict):
+    """Exchanges of CUDA tensors, since the first of the group."""
+
+    operations: int  #: started
+    bytes_sent: int  #: to other ranks
+    bytes_received: int
+    local_copies: int  #: inside the device, on its multiprocessors: out of slots, and of a rank's blocks to itself
+    local_copy_bytes: int
+
+
 class GroupStatistics(TypedDict):
     """One group on this rank, since its start or the last ``reset_stats()``."""
 
@@ -32,6 +42,7 @@ class GroupStatistics(TypedDict):
     offers_revoked: int  #: large blocks that a receiver did not fetch in time, so that they were sent
     queued: int  #: operations that could not be posted at their start
     landing_bytes: int  #: memory reserved for what peers send
+    cuda: CudaStatistics  #: not reset
 
 
 def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:

@@ -42,6 +42,7 @@ def test_a_deep_copy_is_equal_and_independent() -> None:
         ({"num_channels": 65}, "num_channels must be 1 to 64"),
         ({"rdma_rails": 0}, "rdma_rails must be 1 to 8, not 0"),
         ({"rdma_rails": 9}, "rdma_rails must be 1 to 8, not 9"),
+        ({"cuda_slot_bytes": 65535}, "cuda_slot_bytes must be at least 65536, not 65535"),
         ({"rdma_cache_bytes": -1}, "rdma_cache_bytes must be at least 0, not -1"),
         ({"engine": "rdma"}, "engine must be auto, shm, tcp or verbs, not 'rdma'"),
         ({"timeout": timedelta(0)}, "timeout must be above 0"),

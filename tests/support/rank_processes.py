@@ -22,6 +22,8 @@ import torch.distributed as dist
 BACKENDS = ["gloo", "headway"]
 
 FORK = multiprocessing.get_context("fork")
+#: For ranks that use CUDA, which a forked child cannot.
+SPAWN = multiprocessing.get_context("spawn")
 
 #: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed for it.
 DIED = object()
@@ -63,6 +65,7 @@ def run_ranks(
     *arguments: Any,
     limit_s: float = 120,
     may_die: bool = False,
+    context: Any = FORK,
     **group: Any,
 ) -> list[Any]:
     """Calls ``function(rank, *arguments)`` on ``size`` ranks and returns their results by rank.
@@ -70,13 +73,14 @@ def run_ranks(
     Args:
         function: runs in a process whose default group is made; the group is destroyed afterwards.
         limit_s: all ranks are killed after that.
+        context: how the processes are made.
         may_die: a rank that ends without an answer gives ``DIED`` instead of failing the test.
         group: keyword arguments of ``join_group()``.
     Raises:
         RankError: a rank raised, or died without ``may_die``, or ran out of time.
     """
     with tempfile.TemporaryDirectory() as folder:
-        started = [_start(function, rank, size, f"{folder}/store", arguments, group) for rank in range(size)]
+        started = [_start(context, function, rank, size, f"{folder}/store", arguments, group) for rank in range(size)]
         deadline = time.monotonic() + limit_s
         try:
             results = [_collect(rank, process, pipe, deadline, may_die) for rank, (process, pipe) in enumerate(started)]
@@ -89,10 +93,16 @@ def run_ranks(
 
 
 def _start(
-    function: Callable[..., Any], rank: int, size: int, path: str, arguments: tuple[Any, ...], group: dict[str, Any]
+    context: Any,
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    path: str,
+    arguments: tuple[Any, ...],
+    group: dict[str, Any],
 ) -> tuple[Any, multiprocessing.connection.Connection]:
-    ours, theirs = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_run, args=(theirs, function, rank, size, path, arguments, group))
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(theirs, function, rank, size, path, arguments, group))
     process.start()
     theirs.close()
     return process, ours

@@ -1,0 +1,130 @@
+#include "device_work.hpp"
+
+#include "errors.hpp"
+#include "pending_signals.hpp"
+#include "released_gil.hpp"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+constexpr auto kPollTime = std::chrono::microseconds(100);
+
+}  // namespace
+
+DeviceWork::DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
+                       std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs)
+    : Work(rank, title.type, title_for_profiler(title), inputs_for_profiler(inputs)),
+      title_(title),
+      device_(*tensors.device()),
+      operations_(std::move(operations)),
+      handle_(std::move(handle)),
+      tensors_(std::move(tensors)) {
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();  // What the host does of it ends here.
+}
+
+DeviceWork::~DeviceWork() {
+  if (is_joined_ || handle_->is_inherited()) return;
+  try {
+    handle_->keep_until_done(std::move(operations_), std::move(tensors_));
+  } catch (std::exception const& error) {  // The device has failed: nothing is under way there any more.
+    TORCH_WARN("headway: ", title_.name, " on ", device_, ": ", error.what());
+  }
+}
+
+bool DeviceWork::all_done() {
+  return std::ranges::all_of(operations_, [](auto const& operation) { return operation->done(); });
+}
+
+bool DeviceWork::isCompleted() {
+  ReleasedGil const released;
+  if (!all_done()) return false;
+  look_for_failure();
+  return true;
+}
+
+bool DeviceWork::isSuccess() const { return !exception(); }
+
+std::exception_ptr DeviceWork::exception() const {
+  std::lock_guard const lock(mutex_);
+  return exception_;
+}
+
+std::vector<at::Tensor> DeviceWork::result() {
+  std::lock_guard const lock(join_mutex_);
+  return tensors_.results;
+}
+
+void DeviceWork::look_for_failure() {
+  for (auto const& operation : operations_) {
+    auto const status = operation->status();
+    if (status.ok()) continue;
+    auto error = make_error(title_.name, status, handle_->failure_note());
+    std::lock_guard const lock(mutex_);
+    if (!exception_) exception_ = std::move(error);
+    return;
+  }
+}
+
+void DeviceWork::join(c10::Stream const& stream) {
+  std::lock_guard const lock(join_mutex_);
+  translate_errors(title_.name, [&] {
+    for (auto const& operation : operations_) operation->join(stream.native_handle());
+  });
+  if (on_join_) on_join_(stream);
+  if (std::exchange(is_joined_, true)) return;
+  c10::StreamGuard const guard(stream);
+  tensors_.write_back();
+  tensors_.release();
+}
+
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout != kNoTimeout) wait_on_host(timeout);
+  join(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  look_for_failure();
+  if (auto const error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
+  ReleasedGil const released;
+  auto const deadline = comm::Clock::now() + std::min(timeout, timeout.max() / 2);
+  auto next_look = comm::Clock::now() + kSignalSlice;
+  while (!all_done()) {
+    auto const now = comm::Clock::now();
+    TORCH_CHECK_WITH(DistBackendError, now < deadline, title_.name, " is not done on ", device_, " after ",
+                     timeout.count(), " ms");
+    if (now >= next_look) {
+      raise_pending_signals();
+      next_look = now + kSignalSlice;
+    }
+    std::this_thread::sleep_for(kPollTime);
+  }
+}
+
+void DeviceWork::abort() { handle_->group().abort(std::string(title_.name) + " was aborted"); }
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  {
+    std::lock_guard const lock(join_mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       std::vector<c10::Device>{device_});
+  }
+  // The future keeps events of the current streams: of one that waits for the operation.
+  auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
+  join(stream);
+  c10::StreamGuard const guard(stream);
+  future_->markCompleted(c10::IValue(tensors_.results));
+  return future_;
+}
+
+}  // namespace headway::c10d_backend

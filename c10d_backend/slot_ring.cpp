@@ -1,0 +1,120 @@
+#include "slot_ring.hpp"
+
+#include "errors.hpp"
+#include "headway_backend.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+constexpr std::size_t kBlockUnit = 512;
+
+}  // namespace
+
+class SlotRing::Lease final {
+ public:
+  Lease(std::shared_ptr<GroupHandle> handle, std::shared_ptr<comm::DeviceSlots> slots, std::uint64_t number,
+        at::Device device)
+      : handle_(std::move(handle)), slots_(std::move(slots)), number_(number), device_(device) {}
+
+  void add_stream(c10::Stream const& stream) {
+    std::lock_guard const lock(mutex_);
+    auto* const handle = stream.native_handle();
+    if (std::ranges::find(streams_, handle) == streams_.end()) streams_.push_back(handle);
+  }
+
+  /// The last tensor is gone.
+  void end() noexcept {
+    try {
+      add_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+      if (!handle_->is_inherited()) slots_->release(number_, streams_);
+    } catch (std::exception const& error) {
+      TORCH_WARN("headway: the slot of exchange ", number_, " cannot be given back: ", error.what());
+    }
+  }
+
+ private:
+  std::shared_ptr<GroupHandle> handle_;  ///< The slots need it to live.
+  std::shared_ptr<comm::DeviceSlots> slots_;
+  std::uint64_t number_;
+  at::Device device_;
+  std::mutex mutex_;
+  std::vector<comm::DeviceStream> streams_;
+};
+
+void SlotRing::Slot::record_stream(c10::Stream const& stream) const { lease->add_stream(stream); }
+
+SlotRing::SlotRing(c10::intrusive_ptr<HeadwayBackend> backend, at::Device device, std::int64_t capacity,
+                   std::vector<std::int64_t> features, at::ScalarType dtype, int num_slots, int max_lag)
+    : backend_(std::move(backend)), device_(device), dtype_(dtype), handle_(backend_->handle()) {
+  TORCH_CHECK_VALUE(device.is_cuda() && device.has_index(), "headway: slots are on a CUDA device, not on ", device);
+  TORCH_CHECK_VALUE(capacity > 0, "headway: the capacity of slots must be above 0, not ", capacity);
+  shape_ = {backend_->getSize(), capacity};
+  shape_.insert(shape_.end(), features.begin(), features.end());
+  std::size_t const block_bytes = row_bytes() * static_cast<std::size_t>(capacity);
+  TORCH_CHECK_VALUE(block_bytes > 0 && block_bytes % kBlockUnit == 0, "headway: a rank's part of a slot, ", capacity,
+                    " rows of ", row_bytes(), " bytes, must be a multiple of ", kBlockUnit, " bytes");
+  slots_ = translate_errors("slots", [&] {
+    return handle_->device_group(device_.index())
+        .make_slots({.block_bytes = block_bytes, .num_slots = num_slots, .max_lag = max_lag});
+  });
+}
+
+std::size_t SlotRing::row_bytes() const {
+  auto const count = std::accumulate(shape_.begin() + 2, shape_.end(), std::int64_t{1}, std::multiplies<>());
+  return static_cast<std::size_t>(count) * c10::elementSize(dtype_);
+}
+
+SlotRing::Slot SlotRing::take() {
+  auto const taken = translate_errors("slots", [&] { return slots_->take(); });
+  auto const lease = std::make_shared<Lease>(handle_, slots_, taken.number, device_);
+  auto output = at::from_blob(
+      taken.memory.data(), shape_, [lease](void*) { lease->end(); }, at::TensorOptions(dtype_).device(device_),
+      device_);
+  return {.number = taken.number, .output = std::move(output), .lease = lease};
+}
+
+c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<at::Tensor> const& inputs,
+                                                  std::vector<std::int64_t> const& output_splits,
+                                                  std::chrono::milliseconds timeout) {
+  auto const size = static_cast<std::size_t>(backend_->getSize());
+  auto const rank = static_cast<std::size_t>(backend_->getRank());
+  TORCH_CHECK_VALUE(inputs.size() == size && output_splits.size() == size,
+                    "headway: an exchange of slots needs one input and one split for each of the ", size,
+                    " ranks, not ", inputs.size(), " and ", output_splits.size());
+  WorkTensors tensors;
+  static_cast<void>(tensors.source(slot.output));
+  std::vector<std::span<std::byte const>> sends(size);
+  std::vector<std::size_t> received_bytes(size);
+  for (std::size_t peer = 0; peer < size; ++peer) {
+    TORCH_CHECK_VALUE(output_splits[peer] >= 0, "headway: the split for rank ", peer,
+                      " is negative: ", output_splits[peer]);
+    received_bytes[peer] = static_cast<std::size_t>(output_splits[peer]) * row_bytes();
+    if (peer == rank) continue;
+    TORCH_CHECK_TYPE(inputs[peer].scalar_type() == dtype_, "headway: slots of ", dtype_, " cannot take rows of ",
+                     inputs[peer].scalar_type());
+    TORCH_CHECK_VALUE(inputs[peer].dim() + 1 == static_cast<std::int64_t>(shape_.size()) &&
+                          inputs[peer].sizes().slice(1) == at::IntArrayRef(shape_).slice(2),
+                      "headway: slots of shape ", at::IntArrayRef(shape_), " cannot take rows of a tensor of shape ",
+                      inputs[peer].sizes());
+    sends[peer] = tensors.source(inputs[peer]);
+  }
+  tensors.results = {slot.output};
+  auto const work = backend_->launch_in_slots(std::move(tensors), inputs, timeout, [&](comm::DeviceCall const& call) {
+    return slots_->all_to_all_v(slot.number, sends, received_bytes, static_cast<comm::DataType>(dtype_), call);
+  });
+  // Not through the slot's own tensor: that would keep it leased.
+  work->on_join([weak = std::weak_ptr(slot.lease)](c10::Stream const& stream) {
+    if (auto const lease = weak.lock()) lease->add_stream(stream);
+  });
+  return work;
+}
+
+}  // namespace headway::c10d_backend
