@@ -72,7 +72,7 @@ def _combine(of_rounds: Sequence[Point | None], references: Sequence[Point | Non
     mean_ratios = _paired_ratios(of_rounds, of_reference, lambda point: point.extra.get("mean_s"))
     if mean_ratios:
         extra["mean_ratio"] = statistics.median(mean_ratios)
-    for name in ("mean_s", "slowest_rank_median_s"):
+    for name in ("mean_s", "slowest_rank_median_s", "host_s"):
         if name in extra:
             extra[name] = statistics.median(point.extra[name] for point in present)
     return dataclasses.replace(

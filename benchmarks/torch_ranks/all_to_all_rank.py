@@ -41,6 +41,11 @@ class RankSettings:
     repetitions: int | None
     timeout_s: int
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
@@ -55,6 +60,10 @@ class Blocks:
         """One blocking call."""
         dist.all_to_all_single(self.output_B, self.input_B, self.output_splits, self.input_splits, group=group)
 
+    def exchange_into_output(self, group: dist.ProcessGroup) -> None:
+        """The same, and what was received is in ``output_B`` at the end."""
+        self.exchange(group)
+
 
 def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Blocks:
     """Tensors for one size; splits are left out where torch needs none."""
@@ -64,16 +73,16 @@ def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Bloc
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     is_even = len({size for sizes in by_source for size in sizes}) == 1
     return Blocks(
-        input_B=torch.zeros(sum(sent), dtype=torch.uint8),
-        output_B=torch.zeros(sum(received), dtype=torch.uint8),
+        input_B=torch.zeros(sum(sent), dtype=torch.uint8, device=settings.device),
+        output_B=torch.zeros(sum(received), dtype=torch.uint8, device=settings.device),
         input_splits=None if is_even else sent,
         output_splits=None if is_even else received,
     )
 
 
-def block_contents(size: int, *, source: int, destination: int, salt: int) -> torch.Tensor:
+def block_contents(size: int, *, source: int, destination: int, salt: int, device: torch.device) -> torch.Tensor:
     """(size,) uint8 that differ between blocks, places and salts; values stay below 251, so 255 is none of them."""
-    index = torch.arange(size, dtype=torch.int64)
+    index = torch.arange(size, dtype=torch.int64, device=device)
     return ((index * 131 + (index >> 8) * 7 + source * 31 + destination * 17 + salt * 101) % 251).to(torch.uint8)
 
 
@@ -88,17 +97,17 @@ def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group
     blocks.input_B.copy_(
         torch.cat(
             [
-                block_contents(count, source=settings.rank, destination=peer, salt=salt)
+                block_contents(count, source=settings.rank, destination=peer, salt=salt, device=settings.device)
                 for peer, count in enumerate(sent)
             ]
         )
     )
     blocks.output_B.fill_(255)
-    blocks.exchange(group)
+    blocks.exchange_into_output(group)
     place = 0
     for source in range(settings.ranks):
         count = block_sizes(split, size, source=source, num_ranks=settings.ranks)[settings.rank]
-        expected = block_contents(count, source=source, destination=settings.rank, salt=salt)
+        expected = block_contents(count, source=source, destination=settings.rank, salt=salt, device=settings.device)
         if not torch.equal(blocks.output_B[place : place + count], expected):
             raise RuntimeError(f"wrong result at rank {settings.rank}: block of {count} bytes from rank {source}")
         place += count

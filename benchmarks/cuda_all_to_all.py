@@ -1,0 +1,105 @@
+"""``torch.distributed.all_to_all_single`` on GPUs over Headway and over NCCL, in turns in the same processes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+from benchmarks.harness.arguments import flat, make_parser, whole_number
+from benchmarks.harness.pairing import combine_rounds
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
+from benchmarks.harness.torch_ranks import run_torch_ranks
+from benchmarks.torch_ranks.block_sizes import SPLITS
+
+DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
+
+_HEADWAY = ("headway", "headway_slots")
+_NCCL = "nccl"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("cuda_all_to_all", DESCRIPTION, ranks=(2,), sizes="64,4K,64K,1M,16M,128M,512M",
+                         against=_NCCL, rounds=5)  # fmt: skip
+    parser.add_argument("--split", nargs="+", choices=SPLITS, default=list(SPLITS),
+                        help="how a rank's bytes are spread (default: both)")  # fmt: skip
+    parser.add_argument("--repetitions", type=whole_number(1), metavar="N",
+                        help="timed calls of a point and round (default: by size)")  # fmt: skip
+    parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
+                        help="of a run (default: %(default)s s)")  # fmt: skip
+    options = parser.parse_args(argv)
+    return measure_and_report(
+        "cuda_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All points, combined over rounds."""
+    points = []
+    for ranks in options.ranks:
+        by_round: dict[int, list[Point]] = defaultdict(list)
+        for line in run_ranks(options, ranks).splitlines():
+            if line.startswith("{"):
+                point = parse_point(line)
+                by_round[point.extra.pop("round")].append(point)
+        points += combine_rounds([by_round[index] for index in sorted(by_round)], reference=_NCCL)
+    return points
+
+
+def run_ranks(options: argparse.Namespace, ranks: int) -> str:
+    """Runs all ranks to their end and returns what rank 0 printed."""
+    settings = {
+        "systems": [*_HEADWAY] if options.against == "none" else [*_HEADWAY, _NCCL],
+        "sizes": flat(options.sizes),
+        "splits": options.split,
+        "rounds": options.rounds,
+        "repetitions": options.repetitions,
+        "timeout_s": options.time_limit,
+    }
+    module = "benchmarks.torch_ranks.cuda_all_to_all_rank"
+    return run_torch_ranks(module, settings, num_ranks=ranks, time_limit_s=options.time_limit)
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each number of ranks, split, size and way to wait."""
+    others = {point.key: point for point in points if point.system == _NCCL}
+    rows = []
+    for point in points:
+        if point.system in _HEADWAY:
+            other = others.get(point.key)
+            rows.append(
+                (
+                    point.system,
+                    "{ranks} ranks, {split}, waits for {wait}".format(**point.params),
+                    format_bytes(point.params["bytes_per_rank"]),
+                    format_time(point.median_s),
+                    format_time(other.median_s if other else None),
+                    format_ratio(point.ratio, point.extra.get("ratio_low"), point.extra.get("ratio_high")),
+                    format_time(point.extra["host_s"]),
+                )
+            )
+    return format_table(("", "", "per rank", "time", "nccl", "faster (rounds)", "host's part"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    combinations = dict.fromkeys((point.params["ranks"], point.params["split"]) for point in points)
+    return [
+        Panel(
+            title=f"CUDA, {ranks} ranks, {split}",
+            points=[
+                p for p in points if (p.params["ranks"], p.params["split"], p.params["wait"]) == (ranks, split, "last")
+            ],
+            x=lambda point: float(point.params["bytes_per_rank"]),
+            x_label="bytes per rank",
+        )
+        for ranks, split in combinations
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What exchanges cost the work that runs beside them on GPUs: nothing, Headway, or NCCL beside the same work."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+
+from benchmarks.harness.arguments import make_parser, size, whole_number
+from benchmarks.harness.pairing import combine_rounds
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_table, format_time
+from benchmarks.harness.torch_ranks import run_torch_ranks
+
+DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
+
+_ALONE = "none"
+_SYSTEMS = (_ALONE, "headway_slots", "headway", "nccl")
+_WORKS = ("products", "attention")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("cuda_overlap", DESCRIPTION, ranks=(2,), against="nccl", rounds=15)
+    parser.add_argument("--bytes", type=size, default=256 << 20, metavar="BYTES",
+                        help="of a rank in one exchange (default: 256M)")  # fmt: skip
+    parser.add_argument("--work", nargs="+", choices=_WORKS, default=list(_WORKS),
+                        help="what runs beside them (default: both)")  # fmt: skip
+    parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
+                        help="of a run (default: %(default)s s)")  # fmt: skip
+    options = parser.parse_args(argv)
+    return measure_and_report(
+        "cuda_overlap", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All points, combined over rounds and ranks; ``ratio`` is the speed of the work over that beside nothing."""
+    points = []
+    for ranks in options.ranks:
+        settings = {
+            "systems": [each for each in _SYSTEMS if each != "nccl" or options.against != "none"],
+            "works": options.work,
+            "bytes_per_rank": options.bytes,
+            "rounds": options.rounds,
+            "timeout_s": options.time_limit,
+        }
+        output = run_torch_ranks(
+            "benchmarks.torch_ranks.cuda_overlap_rank", settings, num_ranks=ranks, time_limit_s=options.time_limit
+        )
+        lines = [parse_point(line) for line in output.splitlines() if line.startswith("{")]
+        rounds: dict[int, list[Point]] = {}
+        for point in lines:
+            rounds.setdefault(point.extra.pop("round"), []).append(point)
+        points += [with_clock(point, lines) for point in combine_rounds(list(rounds.values()), reference=_ALONE)]
+    return points
+
+
+def with_clock(point: Point, all_points: Sequence[Point]) -> Point:
+    """Adds medians of clock, of time x clock, and whether exchanges ran beside all of the work in every round."""
+    same = [each for each in all_points if each.key == point.key and each.system == point.system]
+    point.extra["clock_mhz"] = statistics.median(each.extra["clock_mhz"] for each in same)
+    point.extra["cycles"] = statistics.median((each.median_s or 0) * each.extra["clock_mhz"] * 1e6 for each in same)
+    point.extra["exchange_s"] = statistics.median(each.extra["exchange_s"] for each in same)
+    point.extra["covered"] = all(each.extra["covered"] for each in same)
+    return point
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each work and system."""
+    rows = []
+    for point in points:
+        alone = next(each for each in points if each.key == point.key and each.system == _ALONE)
+        low, high = point.extra.get("ratio_low"), point.extra.get("ratio_high")
+        slower = f"{(1 / point.ratio - 1) * 100:+.2f}% ({(1 / high - 1) * 100:+.2f} to {(1 / low - 1) * 100:+.2f})"
+        cycles = f"{(point.extra['cycles'] / alone.extra['cycles'] - 1) * 100:+.2f}%"
+        rows.append(
+            (
+                f"{point.params['ranks']} ranks, {point.params['work']}",
+                point.system,
+                format_time(point.median_s),
+                slower,
+                f"{point.extra['clock_mhz']:.0f} MHz",
+                cycles,
+                format_time(point.extra["exchange_s"]),
+                "yes" if point.extra["covered"] else "NO",
+            )
+        )
+    header = ("", "beside", "time of the work", "slower (rounds)", "clock", "time x clock", "an exchange", "covered")
+    return format_table(header, rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(
+            title=f"{work} beside exchanges",
+            points=[point for point in points if point.params["work"] == work],
+            x=lambda point: float(point.params["bytes_per_rank"]),
+            x_label="bytes per rank",
+        )
+        for work in dict.fromkeys(point.params["work"] for point in points)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""One rank of the benchmark on GPUs: NCCL and Headway groups of the same processes take turns.
+
+Started by ``benchmarks.cuda_all_to_all`` with one argument, a JSON object with the fields of ``RankSettings``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import headway
+import torch
+import torch.distributed as dist
+
+from benchmarks.torch_ranks.all_to_all_rank import Blocks, RankSettings, exchange_and_check, make_blocks
+from benchmarks.torch_ranks.block_sizes import block_sizes
+
+#: A host that waits after each call, and one that waits after many.
+WAITS = ("each", "last")
+
+_STEPS = ((1 << 20, 200), (16 << 20, 60), (128 << 20, 16))
+_CALLS_ABOVE = 6
+#: Calls of which one time is taken, where the host waits for the last.
+_CALLS_A_SAMPLE = 10
+
+
+class CudaSettings(RankSettings):
+    """The same, on the GPU of this rank."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return torch.device("cuda", self.rank % torch.cuda.device_count())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotBlocks(Blocks):
+    """The same blocks, exchanged in slots: the own one is left out, as whoever makes it writes it into the slot."""
+
+    rank: int
+    ring: headway.slots.Ring
+    received: list[torch.Tensor]
+
+    def exchange(self, group: dist.ProcessGroup) -> None:
+        """One call; what the last one received stays until the next."""
+        self.received.clear()
+        slot = self.ring.take()
+        slot.exchange(self.input_B.split(self.input_splits), self.output_splits or [])
+        self.received.extend(slot.received())
+
+    def exchange_into_output(self, group: dist.ProcessGroup) -> None:
+        """The same, and what was received is in ``output_B`` at the end."""
+        self.exchange(group)
+        self.received[self.rank] = self.input_B.split(self.input_splits)[self.rank]
+        torch.cat(self.received, out=self.output_B)
+        self.received.clear()
+
+
+def make_slot_blocks(settings: CudaSettings, split: str, bytes_per_rank: int, group: dist.ProcessGroup) -> SlotBlocks:
+    """Tensors, splits and a ring for one size."""
+    by_source = [
+        block_sizes(split, bytes_per_rank, source=source, num_ranks=settings.ranks) for source in range(settings.ranks)
+    ]
+    sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
+    largest = max(size for sizes in by_source for size in sizes)
+    return SlotBlocks(
+        input_B=torch.zeros(sum(sent), dtype=torch.uint8, device=settings.device),
+        output_B=torch.zeros(sum(received), dtype=torch.uint8, device=settings.device),
+        input_splits=sent,
+        output_splits=received,
+        rank=settings.rank,
+        ring=headway.slots.Ring(
+            capacity=(largest + 511) // 512 * 512, dtype=torch.uint8, device=settings.device, group=group, num_slots=3
+        ),
+        received=[],
+    )
+
+
+def time_each(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[list[float], float]:
+    """Seconds of each call until the device is done, and the host's seconds in a call."""
+    durations_s, host_s = [], 0.0
+    for _ in range(calls):
+        started = time.perf_counter()
+        blocks.exchange(group)
+        host_s += time.perf_counter() - started
+        torch.cuda.synchronize()
+        durations_s.append(time.perf_counter() - started)
+    return durations_s, host_s / calls
+
+
+def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[list[float], float]:
+    """The same of calls that follow each other on the stream; a duration is the mean of a few of them."""
+    durations_s, host_s = [], 0.0
+    num_samples = max(2, calls // _CALLS_A_SAMPLE)
+    for _ in range(num_samples):
+        started = time.perf_counter()
+        for _ in range(_CALLS_A_SAMPLE):
+            blocks.exchange(group)
+        host_s += time.perf_counter() - started
+        torch.cuda.synchronize()
+        durations_s.append((time.perf_counter() - started) / _CALLS_A_SAMPLE)
+    return durations_s, host_s / num_samples / _CALLS_A_SAMPLE
+
+
+def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
+    """Prints one point a round, system and way to wait at rank 0."""
+    plain = make_blocks(settings, split, size)
+    in_slots = make_slot_blocks(settings, split, size, groups["headway"])
+    calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _CALLS_ABOVE)
+    for index in range(settings.rounds):
+        for system in settings.systems if index % 2 == 0 else reversed(settings.systems):
+            blocks = in_slots if system == "headway_slots" else plain
+            group = groups[system]
+            exchange_and_check(settings, split, blocks, group, salt=2 * index)
+            for wait in WAITS:
+                time_calls = time_each if wait == "each" else time_last
+                time_calls(blocks, group, max(3, calls // 10))
+                dist.barrier()
+                durations_s, host_s = time_calls(blocks, group, calls)
+                dist.barrier()
+                if settings.rank == 0:
+                    point = make_point(settings, system, split, size, wait, durations_s)
+                    print(json.dumps({**point, "round": index, "host_s": host_s}), flush=True)
+            exchange_and_check(settings, split, blocks, group, salt=2 * index + 1)
+
+
+def make_point(
+    settings: CudaSettings, system: str, split: str, size: int, wait: str, durations_s: list[float]
+) -> dict[str, Any]:
+    """The fields of a point."""
+    low, median, high = torch.quantile(
+        torch.tensor(durations_s, dtype=torch.float64), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+    ).tolist()
+    return {
+        "name": "cuda_all_to_all",
+        "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "wait": wait},
+        "system": system,
+        "median_s": median,
+        "p5_s": low,
+        "p95_s": high,
+        "samples": len(durations_s),
+        "rate": size / median / 1e9,
+        "unit": "GB/s per rank",
+    }
+
+
+def main() -> None:
+    """Connects, measures everything, leaves."""
+    settings = CudaSettings(**json.loads(sys.argv[1]))
+    torch.cuda.set_device(settings.device)
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{settings.store}", rank=settings.rank, world_size=settings.ranks, timeout=timeout
+    )
+    groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
+    groups["headway_slots"] = groups["headway"]
+    if "nccl" in settings.systems:
+        groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)
+    for split in settings.splits:
+        for size in settings.sizes:
+            measure(settings, groups, split, size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

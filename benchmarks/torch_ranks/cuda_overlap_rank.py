@@ -1,0 +1,221 @@
+"""One rank of the benchmark of work beside exchanges: products on one stream, exchanges on another.
+
+Started by ``benchmarks.cuda_overlap`` with one argument, a JSON object with the fields of ``OverlapSettings``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import headway
+import pynvml
+import torch
+import torch.distributed as dist
+
+#: What runs beside the work. ``none`` is what the others are compared with.
+SYSTEMS = ("none", "headway_slots", "headway", "nccl")
+WORKS = ("products", "attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapSettings:
+    """What this rank measures; see the options of ``benchmarks.cuda_overlap``."""
+
+    rank: int
+    ranks: int
+    store: str
+    systems: list[str]
+    works: list[str]
+    bytes_per_rank: int
+    rounds: int
+    timeout_s: int
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's GPU."""
+        return torch.device("cuda", self.rank % torch.cuda.device_count())
+
+
+class ClockLog:
+    """Reads the clock of a GPU's multiprocessors again and again."""
+
+    def __init__(self, device: torch.device) -> None:
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByIndex(device.index)
+        self._mhz: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> ClockLog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        while not self._stop.wait(0.002):
+            self._mhz.append(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
+
+    def median_mhz(self) -> float:
+        """Of all readings."""
+        return statistics.median(self._mhz)
+
+
+def make_work(name: str, device: torch.device) -> Callable[[], None]:
+    """Some 10 ms of work: bf16 products of 8192 x 8192, or fused attention, causal, over 32 sequences of 4096."""
+    if name == "products":
+        left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+        out = torch.empty_like(left)
+
+        def multiply() -> None:
+            for _ in range(8):
+                torch.mm(left, right, out=out)
+
+        return multiply
+    query, key, value = (torch.randn(32, 4, 4096, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
+
+    def attend() -> None:
+        for _ in range(8):
+            torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    return attend
+
+
+def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]) -> Callable[[], None]:
+    """One even exchange of a rank's bytes."""
+    if system == "none":
+        return lambda: None
+    block = settings.bytes_per_rank // settings.ranks
+    source = torch.ones(settings.bytes_per_rank, dtype=torch.uint8, device=settings.device)
+    if system == "headway_slots":
+        ring = headway.slots.Ring(
+            capacity=block, dtype=torch.uint8, device=settings.device, group=groups["headway"], num_slots=3
+        )
+        splits = [block] * settings.ranks
+        inputs = list(source.split(splits))
+
+        def exchange() -> None:
+            ring.take().exchange(inputs, splits)
+
+        return exchange
+    output = torch.empty_like(source)
+    return lambda: dist.all_to_all_single(output, source, group=groups[system])
+
+
+def time_alone(run: Callable[[], None], count: int) -> float:
+    """Seconds of one of ``count`` runs in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / count
+
+
+def time_beside(
+    work: Callable[[], None], exchange: Callable[[], None], exchanges: int, stream: torch.cuda.Stream
+) -> tuple[float, float]:
+    """Seconds of the work while exchanges run on ``stream``, and of these."""
+    begin, end, first, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))
+    torch.cuda.synchronize()
+    dist.barrier()
+    with torch.cuda.stream(stream):
+        first.record()
+        for _ in range(3):  # They are under way when the work begins.
+            exchange()
+    begin.record()
+    work()
+    end.record()
+    with torch.cuda.stream(stream):
+        for _ in range(exchanges):
+            exchange()
+        last.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3, first.elapsed_time(last) / 1e3
+
+
+def measure(settings: OverlapSettings, groups: dict[str, Any], work_name: str) -> None:
+    """Prints one point a round and system at rank 0."""
+    work = make_work(work_name, settings.device)
+    exchanges = {system: make_exchange(system, settings, groups) for system in settings.systems}
+    stream = torch.cuda.Stream()
+    work()
+    alone_s = time_alone(work, 5)
+    counts = {}
+    for system, exchange in exchanges.items():
+        exchange()
+        torch.cuda.synchronize()
+        dist.barrier()
+        each_s = time_alone(exchange, 10)
+        slowest = torch.tensor([alone_s / each_s if system != "none" else 0.0])
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        counts[system] = int(1.3 * float(slowest)) + 1
+    for index in range(settings.rounds):
+        order = settings.systems if index % 2 == 0 else list(reversed(settings.systems))
+        for system in order:
+            time.sleep(0.02)
+            with ClockLog(settings.device) as clock:
+                work_s, exchange_s = time_beside(work, exchanges[system], counts[system], stream)
+            print_point(settings, work_name, system, index, work_s, exchange_s, counts[system] + 3, clock.median_mhz())
+
+
+def print_point(
+    settings: OverlapSettings,
+    work: str,
+    system: str,
+    index: int,
+    work_s: float,
+    exchange_s: float,
+    exchanges: int,
+    clock_mhz: float,
+) -> None:
+    """One JSON line, of this rank."""
+    point = {
+        "name": "cuda_overlap",
+        "params": {"ranks": settings.ranks, "bytes_per_rank": settings.bytes_per_rank, "work": work},
+        "system": system,
+        "median_s": work_s,
+        "samples": 1,
+        "unit": "s",
+        "round": index * settings.ranks + settings.rank,
+        "clock_mhz": clock_mhz,
+        "covered": system == "none" or exchange_s > work_s,
+        "exchange_s": exchange_s / exchanges if system != "none" else 0.0,
+    }
+    gathered: list[Any] = [None] * settings.ranks
+    dist.all_gather_object(gathered, point)
+    if settings.rank == 0:
+        for each in gathered:
+            print(json.dumps(each), flush=True)
+
+
+def main() -> None:
+    """Connects, measures everything, leaves."""
+    settings = OverlapSettings(**json.loads(sys.argv[1]))
+    torch.cuda.set_device(settings.device)
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{settings.store}", rank=settings.rank, world_size=settings.ranks, timeout=timeout
+    )
+    groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
+    if "nccl" in settings.systems:
+        groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)
+    for work in settings.works:
+        measure(settings, groups, work)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
