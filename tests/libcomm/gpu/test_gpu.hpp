@@ -21,10 +21,20 @@ class TestGpu {
     auto const init = find<decltype(&cuInit)>("cuInit");
     CUdevice device{};
     if (init(0) != CUDA_SUCCESS || find<decltype(&cuDeviceGet)>("cuDeviceGet")(&device, 0) != CUDA_SUCCESS) return;
-    CUcontext context{};
-    check(find<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context, device));
-    check(find<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context));
+    check(find<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&context_, device));
+    use_in_this_thread();
     is_there_ = true;
+  }
+
+  void use_in_this_thread() const { check(find<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context_)); }
+  /// One more stream; the process's end takes it.
+  [[nodiscard]] CUstream stream() const {
+    CUstream stream{};
+    check(find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING));
+    return stream;
+  }
+  void finish(void* stream) const {
+    check(find<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(static_cast<CUstream>(stream)));
   }
 
   [[nodiscard]] bool is_there() const { return is_there_; }
@@ -74,6 +84,7 @@ class TestGpu {
   }
 
   void* library_;
+  CUcontext context_{};
   bool is_there_ = false;
 };
 

@@ -1,0 +1,163 @@
+// Exchanges of device memory between ranks that are threads and share the first GPU.
+
+#include "headway/comm/device_group.hpp"
+
+#include "test_bytes.hpp"
+#include "test_gpu.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+constexpr int kRanks = 3;
+
+class DeviceGroupTest : public GpuTest {
+ protected:
+  struct Rank {
+    std::unique_ptr<Group> group;
+    std::unique_ptr<DeviceGroup> device;
+    DeviceStream stream;  ///< Of its own: the default stream would make the ranks wait for each other.
+  };
+
+  /// Calls `body` on each rank, and rethrows what one of them threw.
+  void on_each_rank(GroupOptions options, DeviceOptions const& device, std::function<void(Rank&)> const& body) {
+    MemoryStore store;
+    options.engine = Engine::kInproc;
+    options.name = "test";
+    options.timeout = options.connect_timeout = std::chrono::seconds(20);
+    std::vector<std::exception_ptr> errors(kRanks);
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        threads.emplace_back([&, rank] {
+          try {
+            gpu_.use_in_this_thread();
+            Rank own{.group = Group::connect(rank, kRanks, store, options), .device = nullptr, .stream = gpu_.stream()};
+            own.device = DeviceGroup::make(*own.group, device);
+            body(own);
+            gpu_.finish(own.stream);
+            leave_together(own);
+          } catch (...) {
+            errors[static_cast<std::size_t>(rank)] = std::current_exception();
+          }
+        });
+      }
+    }
+    for (auto const& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
+  }
+
+  /// A rank that leaves while others still need it fails them.
+  static void leave_together(Rank& own) {
+    try {
+      static_cast<void>(own.group->wait(*own.group->barrier()));
+    } catch (OperationError const&) {  // Its test has made the group fail.
+    }
+    own.device.reset();
+  }
+
+  static std::vector<std::byte> block(int source, int destination, std::size_t size, int number) {
+    return test_bytes(size, static_cast<unsigned>(number * 100 + source * 10 + destination));
+  }
+};
+
+TEST_F(DeviceGroupTest, BlocksOfAllSizesArriveUnderABound) {
+  GroupOptions options;
+  options.max_lag = 2;
+  on_each_rank(options, {.slot_bytes = 1 << 20}, [&](Rank& own) {
+    int const rank = own.group->rank();
+    int number = 0;
+    for (std::size_t const size : {0U, 1U, 65'536U, 65'537U, 5'000'001U, 7U, 1'000'000U, 3U, 3U}) {
+      auto const size_to = [&](int source, int destination) {
+        return size == 0 ? 0 : size + static_cast<std::size_t>(source + 2 * destination);
+      };
+      std::vector<std::span<std::byte const>> sends;
+      std::vector<std::span<std::byte>> receives;
+      for (int peer = 0; peer < kRanks; ++peer) {
+        auto const source = gpu_.allocate(size_to(rank, peer) + 1).first(size_to(rank, peer));
+        if (!source.empty()) gpu_.write(source, block(rank, peer, source.size(), number));
+        sends.push_back(source);
+        receives.push_back(gpu_.allocate(size_to(peer, rank) + 1).first(size_to(peer, rank)));
+      }
+      auto const operation =
+          own.device->all_to_all_v({.sends = sends, .receives = receives}, {.stream = own.stream, .timeout = {}});
+      operation->join(own.stream);
+      gpu_.finish(own.stream);
+      EXPECT_TRUE(operation->done());
+      for (int peer = 0; peer < kRanks; ++peer) {
+        auto const& output = receives[static_cast<std::size_t>(peer)];
+        if (output.empty()) continue;
+        EXPECT_TRUE(same_bytes(gpu_.read(output), block(peer, rank, output.size(), number)))
+            << size << " bytes from rank " << peer;
+      }
+      ++number;
+    }
+  });
+}
+
+TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
+  on_each_rank({}, {}, [&](Rank& own) {
+    int const rank = own.group->rank();
+    auto const slots = own.device->make_slots({.block_bytes = 4096, .num_slots = 2});
+    auto const source = gpu_.allocate(4096);
+    std::vector<std::span<std::byte const>> const sends(kRanks, source);
+    std::vector<std::size_t> const received(kRanks, 4096);
+    for (int number = 0; number < 7; ++number) {
+      gpu_.write(source, block(rank, 0, 4096, number));
+      auto const slot = slots->take();
+      slots->all_to_all_v(slot.number, sends, received, 0, {.stream = own.stream, .timeout = {}})->join(own.stream);
+      gpu_.finish(own.stream);
+      for (int peer = 0; peer < kRanks; ++peer) {
+        if (peer == rank) continue;
+        auto const got = gpu_.read(slot.memory.subspan(static_cast<std::size_t>(peer) * 4096, 4096));
+        EXPECT_TRUE(same_bytes(got, block(peer, 0, 4096, number))) << number << " of rank " << peer;
+      }
+      slots->release(slot.number, std::vector<DeviceStream>{own.stream});
+    }
+    auto const first = slots->take(), second = slots->take();
+    EXPECT_THROW(static_cast<void>(slots->take()), UsageError);
+    slots->release(second.number, {});
+    slots->release(first.number, {});
+    EXPECT_EQ(slots->take().number, first.number);
+  });
+}
+
+TEST_F(DeviceGroupTest, AnAbortLetsStreamsThatWaitGoOn) {
+  on_each_rank({}, {}, [&](Rank& own) {
+    auto const memory = gpu_.allocate(64);
+    std::vector<std::span<std::byte const>> const sends(kRanks, memory.first(8));
+    std::vector<std::span<std::byte>> const receives(kRanks, memory.last(8));
+    auto const exchange = [&] {
+      return own.device->all_to_all_v({.sends = sends, .receives = receives}, {.stream = own.stream, .timeout = {}});
+    };
+    exchange()->join(own.stream);
+    gpu_.finish(own.stream);
+    if (own.group->rank() == 0) {
+      own.group->abort("enough");
+      return;
+    }
+    try {
+      auto const operation = exchange();  // Rank 0 takes no part.
+      operation->join(own.stream);
+      gpu_.finish(own.stream);
+      EXPECT_EQ(operation->status().code(), StatusCode::kAborted);
+    } catch (OperationError const& error) {  // It was told before.
+      EXPECT_NE(std::string(error.what()).find("enough"), std::string::npos);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace headway::comm
