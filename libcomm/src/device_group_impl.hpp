@@ -95,6 +95,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void meet_peers(Exchange const& exchange);
   /// Makes links to `peers` over `set`, whose slots are in `segment`, or in one for each peer where that is null.
   void make_links(LinkSet& set, std::span<int const> peers, std::shared_ptr<nvlink::SharedSegment> const& segment);
+  /// Before links end, whose operations are done: nobody watches over them any more.
   void forget_links(LinkSet const& set);
 
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }

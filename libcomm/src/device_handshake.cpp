@@ -98,7 +98,11 @@ void DeviceGroupImpl::make_links(LinkSet& set, std::span<int const> peers,
 
 void DeviceGroupImpl::forget_links(LinkSet const& set) {
   std::lock_guard const lock(watch_mutex_);
-  for (auto const& link : set.links) std::erase(met_, link.get());
+  for (auto const& link : set.links) {
+    if (link == nullptr) continue;
+    std::erase(met_, link.get());
+    std::erase_if(pending_, [&](auto const& operation) { return operation->looks_at(*link); });
+  }
 }
 
 }  // namespace headway::comm

@@ -27,6 +27,10 @@ bool DeviceOperationImpl::needs(int peer) const {
   return std::ranges::any_of(awaited_, [&](auto const& word) { return word.peer == peer && !word.has_come(); });
 }
 
+bool DeviceOperationImpl::looks_at(nvlink::Link const& link) const {
+  return std::ranges::any_of(awaited_, [&](auto const& word) { return word.link == &link; });
+}
+
 std::string DeviceOperationImpl::describe_missing() const {
   std::string text;
   for (auto const& word : awaited_) {

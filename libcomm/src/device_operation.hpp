@@ -49,6 +49,7 @@ class DeviceOperationImpl final : public DeviceOperation {
   [[nodiscard]] bool is_late(Clock::time_point now) const { return now >= deadline_; }
   [[nodiscard]] bool has_all() const;
   [[nodiscard]] bool needs(int peer) const;
+  [[nodiscard]] bool looks_at(nvlink::Link const& link) const;
   [[nodiscard]] std::string describe_missing() const;
   /// Once at most.
   void fail(Status const& failure) noexcept;

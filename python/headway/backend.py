@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from datetime import timedelta
@@ -20,8 +21,12 @@ from headway.options import complete_options
 def register() -> None:
     """Makes ``"headway"`` a backend of ``torch.distributed``: one instance for all device types of a group.
 
-    CUDA is named only where it is available: otherwise checkpoints ask for the current CUDA device and fail.
+    CUDA is named only where it is available: otherwise checkpoints ask for the current CUDA device and fail. Unless the
+    environment says otherwise, CUDA gets all of its hardware queues: a stream that waits for a peer takes one, and with
+    8, the default, so few such streams would hold up all others.
     """
+    if torch.version.cuda is not None and not torch.cuda.is_initialized():
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=devices)
 

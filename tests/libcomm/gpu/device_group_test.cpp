@@ -20,7 +20,7 @@
 namespace headway::comm {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kRanks = 2;
 
 class DeviceGroupTest : public GpuTest {
  protected:

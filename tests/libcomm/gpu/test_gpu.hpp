@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,7 +17,10 @@ namespace headway::comm {
 /// The first GPU, by CUDA's driver, which is loaded here as a program that uses CUDA would.
 class TestGpu {
  public:
-  TestGpu() : library_(::dlopen("libcuda.so.1", RTLD_NOW)) {
+  TestGpu() {
+    // Ranks that are threads share the queues of one process, of which there are 8 else: too few for streams that wait.
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    library_ = ::dlopen("libcuda.so.1", RTLD_NOW);
     if (library_ == nullptr) return;
     auto const init = find<decltype(&cuInit)>("cuInit");
     CUdevice device{};
@@ -83,7 +87,7 @@ class TestGpu {
     if (result != CUDA_SUCCESS) throw std::runtime_error("CUDA error " + std::to_string(result));
   }
 
-  void* library_;
+  void* library_ = nullptr;
   CUcontext context_{};
   bool is_there_ = false;
 };
