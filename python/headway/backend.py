@@ -25,7 +25,7 @@ def register() -> None:
     environment says otherwise, CUDA gets all of its hardware queues: a stream that waits for a peer takes one, and with
     8, the default, so few such streams would hold up all others.
     """
-    if torch.version.cuda is not None and not torch.cuda.is_initialized():
+    if torch.version.cuda is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=devices)
