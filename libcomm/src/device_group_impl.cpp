@@ -60,20 +60,17 @@ DeviceGroupImpl::~DeviceGroupImpl() {
   group_.detach(*this);
 }
 
-bool DeviceGroupImpl::is_idle() const {
+bool DeviceGroupImpl::is_idle() const noexcept {
   auto const is_done = [](auto const& stream) { return stream == nullptr || stream->is_idle(); };
   return std::ranges::all_of(lanes_, is_done) &&
          std::ranges::all_of(channels_, [&](auto const& each) { return std::ranges::all_of(each.receivers, is_done); });
 }
 
 void DeviceGroupImpl::drain() noexcept {
-  try {
-    for (Deadline deadline = Deadline::max(); !is_idle() && Clock::now() < deadline;) {
-      if (failed_ && deadline == Deadline::max()) deadline = Clock::now() + kDrainTime;
-      if (failed_) group_failed(failure_);
-      std::this_thread::sleep_for(kDrainPoll);
-    }
-  } catch (std::exception const&) {  // The process ends, and its context is gone.
+  for (Deadline deadline = Deadline::max(); !is_idle() && Clock::now() < deadline;) {
+    if (failed_ && deadline == Deadline::max()) deadline = Clock::now() + kDrainTime;
+    if (failed_) group_failed(failure_);
+    std::this_thread::sleep_for(kDrainPoll);
   }
 }
 
@@ -162,10 +159,26 @@ void DeviceGroupImpl::add_receive(std::span<std::byte> block, int peer) {
   }
 }
 
+void DeviceGroupImpl::expect_one_for_each(std::size_t count, char const* what) const {
+  if (count == static_cast<std::size_t>(size_)) return;
+  throw UsageError(std::string(what) + ": one block for each of the " + std::to_string(size_) +
+                   " ranks is needed, not " + std::to_string(count));
+}
+
+void DeviceGroupImpl::expect_peer(int peer, char const* what) const {
+  if (peer >= 0 && peer < size_ && peer != rank_) return;
+  throw UsageError(std::string(what) + ": rank " + std::to_string(peer) + " is not another rank");
+}
+
+void DeviceGroupImpl::expect_root(int root, char const* what) const {
+  if (root >= 0 && root < size_) return;
+  throw UsageError(std::string(what) + ": the group has no rank " + std::to_string(root));
+}
+
 DeviceOperationPtr DeviceGroupImpl::all_to_all_v(AllToAllArgs const& args, DeviceCall const& call) {
   int const max_lag = group_.max_lag(args.channel);
-  auto const size = static_cast<std::size_t>(size_);
-  expects(args.sends.size() == size && args.receives.size() == size, "all_to_all_v: one block for each rank is needed");
+  expect_one_for_each(args.sends.size(), "all_to_all_v");
+  expect_one_for_each(args.receives.size(), "all_to_all_v");
   std::lock_guard const lock(mutex_);
   auto& channel = ring(args.channel);
   new_exchange(Verb::kAllToAll, channel, args.data_type, channel.num_operations);
@@ -179,6 +192,7 @@ DeviceOperationPtr DeviceGroupImpl::all_to_all_v(AllToAllArgs const& args, Devic
 
 DeviceOperationPtr DeviceGroupImpl::broadcast(std::span<std::byte> block, int root, DataType type,
                                               DeviceCall const& call) {
+  expect_root(root, "broadcast");
   std::lock_guard const lock(mutex_);
   new_collective(Verb::kBroadcast, type);
   for (int step = 1; step < size_; ++step) {
@@ -191,6 +205,8 @@ DeviceOperationPtr DeviceGroupImpl::broadcast(std::span<std::byte> block, int ro
 DeviceOperationPtr DeviceGroupImpl::gather(std::span<std::byte const> block,
                                            std::span<std::span<std::byte> const> receives, int root, DataType type,
                                            DeviceCall const& call) {
+  expect_root(root, "gather");
+  if (rank_ == root) expect_one_for_each(receives.size(), "gather");
   std::lock_guard const lock(mutex_);
   new_collective(Verb::kGather, type);
   add_send(block, root);
@@ -201,6 +217,8 @@ DeviceOperationPtr DeviceGroupImpl::gather(std::span<std::byte const> block,
 DeviceOperationPtr DeviceGroupImpl::scatter(std::span<std::span<std::byte const> const> sends,
                                             std::span<std::byte> block, int root, DataType type,
                                             DeviceCall const& call) {
+  expect_root(root, "scatter");
+  if (rank_ == root) expect_one_for_each(sends.size(), "scatter");
   std::lock_guard const lock(mutex_);
   new_collective(Verb::kScatter, type);
   for (int peer = 0; rank_ == root && peer < size_; ++peer) add_send(sends[static_cast<std::size_t>(peer)], peer);
@@ -211,6 +229,7 @@ DeviceOperationPtr DeviceGroupImpl::scatter(std::span<std::span<std::byte const>
 DeviceOperationPtr DeviceGroupImpl::all_gather(std::span<std::byte const> block,
                                                std::span<std::span<std::byte> const> receives, DataType type,
                                                DeviceCall const& call) {
+  expect_one_for_each(receives.size(), "all_gather");
   std::lock_guard const lock(mutex_);
   new_collective(Verb::kAllGather, type);
   for (int step = 0; step < size_; ++step) {
@@ -223,7 +242,7 @@ DeviceOperationPtr DeviceGroupImpl::all_gather(std::span<std::byte const> block,
 
 DeviceOperationPtr DeviceGroupImpl::send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type,
                                          DeviceCall const& call) {
-  expects(peer >= 0 && peer < size_ && peer != rank_, "send: rank " + std::to_string(peer) + " is not another rank");
+  expect_peer(peer, "send");
   std::lock_guard const lock(mutex_);
   new_exchange(Verb::kSend, messages(), type, match);
   add_send(block, peer);
@@ -232,7 +251,7 @@ DeviceOperationPtr DeviceGroupImpl::send(std::span<std::byte const> block, int p
 
 DeviceOperationPtr DeviceGroupImpl::receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type,
                                             DeviceCall const& call) {
-  expects(peer >= 0 && peer < size_ && peer != rank_, "receive: rank " + std::to_string(peer) + " is not another rank");
+  expect_peer(peer, "receive");
   std::lock_guard const lock(mutex_);
   new_exchange(Verb::kSend, messages(), type, match);
   add_receive(block, peer);
@@ -244,9 +263,10 @@ DeviceOperationPtr DeviceGroupImpl::receive(std::span<std::byte> block, int peer
 DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall const& call) {
   throw_if_failed();
   auto const& x = exchange_;
-  expects(x.own_source.size() == x.own_output.size(),
-          std::string(verb_name(x.verb)) + ": rank " + std::to_string(rank_) + " sends itself " +
-              std::to_string(x.own_source.size()) + " bytes and expects " + std::to_string(x.own_output.size()));
+  if (x.own_source.size() != x.own_output.size()) {
+    throw UsageError(std::string(verb_name(x.verb)) + ": rank " + std::to_string(rank_) + " sends itself " +
+                     std::to_string(x.own_source.size()) + " bytes and expects " + std::to_string(x.own_output.size()));
+  }
   nvlink::ContextScope const scope(*context_);
   auto* const user = static_cast<CUstream>(call.stream);
   refuse_capture(user);

@@ -105,6 +105,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void new_collective(Verb verb, DataType type) {
     new_exchange(verb, collectives(), type, collectives().num_operations);
   }
+  void expect_one_for_each(std::size_t count, char const* what) const;
+  void expect_root(int root, char const* what) const;
+  void expect_peer(int peer, char const* what) const;
   void add_send(std::span<std::byte const> block, int peer);
   void add_receive(std::span<std::byte> block, int peer);
   /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
@@ -157,7 +160,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void throw_if_failed() const;
   void refuse_capture(CUstream stream) const;
   void forget_completed();
-  [[nodiscard]] bool is_idle() const;
+  [[nodiscard]] bool is_idle() const noexcept;
   void drain() noexcept;
 
   Group& group_;

@@ -48,7 +48,6 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
 
 DeviceSlotsImpl::~DeviceSlotsImpl() {
   group_.drain();
-  nvlink::ContextScope const scope(*group_.context_);
   for (auto const deadline = Clock::now() + kCreditTime; !credits_.is_idle() && Clock::now() < deadline;) {
     std::this_thread::sleep_for(kCreditPoll);
   }
@@ -63,9 +62,11 @@ DeviceSlots::Slot DeviceSlotsImpl::take() {
   group_.throw_if_failed();
   auto const num_slots = static_cast<std::uint64_t>(options_.num_slots);
   std::uint64_t const number = num_taken();
-  expects(leases_.size() < num_slots, "slot " + std::to_string(number % num_slots) + " is still leased by operation " +
-                                          std::to_string(num_released_) + ", and operation " + std::to_string(number) +
-                                          " needs it: free the tensors that use it, or make more slots");
+  if (leases_.size() == num_slots) {
+    throw UsageError("slot " + std::to_string(number % num_slots) + " is still leased by operation " +
+                     std::to_string(num_released_) + ", and operation " + std::to_string(number) +
+                     " needs it: free the tensors that use it, or make more slots");
+  }
   auto const& layout = links_.layout.channels.front();
   auto* const memory = reinterpret_cast<std::byte*>(segment_->memory.address() + layout.slot_offset(number));
   leases_.emplace_back();
@@ -77,12 +78,15 @@ DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
                                                  std::span<std::size_t const> received_bytes, DataType type,
                                                  DeviceCall const& call) {
   std::lock_guard const lock(group_.mutex_);
-  auto const size = static_cast<std::size_t>(group_.size_);
-  expects(sends.size() == size && received_bytes.size() == size, "slots: one block for each rank is needed");
-  expects(number >= num_released_ && number < num_taken(),
-          "slots: the slot of operation " + std::to_string(number) + " is not taken");
-  expects(number == channel_.num_operations,
-          "slots: operation " + std::to_string(channel_.num_operations) + " comes before " + std::to_string(number));
+  group_.expect_one_for_each(sends.size(), "slots");
+  group_.expect_one_for_each(received_bytes.size(), "slots");
+  if (number < num_released_ || number >= num_taken()) {
+    throw UsageError("slots: the slot of operation " + std::to_string(number) + " is not taken");
+  }
+  if (number != channel_.num_operations) {
+    throw UsageError("slots: operation " + std::to_string(channel_.num_operations) + " comes before " +
+                     std::to_string(number));
+  }
   group_.new_exchange(Verb::kAllToAll, channel_, type, number);
   group_.exchange_.is_in_slots = true;
   for (int step = 1; step < group_.size_; ++step) {
@@ -90,8 +94,10 @@ DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
     auto const& block = sends[static_cast<std::size_t>(to)];
     std::size_t const expected = received_bytes[static_cast<std::size_t>(from)];
     auto const most = std::max(block.size(), expected);
-    expects(most <= options_.block_bytes, "slots: a block of " + std::to_string(most) +
-                                              " bytes does not fit, they hold " + std::to_string(options_.block_bytes));
+    if (most > options_.block_bytes) {
+      throw UsageError("slots: a block of " + std::to_string(most) + " bytes does not fit, they hold " +
+                       std::to_string(options_.block_bytes));
+    }
     group_.add_send(block, to);
     group_.add_receive({static_cast<std::byte*>(nullptr), expected}, from);
   }
@@ -102,14 +108,17 @@ DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
 
 void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const> streams) {
   std::lock_guard const lock(group_.mutex_);
-  expects(number >= num_released_ && number < num_taken(),
-          "slots: operation " + std::to_string(number) + " has no lease");
+  if (number < num_released_ || number >= num_taken()) {
+    throw UsageError("slots: operation " + std::to_string(number) + " has no lease");
+  }
   auto& lease = leases_[number - num_released_];
   if (lease.completion == nullptr && number + 1 == num_taken()) {  // Given back as it was.
     leases_.pop_back();
     return;
   }
-  expects(lease.completion != nullptr, "slots: operation " + std::to_string(number) + " has not started");
+  if (lease.completion == nullptr) {
+    throw UsageError("slots: operation " + std::to_string(number) + " has not started");
+  }
   nvlink::ContextScope const scope(*group_.context_);
   group_.after_event(credits_.get(), lease.completion.get());
   for (DeviceStream const stream : streams) {

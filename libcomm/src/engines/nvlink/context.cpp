@@ -34,13 +34,4 @@ void Context::refuse(CUresult result, char const* call, std::string const& detai
                     (detail.empty() ? "" : detail + "; ") + "CUDA device " + std::to_string(ordinal_) + ")");
 }
 
-ContextScope::ContextScope(Context const& context) : context_(context) {
-  context.check(context.driver().ctx_push_current(context.handle()), "cuCtxPushCurrent");
-}
-
-ContextScope::~ContextScope() {
-  CUcontext popped = nullptr;
-  context_.driver().ctx_pop_current(&popped);
-}
-
 }  // namespace headway::comm::nvlink

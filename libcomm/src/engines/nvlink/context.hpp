@@ -39,16 +39,29 @@ class Context {
   CUcontext handle_{};
 };
 
-/// Makes a context this thread's while it lives.
-class ContextScope {
+/// Makes a context this thread's while it lives, if it can: for destructors, which may come after CUDA's end.
+class QuietContextScope {
  public:
-  explicit ContextScope(Context const& context);
-  ~ContextScope();
-  ContextScope(ContextScope const&) = delete;
-  ContextScope& operator=(ContextScope const&) = delete;
+  explicit QuietContextScope(Context const& context) noexcept
+      : context_(context), result_(context.driver().ctx_push_current(context.handle())) {}
+  ~QuietContextScope() {
+    CUcontext popped = nullptr;
+    if (result_ == CUDA_SUCCESS) context_.driver().ctx_pop_current(&popped);
+  }
+  QuietContextScope(QuietContextScope const&) = delete;
+  QuietContextScope& operator=(QuietContextScope const&) = delete;
 
- private:
+ protected:
   Context const& context_;
+  CUresult result_;
+};
+
+/// The same. @throws SystemError if it cannot.
+class ContextScope : private QuietContextScope {
+ public:
+  explicit ContextScope(Context const& context) : QuietContextScope(context) {
+    context.check(result_, "cuCtxPushCurrent");
+  }
 };
 
 }  // namespace headway::comm::nvlink

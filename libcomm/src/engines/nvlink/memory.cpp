@@ -88,6 +88,7 @@ DeviceSegment& DeviceSegment::operator=(DeviceSegment&& other) noexcept {
 
 DeviceSegment::~DeviceSegment() {
   if (mapped_bytes_ == 0) return;
+  QuietContextScope const scope(*context_);
   context_->call().mem_unmap(address_, mapped_bytes_);
   context_->call().mem_address_free(address_, mapped_bytes_);
 }
@@ -129,10 +130,8 @@ HostSegment& HostSegment::operator=(HostSegment&& other) noexcept {
 
 HostSegment::~HostSegment() {
   if (data_ == nullptr) return;
-  CUcontext popped = nullptr;  // Without ContextScope, which throws.
-  bool const is_current = context_->driver().ctx_push_current(context_->handle()) == CUDA_SUCCESS;
+  QuietContextScope const scope(*context_);
   context_->call().mem_host_unregister(data_);
-  if (is_current) context_->driver().ctx_pop_current(&popped);
   ::munmap(data_, num_bytes_);
 }
 

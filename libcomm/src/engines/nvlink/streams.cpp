@@ -9,9 +9,18 @@ Stream::Stream(std::shared_ptr<Context const> context) : context_(std::move(cont
   context_->check(context_->call().stream_create(&stream_, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
 
-Stream::~Stream() { context_->call().stream_destroy(stream_); }
+Stream::~Stream() {
+  QuietContextScope const scope(*context_);
+  context_->call().stream_destroy(stream_);
+}
+
+bool Stream::is_idle() const noexcept {
+  QuietContextScope const scope(*context_);
+  return context_->call().stream_query(stream_) != CUDA_ERROR_NOT_READY;
+}
 
 EventPool::~EventPool() {
+  QuietContextScope const scope(*context_);
   for (CUevent const event : free_) context_->call().event_destroy(event);
 }
 

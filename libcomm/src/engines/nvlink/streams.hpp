@@ -12,7 +12,7 @@
 
 namespace headway::comm::nvlink {
 
-/// A stream of our own, which the legacy default stream does not wait for. Needs the context to be current to end.
+/// A stream of our own, which the legacy default stream does not wait for.
 class Stream {
  public:
   explicit Stream(std::shared_ptr<Context const> context);
@@ -21,7 +21,7 @@ class Stream {
   ~Stream();
   [[nodiscard]] CUstream get() const { return stream_; }
   /// Whether all that was enqueued is done.
-  [[nodiscard]] bool is_idle() const { return context_->call().stream_query(stream_) != CUDA_ERROR_NOT_READY; }
+  [[nodiscard]] bool is_idle() const noexcept;
 
  private:
   std::shared_ptr<Context const> context_;

@@ -1,0 +1,76 @@
+// Where fragments of exchanges of device memory lie: needs no device.
+
+#include "engines/nvlink/layout.hpp"
+
+#include "engines/nvlink/link.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace headway::comm::nvlink {
+namespace {
+
+using Range = std::pair<std::size_t, std::size_t>;  ///< Begin and end.
+
+void expect_apart(std::vector<Range> ranges, std::size_t limit) {
+  std::ranges::sort(ranges);
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    EXPECT_LE(ranges[i].second, i + 1 < ranges.size() ? ranges[i + 1].first : limit) << "range " << i;
+  }
+}
+
+TEST(LinkLayout, SlotsOfAllChannelsAreApart) {
+  LinkLayout layout;
+  layout.add_channel(1 << 20, 5);
+  layout.add_channel(65'536, 3);
+  layout.add_channel(4'000'768, 8);
+  std::vector<Range> slots, host;
+  for (auto const& channel : layout.channels) {
+    host.emplace_back(channel.board_offset, channel.board_offset + sizeof(Board));
+    for (std::uint64_t fragment = 7; fragment < 7 + channel.num_slots; ++fragment) {
+      slots.emplace_back(channel.slot_offset(fragment), channel.slot_offset(fragment) + channel.slot_bytes);
+      host.emplace_back(channel.stage_offset(fragment), channel.stage_offset(fragment) + kStageBytes);
+    }
+  }
+  expect_apart(slots, layout.device_bytes);
+  expect_apart(host, layout.host_bytes);
+}
+
+TEST(LinkLayout, SharedSlotsHoldABlockOfEachSourceSideBySide) {
+  constexpr int kRanks = 3;
+  auto const layout = LinkLayout::of_shared_slots(1024, 4, kRanks);
+  auto const& channel = layout.channels.front();
+  std::vector<Range> blocks;
+  for (std::uint64_t slot = 0; slot < 4; ++slot) {
+    for (std::size_t source = 0; source < kRanks; ++source) {
+      std::size_t const begin = channel.slot_offset(slot) + source * layout.source_stride;
+      blocks.emplace_back(begin, begin + 1024);
+    }
+  }
+  expect_apart(blocks, layout.device_bytes);
+  EXPECT_EQ(channel.slot_offset(4), channel.slot_offset(0));
+}
+
+TEST(ChannelLayout, FragmentsCoverABlockAndFitTheirSlots) {
+  LinkLayout layout;
+  layout.add_channel(std::size_t{16} << 20, 5);
+  layout.add_channel(65'536, 5);
+  for (auto const& channel : layout.channels) {
+    EXPECT_EQ(channel.num_fragments(0), 1U);  // Also an empty block is a message.
+    for (std::size_t const size : {1UL, 65'536UL, 65'537UL, 4'194'304UL, 4'194'305UL, 30'000'001UL, 134'217'728UL}) {
+      std::size_t const each = channel.fragment_bytes(size);
+      std::uint64_t const count = channel.num_fragments(size);
+      EXPECT_LE(std::min(each, size), channel.slot_bytes) << size;
+      EXPECT_GE(count * each, size) << size;
+      EXPECT_LT((count - 1) * each, size) << size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headway::comm::nvlink
