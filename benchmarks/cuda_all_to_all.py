@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import flat, make_parser, whole_number
-from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.plots import Panel
-from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
-from benchmarks.harness.torch_ranks import run_torch_ranks
+from benchmarks.harness.torch_ranks import measure_torch_ranks
 from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
@@ -40,19 +38,6 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
-    points = []
-    for ranks in options.ranks:
-        by_round: dict[int, list[Point]] = defaultdict(list)
-        for line in run_ranks(options, ranks).splitlines():
-            if line.startswith("{"):
-                point = parse_point(line)
-                by_round[point.extra.pop("round")].append(point)
-        points += combine_rounds([by_round[index] for index in sorted(by_round)], reference=_NCCL)
-    return points
-
-
-def run_ranks(options: argparse.Namespace, ranks: int) -> str:
-    """Runs all ranks to their end and returns what rank 0 printed."""
     settings = {
         "systems": [*_HEADWAY] if options.against == "none" else [*_HEADWAY, _NCCL],
         "sizes": flat(options.sizes),
@@ -61,8 +46,16 @@ def run_ranks(options: argparse.Namespace, ranks: int) -> str:
         "repetitions": options.repetitions,
         "timeout_s": options.time_limit,
     }
-    module = "benchmarks.torch_ranks.cuda_all_to_all_rank"
-    return run_torch_ranks(module, settings, num_ranks=ranks, time_limit_s=options.time_limit)
+    points = []
+    for ranks in options.ranks:
+        points += measure_torch_ranks(
+            "benchmarks.torch_ranks.cuda_all_to_all_rank",
+            settings,
+            num_ranks=ranks,
+            time_limit_s=options.time_limit,
+            reference=_NCCL,
+        )
+    return points
 
 
 def format_points(points: Sequence[Point]) -> str:

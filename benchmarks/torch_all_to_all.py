@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import flat, make_parser, whole_number
-from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.plots import Panel
-from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
-from benchmarks.harness.torch_ranks import run_torch_ranks
+from benchmarks.harness.torch_ranks import measure_torch_ranks
 from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "torch.distributed.all_to_all_single against Gloo"
@@ -39,22 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points."""
-    return [point for ranks in options.ranks for point in measure_ranks(options, ranks)]
-
-
-def measure_ranks(options: argparse.Namespace, ranks: int) -> list[Point]:
-    """Points of all systems and sizes for one number of ranks, combined over rounds."""
-    by_round: dict[int, list[Point]] = defaultdict(list)
-    for line in run_ranks(options, ranks).splitlines():
-        if line.startswith("{"):
-            point = parse_point(line)
-            by_round[point.extra.pop("round")].append(point)
-    return combine_rounds([by_round[index] for index in sorted(by_round)], reference=_GLOO)
-
-
-def run_ranks(options: argparse.Namespace, ranks: int) -> str:
-    """Runs all ranks to their end and returns what rank 0 printed."""
+    """All points, combined over rounds."""
     settings = {
         "systems": [_HEADWAY] if options.against == "none" else [_HEADWAY, _GLOO],
         "sizes": flat(options.sizes),
@@ -63,8 +46,16 @@ def run_ranks(options: argparse.Namespace, ranks: int) -> str:
         "repetitions": options.repetitions,
         "timeout_s": options.time_limit,
     }
-    module = "benchmarks.torch_ranks.all_to_all_rank"
-    return run_torch_ranks(module, settings, num_ranks=ranks, time_limit_s=options.time_limit)
+    points = []
+    for ranks in options.ranks:
+        points += measure_torch_ranks(
+            "benchmarks.torch_ranks.all_to_all_rank",
+            settings,
+            num_ranks=ranks,
+            time_limit_s=options.time_limit,
+            reference=_GLOO,
+        )
+    return points
 
 
 def format_points(points: Sequence[Point]) -> str:

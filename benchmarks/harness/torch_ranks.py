@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.pairing import combine_rounds
+from benchmarks.harness.points import Point, parse_point
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +47,24 @@ def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int,
                 process.kill()
                 process.wait()
         return (Path(folder) / "0.out").read_text()
+
+
+def measure_torch_ranks(
+    module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int, reference: str
+) -> list[Point]:
+    """The points that rank 0 printed, each with its ``round``, combined over rounds.
+
+    Args:
+        reference: the system that ratios are taken to.
+    Raises:
+        BenchmarkError: as ``run_torch_ranks()``.
+    """
+    by_round: dict[int, list[Point]] = defaultdict(list)
+    for line in run_torch_ranks(module, settings, num_ranks=num_ranks, time_limit_s=time_limit_s).splitlines():
+        if line.startswith("{"):
+            point = parse_point(line)
+            by_round[point.extra.pop("round")].append(point)
+    return combine_rounds([by_round[index] for index in sorted(by_round)], reference=reference)
 
 
 def _start(command: Sequence[str], output: IO[str], errors: IO[str]) -> subprocess.Popen[bytes]:

@@ -1,5 +1,6 @@
 #include "engines/nvlink/mailbox.hpp"
 
+#include "descriptor_message.hpp"
 #include "headway/comm/status.hpp"
 #include "rendezvous/random.hpp"
 
@@ -47,23 +48,13 @@ Mailbox::Mailbox()
 
 void Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const {
   Nonce body = nonce;
-  iovec part{.iov_base = body.data(), .iov_len = body.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptors)> control{};
   Address address = address_of(to);
-  msghdr message{};
-  message.msg_name = &address.name;
-  message.msg_namelen = address.length;
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof descriptors);
-  std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
+  DescriptorMessage message(body);
+  message.header().msg_name = &address.name;
+  message.header().msg_namelen = address.length;
+  message.attach(descriptors);
   for (Deadline const deadline = Clock::now() + std::chrono::seconds(60);;) {
-    if (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) >= 0) return;
+    if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return;
     bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS;
     if ((!is_full && errno != EINTR) || Clock::now() > deadline) {
       throw SystemError("sendmsg", errno, "descriptors of CUDA memory for rank " + std::to_string(peer));
@@ -75,23 +66,11 @@ void Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int, 2>
 
 bool Mailbox::take_letter() {
   Letter letter{};
-  std::array<int, 2> descriptors{-1, -1};
-  iovec part{.iov_base = letter.nonce.data(), .iov_len = letter.nonce.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof descriptors)> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t const count = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  DescriptorMessage message(letter.nonce);
+  ssize_t const count = ::recvmsg(socket_.get(), &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (count < 0) return false;
-  cmsghdr const* const rights = CMSG_FIRSTHDR(&message);
-  if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
-    std::size_t const num_bytes = std::min(rights->cmsg_len - CMSG_LEN(0), sizeof descriptors);
-    std::memcpy(descriptors.data(), CMSG_DATA(rights), num_bytes);
-    for (std::size_t i = 0; i < descriptors.size(); ++i) letter.descriptors[i] = FileDescriptor(descriptors[i]);
-  }
-  bool const is_whole = count == static_cast<ssize_t>(letter.nonce.size()) && descriptors[1] >= 0;
+  letter.descriptors = message.take();
+  bool const is_whole = count == static_cast<ssize_t>(letter.nonce.size()) && letter.descriptors[1].valid();
   if (is_whole && letters_.size() < kMaxLetters) letters_.push_back(std::move(letter));
   return true;
 }

@@ -1,6 +1,7 @@
 #include "engines/shm/init.hpp"
 
 #include "available_cores.hpp"
+#include "descriptor_message.hpp"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -9,11 +10,11 @@
 #include <sys/time.h>
 #include <sys/uio.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -32,21 +33,10 @@ struct Hello {
 
 std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
 
-void send_hello(int socket, Hello const& hello, int memory_fd, int bell_fd, std::size_t peer) {
-  std::array<int, 2> const fds{memory_fd, bell_fd};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
-  iovec part{.iov_base = const_cast<Hello*>(&hello), .iov_len = sizeof hello};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof fds);
-  std::memcpy(CMSG_DATA(rights), fds.data(), sizeof fds);
-  if (sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello)) {
+void send_hello(int socket, Hello hello, int memory_fd, int bell_fd, std::size_t peer) {
+  DescriptorMessage message(std::as_writable_bytes(std::span(&hello, 1)));
+  message.attach({memory_fd, bell_fd});
+  if (sendmsg(socket, &message.header(), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello)) {
     throw SystemError("sendmsg", errno, with_rank(peer));
   }
 }
@@ -55,23 +45,15 @@ Hello receive_hello(int socket, FileDescriptor& memory, FileDescriptor& bell, st
   timeval const limit{.tv_sec = kExchangeTimeoutS, .tv_usec = 0};
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   Hello hello{};
-  std::array<int, 2> fds{-1, -1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof fds)> control{};
-  iovec part{.iov_base = &hello, .iov_len = sizeof hello};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t const received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+  DescriptorMessage message(std::as_writable_bytes(std::span(&hello, 1)));
+  ssize_t const received = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_WAITALL);
   if (received < 0) throw SystemError("recvmsg", errno, with_rank(peer));
-  cmsghdr const* const rights = CMSG_FIRSTHDR(&message);
-  if (received != static_cast<ssize_t>(sizeof hello) || rights == nullptr || rights->cmsg_len != CMSG_LEN(sizeof fds)) {
+  auto descriptors = message.take();
+  if (received != static_cast<ssize_t>(sizeof hello) || !descriptors[1].valid()) {
     throw SystemError("recvmsg", ECONNRESET, with_rank(peer) + " went away while connecting");
   }
-  std::memcpy(fds.data(), CMSG_DATA(rights), sizeof fds);
-  memory = FileDescriptor(fds[0]);
-  bell = FileDescriptor(fds[1]);
+  memory = std::move(descriptors[0]);
+  bell = std::move(descriptors[1]);
   return hello;
 }
 

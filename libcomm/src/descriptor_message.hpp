@@ -1,0 +1,56 @@
+#pragma once
+
+#include "file_descriptor.hpp"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+namespace headway::comm {
+
+/// A message of a local socket for sendmsg() and recvmsg(): a body, and two descriptors that go with it.
+class DescriptorMessage {
+ public:
+  /// `body` must outlive it.
+  explicit DescriptorMessage(std::span<std::byte> body) : part_{.iov_base = body.data(), .iov_len = body.size()} {
+    header_.msg_iov = &part_;
+    header_.msg_iovlen = 1;
+    header_.msg_control = control_.data();
+    header_.msg_controllen = control_.size();
+  }
+  DescriptorMessage(DescriptorMessage const&) = delete;
+  DescriptorMessage& operator=(DescriptorMessage const&) = delete;
+
+  [[nodiscard]] msghdr& header() { return header_; }
+  /// Sends duplicates of them.
+  void attach(std::array<int, 2> descriptors) {
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header_);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof descriptors);
+    std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
+  }
+  /// Those that were received, once; not valid if there were not two.
+  [[nodiscard]] std::array<FileDescriptor, 2> take() {
+    std::array<int, 2> descriptors{-1, -1};
+    cmsghdr const* const rights = CMSG_FIRSTHDR(&header_);
+    if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) return {};
+    std::size_t const num_bytes = rights->cmsg_len - CMSG_LEN(0);
+    std::memcpy(descriptors.data(), CMSG_DATA(rights), std::min(num_bytes, sizeof descriptors));
+    std::array<FileDescriptor, 2> taken{FileDescriptor(descriptors[0]), FileDescriptor(descriptors[1])};
+    if (num_bytes != sizeof descriptors) return {};
+    return taken;
+  }
+
+ private:
+  iovec part_;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control_{};
+  msghdr header_{};
+};
+
+}  // namespace headway::comm
