@@ -221,18 +221,16 @@ void DeviceGroupImpl::after_bound(CUstream stream, std::optional<int> max_lag) {
   if (back <= completions.size()) after_event(stream, completions[completions.size() - back].get());
 }
 
-CUstream DeviceGroupImpl::lane(int peer) {
-  auto& stream = lanes_[static_cast<std::size_t>(peer)];
-  if (stream == nullptr) stream = std::make_unique<nvlink::Stream>(context_);
-  return stream->get();
-}
+CUstream DeviceGroupImpl::lane(int peer) { return stream_at(exchange_.channel->lanes, static_cast<std::size_t>(peer)); }
 
 CUstream DeviceGroupImpl::receiver(int peer) {
-  auto& receivers = exchange_.channel->receivers;
-  auto const at = is_of_messages() ? static_cast<std::size_t>(peer) : 0;
-  if (receivers.size() <= at) receivers.resize(at + 1);
-  if (receivers[at] == nullptr) receivers[at] = std::make_unique<nvlink::Stream>(context_);
-  return receivers[at]->get();
+  return stream_at(exchange_.channel->receivers, is_of_messages() ? static_cast<std::size_t>(peer) : 0);
+}
+
+CUstream DeviceGroupImpl::stream_at(std::vector<std::unique_ptr<nvlink::Stream>>& streams, std::size_t at) const {
+  if (streams.size() <= at) streams.resize(at + 1);
+  if (streams[at] == nullptr) streams[at] = std::make_unique<nvlink::Stream>(context_);
+  return streams[at]->get();
 }
 
 }  // namespace headway::comm

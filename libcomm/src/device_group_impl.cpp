@@ -33,7 +33,6 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       size_(group.size()),
       context_(nvlink::Context::open(options.ordinal)),
       mailbox_(std::make_unique<nvlink::Mailbox>()),
-      lanes_(static_cast<std::size_t>(size_)),
       events_(std::make_shared<nvlink::EventPool>(context_)),
       words_(*context_),
       copies_(*context_) {
@@ -62,8 +61,9 @@ DeviceGroupImpl::~DeviceGroupImpl() {
 
 bool DeviceGroupImpl::is_idle() const noexcept {
   auto const is_done = [](auto const& stream) { return stream == nullptr || stream->is_idle(); };
-  return std::ranges::all_of(lanes_, is_done) &&
-         std::ranges::all_of(channels_, [&](auto const& each) { return std::ranges::all_of(each.receivers, is_done); });
+  return std::ranges::all_of(channels_, [&](auto const& each) {
+    return std::ranges::all_of(each.lanes, is_done) && std::ranges::all_of(each.receivers, is_done);
+  });
 }
 
 void DeviceGroupImpl::drain() noexcept {

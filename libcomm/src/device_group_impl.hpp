@@ -62,6 +62,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     int index;  ///< In the layout of the links.
     std::size_t most_lag = 0;
     std::uint64_t num_operations = 0;
+    /// (size) Streams that send. Channels share none: of two channels that ranks use in different order, one may have
+    /// to wait for room.
+    std::vector<std::unique_ptr<nvlink::Stream>> lanes{};
     std::vector<std::unique_ptr<nvlink::Stream>>
         receivers{};                                        ///< One, or one for each peer where messages have no order.
     std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Of the latest operations, as far as a bound reaches.
@@ -146,9 +149,10 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void take_over(CUstream& last, CUstream stream);
   void after_bound(CUstream stream, std::optional<int> max_lag);
   void count_local_copy(std::size_t num_bytes);
+  /// The streams of the exchange's channel on which blocks go to `peer`, and come from it.
   [[nodiscard]] CUstream lane(int peer);
-  /// The stream of the exchange's channel on which what comes from `peer` is received.
   [[nodiscard]] CUstream receiver(int peer);
+  [[nodiscard]] CUstream stream_at(std::vector<std::unique_ptr<nvlink::Stream>>& streams, std::size_t at) const;
   [[nodiscard]] CUdeviceptr own_stage() const;
 
   [[nodiscard]] nvlink::ChannelLayout const& layout() const {
@@ -171,9 +175,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   std::mutex mutex_;  ///< Guards what follows, up to watch_mutex_.
   std::unique_ptr<nvlink::Mailbox> mailbox_;
   LinkSet links_;
-  std::deque<Channel> channels_;  ///< Of all-to-alls, then of collectives, of messages, and of slots.
-  std::vector<std::unique_ptr<nvlink::Stream>> lanes_;  ///< (size) Streams that send.
-  nvlink::HostSegment own_stages_;                      ///< A stage for each channel that is not of slots.
+  std::deque<Channel> channels_;    ///< Of all-to-alls, then of collectives, of messages, and of slots.
+  nvlink::HostSegment own_stages_;  ///< A stage for each channel that is not of slots.
   std::shared_ptr<nvlink::EventPool> events_;
   Exchange exchange_{};  ///< Scratch, as the next two.
   nvlink::WordBatch words_;

@@ -53,6 +53,7 @@ DeviceSlotsImpl::~DeviceSlotsImpl() {
   }
   std::lock_guard const lock(group_.mutex_);
   group_.forget_links(links_);
+  channel_.lanes.clear();
   channel_.receivers.clear();
   channel_.completions.clear();
 }

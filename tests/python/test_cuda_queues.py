@@ -1,0 +1,24 @@
+"""``import headway`` asks CUDA for all of its hardware queues, unless the user has said how many."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
+@pytest.mark.parametrize(("given", "wanted"), [(None, "32"), ("1", "1")])
+def test_streams_that_wait_do_not_hold_up_others(given: str | None, wanted: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if given is not None:
+        environment[VARIABLE] = given
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    program = f"import os, headway; print(os.environ['{VARIABLE}'])"
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == wanted, run.stderr
