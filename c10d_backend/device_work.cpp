@@ -21,10 +21,12 @@ constexpr auto kPollTime = std::chrono::microseconds(100);
 }  // namespace
 
 DeviceWork::DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
-                       std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs)
+                       std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs,
+                       c10::Stream const& stream)
     : Work(rank, title.type, title_for_profiler(title), inputs_for_profiler(inputs)),
       title_(title),
       device_(*tensors.device()),
+      stream_(stream),
       operations_(std::move(operations)),
       handle_(std::move(handle)),
       tensors_(std::move(tensors)) {
@@ -32,7 +34,7 @@ DeviceWork::DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& tit
 }
 
 DeviceWork::~DeviceWork() {
-  if (is_joined_ || handle_->is_inherited()) return;
+  if (is_released_ || handle_->is_inherited()) return;
   try {
     handle_->keep_until_done(std::move(operations_), std::move(tensors_));
   } catch (std::exception const& error) {  // The device has failed: nothing is under way there any more.
@@ -46,7 +48,7 @@ bool DeviceWork::all_done() {
 
 bool DeviceWork::isCompleted() {
   ReleasedGil const released;
-  if (!all_done()) return false;
+  if (!translate_errors(title_.name, [this] { return all_done(); })) return false;
   look_for_failure();
   return true;
 }
@@ -75,15 +77,22 @@ void DeviceWork::look_for_failure() {
 }
 
 void DeviceWork::join(c10::Stream const& stream) {
+  WorkTensors released;  // Freed without the lock: Python may own tensors.
   std::lock_guard const lock(join_mutex_);
   translate_errors(title_.name, [&] {
     for (auto const& operation : operations_) operation->join(stream.native_handle());
   });
   if (on_join_) on_join_(stream);
-  if (std::exchange(is_joined_, true)) return;
-  c10::StreamGuard const guard(stream);
-  tensors_.write_back();
-  tensors_.release();
+  if (written_) {
+    written_->block(stream);
+  } else {
+    c10::StreamGuard const guard(stream);
+    tensors_.write_back();
+    written_.emplace(device_.type());
+    written_->record(stream);
+  }
+  if (stream != stream_ || std::exchange(is_released_, true)) return;
+  released = tensors_.release();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
@@ -113,17 +122,21 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
 void DeviceWork::abort() { handle_->group().abort(std::string(title_.name) + " was aborted"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
   {
     std::lock_guard const lock(join_mutex_);
     if (future_) return future_;
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                       std::vector<c10::Device>{device_});
+    auto const tensors = c10::ListType::create(c10::TensorType::get());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
+        tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors),
+        std::vector<c10::Device>{device_});
+    storages = tensors_.storages();  // Also of what is only sent: who waits for the future may write to it.
   }
   // The future keeps events of the current streams: of one that waits for the operation.
   auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
   join(stream);
   c10::StreamGuard const guard(stream);
-  future_->markCompleted(c10::IValue(tensors_.results));
+  future_->markCompleted(tensors_.value(), std::move(storages));
   return future_;
 }
 

@@ -7,10 +7,13 @@
 
 #include <headway/comm/device_group.hpp>
 
+#include <c10/core/Event.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,11 +22,14 @@ namespace headway::c10d_backend {
 /// One call of a collective on tensors of a CUDA device, in the order of streams.
 class DeviceWork final : public c10d::Work {
  public:
+  /// `stream` is the one on which the operations stand.
   DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
-             std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs);
+             std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs,
+             c10::Stream const& stream);
   /// Calls `callback` with each stream that waits for the work from now on.
   void on_join(std::function<void(c10::Stream)> callback) { on_join_ = std::move(callback); }
-  /// An operation that was not waited for goes on, and its tensors live until the device is done with it.
+  /// Tensors live until the stream on which the operations stand waits for them, since the allocator hands out their
+  /// memory in its order, or until the device is done.
   ~DeviceWork() override;
 
   bool isCompleted() override;
@@ -48,12 +54,14 @@ class DeviceWork final : public c10d::Work {
 
   WorkTitle title_;
   at::Device device_;
+  c10::Stream stream_;
   std::vector<comm::DeviceOperationPtr> operations_;
   std::shared_ptr<GroupHandle> handle_;
 
   std::mutex join_mutex_;  ///< Guards what follows.
   WorkTensors tensors_;
-  bool is_joined_ = false;
+  bool is_released_ = false;
+  std::optional<c10::Event> written_;  ///< After results were written back, where the first stream waited.
   std::function<void(c10::Stream)> on_join_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <utility>
 
 namespace headway::c10d_backend {
@@ -30,7 +31,7 @@ GroupHandle::~GroupHandle() {
     // Locks in here may have been held by threads that this process does not have: leave everything as it is.
     static_cast<void>(group_.release());
     static_cast<void>(device_group_.release());
-    new std::deque<Kept>(std::move(kept_));
+    new std::vector<Kept>(std::move(kept_));
     new std::shared_ptr<CompletionThread>(std::move(completions_));
     return;
   }
@@ -64,16 +65,20 @@ comm::DeviceGroup* GroupHandle::existing_device_group() const {
 }
 
 void GroupHandle::keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors) {
-  std::deque<Kept> done;  // Let go of without the lock.
+  let_go_of_done();
   std::lock_guard const lock(device_mutex_);
-  auto const is_done = [](Kept const& kept) {
-    return std::ranges::all_of(kept.operations, [](auto const& operation) { return operation->done(); });
-  };
-  while (!kept_.empty() && is_done(kept_.front())) {
-    done.push_back(std::move(kept_.front()));
-    kept_.pop_front();
-  }
   kept_.push_back({std::move(operations), std::move(tensors)});
+}
+
+void GroupHandle::let_go_of_done() {
+  std::vector<Kept> done;  // Freed without the lock.
+  std::lock_guard const lock(device_mutex_);
+  auto const is_pending = [](Kept const& kept) {
+    return !std::ranges::all_of(kept.operations, [](auto const& operation) { return operation->done(); });
+  };
+  auto const first_done = std::partition(kept_.begin(), kept_.end(), is_pending);
+  done.assign(std::move_iterator(first_done), std::move_iterator(kept_.end()));
+  kept_.erase(first_done, kept_.end());
 }
 
 std::string GroupHandle::flight_text() const { return flight_dump_->text(group().health(), group().flight_records()); }

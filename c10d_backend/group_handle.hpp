@@ -10,7 +10,6 @@
 #include <sys/types.h>
 
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -41,9 +40,10 @@ class GroupHandle final {
   [[nodiscard]] comm::DeviceGroup& device_group(int ordinal);
   /// Null: no exchange was on a device so far.
   [[nodiscard]] comm::DeviceGroup* existing_device_group() const;
-  /// Keeps the tensors of operations that nobody waits for until the device is done with them, and lets go of earlier
-  /// ones.
+  /// Keeps the tensors of operations that nobody waits for until the device is done with them.
   void keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors);
+  /// Lets go of those that were kept and that the device is done with.
+  void let_go_of_done();
   /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
   void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
 
@@ -63,7 +63,7 @@ class GroupHandle final {
   std::size_t device_slot_bytes_;
   mutable std::mutex device_mutex_;  ///< Guards the next two; of the group's locks it comes first.
   std::unique_ptr<comm::DeviceGroup> device_group_;
-  std::deque<Kept> kept_;
+  std::vector<Kept> kept_;
   std::shared_ptr<CompletionThread> completions_;
   std::shared_ptr<FlightDump> flight_dump_;
   pid_t owner_;

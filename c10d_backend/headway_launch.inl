@@ -14,6 +14,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::launch(WorkTitle const& title, Wo
   auto const device = tensors.device();
   if (!device || !device->is_cuda()) return launch_on_host(title, std::move(tensors), inputs, start);
   auto handle = this->handle();
+  handle->let_go_of_done();
   auto const stream = c10::impl::VirtualGuardImpl(device->type()).getStream(*device);
   auto operations = translate_errors(title.name, [&] {
     DeviceMover mover(handle->device_group(device->index()),
@@ -22,7 +23,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::launch(WorkTitle const& title, Wo
     return start(mover);
   });
   return hand_out(c10::make_intrusive<DeviceWork>(std::move(handle), title, getRank(), std::move(tensors),
-                                                  std::move(operations), inputs));
+                                                  std::move(operations), inputs, stream));
 }
 
 template <typename Start>

@@ -111,12 +111,14 @@ c10::intrusive_ptr<DeviceWork> HeadwayBackend::launch_in_slots(
     WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
     std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start) {
   auto const title = this->title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout);
+  auto handle = this->handle();
+  handle->let_go_of_done();
   auto const device = *tensors.device();
   auto const stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   auto operation =
       translate_errors(title.name, [&] { return start({.stream = stream.native_handle(), .timeout = title.timeout}); });
-  auto work = c10::make_intrusive<DeviceWork>(handle(), title, getRank(), std::move(tensors),
-                                              std::vector{std::move(operation)}, inputs);
+  auto work = c10::make_intrusive<DeviceWork>(std::move(handle), title, getRank(), std::move(tensors),
+                                              std::vector{std::move(operation)}, inputs, stream);
   hand_out(work);
   return work;
 }
@@ -215,6 +217,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_coalesced(std::vector<s
                       " inputs needs as many outputs for each rank, not ", list.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
       expects_same_type(inputs[i], list[i], "all_gather_coalesced");
+      TORCH_CHECK_VALUE(inputs[i].numel() == list[i].numel(), "headway: all_gather_coalesced of ", inputs[i].numel(),
+                        " elements needs outputs of as many, not ", list[i].numel());
       receives[i].push_back(tensors.destination(list[i]));
     }
     tensors.results.insert(tensors.results.end(), list.begin(), list.end());

@@ -120,7 +120,8 @@ void HeadwayWork::wait_for(comm::Operation& operation, comm::Deadline caller_dea
 void HeadwayWork::complete() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::shared_ptr<GroupHandle>
-      handle;  // Let go after the lock: it may be the last one, and leaving a group takes time.
+      handle;            // Let go after the lock: it may be the last one, and leaving a group takes time.
+  WorkTensors released;  // As well: Python may own tensors.
   std::exception_ptr error;
   if (auto const status = first_failure(operations_); !status.ok()) {
     auto const group = this->handle();
@@ -137,26 +138,15 @@ void HeadwayWork::complete() {
     is_complete_ = true;
     future = future_;
     handle = std::move(handle_);
-    tensors_.release();
+    released = tensors_.release();
   }
   // Without the lock: callbacks of the future run here and may ask this work anything.
   if (!future) return;
   if (error) {
     future->setErrorIfNeeded(error);
   } else {
-    future->markCompleted(future_value());
+    future->markCompleted(tensors_.value());
   }
-}
-
-c10::IValue HeadwayWork::future_value() const {
-  if (tensors_.result_lengths.empty()) return tensors_.results;
-  std::vector<std::vector<at::Tensor>> lists;
-  auto next = tensors_.results.begin();
-  for (auto const length : tensors_.result_lengths) {
-    lists.emplace_back(next, next + static_cast<std::ptrdiff_t>(length));
-    next += static_cast<std::ptrdiff_t>(length);
-  }
-  return lists;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
@@ -174,7 +164,7 @@ c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
       if (auto const error = exception()) {
         future_->setError(error);
       } else {
-        future_->markCompleted(future_value());
+        future_->markCompleted(tensors_.value());
       }
       return future_;
     }

@@ -43,7 +43,6 @@ class HeadwayWork final : public c10d::Work {
   [[nodiscard]] std::shared_ptr<GroupHandle> handle();
   /// Writes results back and settles the error, the future and the profiler's record; does so once. All are done.
   void complete();
-  [[nodiscard]] c10::IValue future_value() const;
 
   WorkTitle title_;
   std::vector<comm::OperationPtr> operations_;

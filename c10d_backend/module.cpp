@@ -179,8 +179,13 @@ py::dict peer_statistics(comm::PeerStats const& peer) {
 }
 
 py::dict device_statistics(HeadwayBackend const& backend) {
-  auto* const group = backend.handle()->existing_device_group();
-  auto const stats = group == nullptr ? comm::DeviceStats() : group->stats();
+  auto const handle = backend.handle();
+  auto* const group = handle->existing_device_group();
+  comm::DeviceStats stats;
+  if (group != nullptr) {
+    py::gil_scoped_release const released;  // Another thread may be enqueuing.
+    stats = group->stats();
+  }
   py::dict row;
   row["operations"] = stats.operations;
   row["bytes_sent"] = stats.bytes_sent;

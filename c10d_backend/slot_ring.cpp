@@ -2,6 +2,7 @@
 
 #include "errors.hpp"
 #include "headway_backend.hpp"
+#include "released_gil.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -32,9 +33,11 @@ class SlotRing::Lease final {
 
   /// The last tensor is gone.
   void end() noexcept {
+    if (handle_->is_inherited()) return;
     try {
       add_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-      if (!handle_->is_inherited()) slots_->release(number_, streams_);
+      ReleasedGil const released;  // Another thread may be enqueuing.
+      slots_->release(number_, streams_);
     } catch (std::exception const& error) {
       TORCH_WARN("headway: the slot of exchange ", number_, " cannot be given back: ", error.what());
     }
@@ -61,9 +64,14 @@ SlotRing::SlotRing(c10::intrusive_ptr<HeadwayBackend> backend, at::Device device
   std::size_t const block_bytes = row_bytes() * static_cast<std::size_t>(capacity);
   TORCH_CHECK_VALUE(block_bytes > 0 && block_bytes % kBlockUnit == 0, "headway: a rank's part of a slot, ", capacity,
                     " rows of ", row_bytes(), " bytes, must be a multiple of ", kBlockUnit, " bytes");
-  slots_ = translate_errors("slots", [&] {
+  auto made = translate_errors("slots", [&] {
     return handle_->device_group(device_.index())
         .make_slots({.block_bytes = block_bytes, .num_slots = num_slots, .max_lag = max_lag});
+  });
+  slots_ = std::shared_ptr<comm::DeviceSlots>(made.release(), [handle = handle_](comm::DeviceSlots* slots) {
+    if (handle->is_inherited()) return;
+    ReleasedGil const released;  // It waits for the device.
+    delete slots;
   });
 }
 
@@ -73,7 +81,9 @@ std::size_t SlotRing::row_bytes() const {
 }
 
 SlotRing::Slot SlotRing::take() {
-  auto const taken = translate_errors("slots", [&] { return slots_->take(); });
+  handle_->let_go_of_done();
+  auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  auto const taken = translate_errors("slots", [&] { return slots_->take(stream.native_handle()); });
   auto const lease = std::make_shared<Lease>(handle_, slots_, taken.number, device_);
   auto output = at::from_blob(
       taken.memory.data(), shape_, [lease](void*) { lease->end(); }, at::TensorOptions(dtype_).device(device_),
@@ -90,7 +100,7 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
                     "headway: an exchange of slots needs one input and one split for each of the ", size,
                     " ranks, not ", inputs.size(), " and ", output_splits.size());
   WorkTensors tensors;
-  static_cast<void>(tensors.source(slot.output));
+  tensors.set_device(device_);  // The slot's own tensor is not held: its lease ends after the exchange anyway.
   std::vector<std::span<std::byte const>> sends(size);
   std::vector<std::size_t> received_bytes(size);
   for (std::size_t peer = 0; peer < size; ++peer) {
@@ -106,7 +116,6 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
                       inputs[peer].sizes());
     sends[peer] = tensors.source(inputs[peer]);
   }
-  tensors.results = {slot.output};
   auto const work = backend_->launch_in_slots(std::move(tensors), inputs, timeout, [&](comm::DeviceCall const& call) {
     return slots_->all_to_all_v(slot.number, sends, received_bytes, static_cast<comm::DataType>(dtype_), call);
   });

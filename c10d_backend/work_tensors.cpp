@@ -60,9 +60,29 @@ void WorkTensors::write_back() {
   for (auto& [tensor, temporary] : write_backs_) tensor.copy_(temporary);
 }
 
-void WorkTensors::release() {
-  held_.clear();
-  write_backs_.clear();
+WorkTensors WorkTensors::release() {
+  WorkTensors released;
+  released.held_ = std::exchange(held_, {});
+  released.write_backs_ = std::exchange(write_backs_, {});
+  return released;
+}
+
+c10::IValue WorkTensors::value() const {
+  if (result_lengths.empty()) return results;
+  std::vector<std::vector<at::Tensor>> lists;
+  auto next = results.begin();
+  for (auto const length : result_lengths) {
+    lists.emplace_back(next, next + static_cast<std::ptrdiff_t>(length));
+    next += static_cast<std::ptrdiff_t>(length);
+  }
+  return lists;
+}
+
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> WorkTensors::storages() const {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> all;
+  for (auto const& tensor : held_) all.push_back(tensor.storage().getWeakStorageImpl());
+  for (auto const& tensor : results) all.push_back(tensor.storage().getWeakStorageImpl());
+  return all;
 }
 
 }  // namespace headway::c10d_backend

@@ -30,11 +30,17 @@ class WorkTensors final {
 
   /// Where the tensors are; none: there are none.
   [[nodiscard]] std::optional<at::Device> device() const { return device_; }
+  /// For an operation that has none to hold.
+  void set_device(at::Device device) { device_ = device; }
 
   /// Copies the temporaries to the tensors they stand for, on a CUDA device in the order of the current stream.
   void write_back();
-  /// Drops all but the results.
-  void release();
+  /// Drops all but the results: gives them to the caller, who frees them without any lock.
+  [[nodiscard]] WorkTensors release();
+  /// What the future of the operation gives.
+  [[nodiscard]] c10::IValue value() const;
+  /// Of all tensors that the operation reads or writes.
+  [[nodiscard]] std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages() const;
 
   std::vector<at::Tensor> results;          ///< What Work::result() and the future give.
   std::vector<std::size_t> result_lengths;  ///< Not empty: the future gives a list of lists of these lengths.

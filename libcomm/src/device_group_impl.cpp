@@ -55,27 +55,29 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
 }
 
 DeviceGroupImpl::~DeviceGroupImpl() {
-  drain();
+  drain(nullptr);
   group_.detach(*this);
 }
 
-bool DeviceGroupImpl::is_idle() const noexcept {
+bool DeviceGroupImpl::is_idle(Channel const* channel) noexcept {
   auto const is_done = [](auto const& stream) { return stream == nullptr || stream->is_idle(); };
+  std::lock_guard const lock(mutex_);
   return std::ranges::all_of(channels_, [&](auto const& each) {
+    if (channel != nullptr && channel != &each) return true;
     return std::ranges::all_of(each.lanes, is_done) && std::ranges::all_of(each.receivers, is_done);
   });
 }
 
-void DeviceGroupImpl::drain() noexcept {
-  for (Deadline deadline = Deadline::max(); !is_idle() && Clock::now() < deadline;) {
-    if (failed_ && deadline == Deadline::max()) deadline = Clock::now() + kDrainTime;
-    if (failed_) group_failed(failure_);
+void DeviceGroupImpl::drain(Channel const* channel) noexcept {
+  for (Deadline deadline = Deadline::max(); !is_idle(channel) && Clock::now() < deadline;) {
+    if (has_failed() && deadline == Deadline::max()) deadline = Clock::now() + kDrainTime;
+    if (has_failed()) group_failed(failure_->status);
     std::this_thread::sleep_for(kDrainPoll);
   }
 }
 
 void DeviceGroupImpl::throw_if_failed() const {
-  if (failed_.load(std::memory_order_acquire)) throw OperationError(failure_);
+  if (has_failed()) throw OperationError(failure_->status);
 }
 
 void DeviceGroupImpl::refuse_capture(CUstream stream) const {
@@ -113,14 +115,10 @@ std::string DeviceGroupImpl::describe_missing() {
 
 void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   std::lock_guard const lock(watch_mutex_);
-  if (!failed_) {
-    failure_ = failure;
-    forget_completed();
-    for (auto const& each : pending_) {
-      if (!each->has_all()) each->fail(failure);
-    }
+  if (!has_failed()) {
+    failure_->status = failure;
+    failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
     pending_.clear();
-    failed_.store(true, std::memory_order_release);
   }
   for (auto const* each : met_) each->release_waits();
 }
@@ -272,7 +270,7 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   refuse_capture(user);
   meet_peers(x);
   auto operation =
-      std::make_shared<DeviceOperationImpl>(context_, x.verb, x.channel->index, x.channel->num_operations++,
+      std::make_shared<DeviceOperationImpl>(context_, failure_, x.verb, x.channel->index, x.channel->num_operations++,
                                             Clock::now() + call.timeout.value_or(group_.timeout()));
   try {
     note_messages();
@@ -287,6 +285,8 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   } catch (OperationError const&) {
     throw;
   } catch (std::exception const& error) {  // What is enqueued in part cannot be taken back.
+    words_.clear();
+    copies_.clear();
     group_.abort(error.what());
     throw;
   }
@@ -310,7 +310,7 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
     block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
     auto const end = state(block.peer).fragments_sent += block.num_fragments;
     if (end <= layout().num_slots) continue;
-    word.link = &link(block.peer);
+    word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
     word.peer = block.peer;
     word.value = end - layout().num_slots;
     word.num_bytes = block.num_bytes;
@@ -320,7 +320,7 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
   for (auto& block : exchange_.receives) {
     block.first_fragment = state(block.peer).fragments_received;
     block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
-    word.link = &link(block.peer);
+    word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
     word.peer = block.peer;
     word.value = state(block.peer).fragments_received += block.num_fragments;
     word.num_bytes = block.num_bytes;

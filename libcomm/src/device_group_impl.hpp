@@ -55,7 +55,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// The links to all peers that share a layout; null: not met yet.
   struct LinkSet {
     nvlink::LinkLayout layout;
-    std::vector<std::unique_ptr<nvlink::Link>> links;  ///< (size)
+    std::vector<std::shared_ptr<nvlink::Link>> links;  ///< (size)
   };
   struct Channel {
     LinkSet* set;
@@ -98,7 +98,6 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void meet_peers(Exchange const& exchange);
   /// Makes links to `peers` over `set`, whose slots are in `segment`, or in one for each peer where that is null.
   void make_links(LinkSet& set, std::span<int const> peers, std::shared_ptr<nvlink::SharedSegment> const& segment);
-  /// Before links end, whose operations are done: nobody watches over them any more.
   void forget_links(LinkSet const& set);
 
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
@@ -161,11 +160,13 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] nvlink::Link& link(int peer) { return *exchange_.channel->set->links[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] nvlink::Link::Channel& state(int peer) { return link(peer).channel(exchange_.channel->index); }
   [[nodiscard]] bool is_of_messages() { return exchange_.channel == &messages(); }
+  [[nodiscard]] bool has_failed() const { return failure_->is_set.load(std::memory_order_acquire); }
   void throw_if_failed() const;
   void refuse_capture(CUstream stream) const;
   void forget_completed();
-  [[nodiscard]] bool is_idle() const noexcept;
-  void drain() noexcept;
+  /// Of one channel, or of all where that is null.
+  [[nodiscard]] bool is_idle(Channel const* channel) noexcept;
+  void drain(Channel const* channel) noexcept;
 
   Group& group_;
   DeviceOptions const options_;
@@ -186,8 +187,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
   std::vector<nvlink::Link const*> met_;
-  Status failure_;
-  std::atomic<bool> failed_ = false;
+  std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
 };
 
 }  // namespace headway::comm

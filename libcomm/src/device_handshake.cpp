@@ -51,13 +51,15 @@ void DeviceGroupImpl::meet_peers(Exchange const& exchange) {
 void DeviceGroupImpl::make_links(LinkSet& set, std::span<int const> peers,
                                  std::shared_ptr<nvlink::SharedSegment> const& segment) {
   auto const own_host = host_identity();
-  std::vector<std::unique_ptr<nvlink::Link>> links;
+  std::vector<std::shared_ptr<nvlink::Link>> links;
   std::vector<Hello> own(peers.size()), theirs(peers.size());
   std::vector<OperationPtr> operations;
   for (std::size_t i = 0; i < peers.size(); ++i) {
     auto memory =
         segment != nullptr ? segment : std::make_shared<nvlink::SharedSegment>(context_, set.layout.device_bytes);
-    links.push_back(std::make_unique<nvlink::Link>(context_, set.layout, std::move(memory), rank_, peers[i]));
+    links.push_back(std::make_shared<nvlink::Link>(context_, set.layout, std::move(memory), rank_, peers[i]));
+  }
+  for (std::size_t i = 0; i < peers.size(); ++i) {  // Not sooner: what is posted must not outlive this call.
     own[i] = {.host = to_array<96>(own_host),
               .mailbox = to_array<64>(mailbox_->name()),
               .nonce = links[i]->nonce(),
@@ -99,9 +101,7 @@ void DeviceGroupImpl::make_links(LinkSet& set, std::span<int const> peers,
 void DeviceGroupImpl::forget_links(LinkSet const& set) {
   std::lock_guard const lock(watch_mutex_);
   for (auto const& link : set.links) {
-    if (link == nullptr) continue;
     std::erase(met_, link.get());
-    std::erase_if(pending_, [&](auto const& operation) { return operation->looks_at(*link); });
   }
 }
 

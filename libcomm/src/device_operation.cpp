@@ -5,12 +5,23 @@
 namespace headway::comm {
 
 bool DeviceOperationImpl::done() {
-  if (has_failed()) return true;
   nvlink::ContextScope const scope(*context_);
   CUresult const result = context_->call().event_query(completion_.get());
   if (result == CUDA_ERROR_NOT_READY) return false;
   context_->check(result, "cuEventQuery");
+  if (!is_good_ && first_failure().ok()) is_good_ = true;  // What fails later does no harm.
   return true;
+}
+
+Status DeviceOperationImpl::status() { return is_good_ ? Status() : first_failure(); }
+
+Status DeviceOperationImpl::first_failure() const {
+  if (failure_->is_set.load(std::memory_order_acquire)) return failure_->status;
+  for (auto const& word : awaited_) {
+    if (!word.link->peer_has_failed()) continue;
+    return {StatusCode::kAborted, "rank " + std::to_string(word.peer) + " failed, and " + describe_missing()};
+  }
+  return {};
 }
 
 void DeviceOperationImpl::join(DeviceStream stream) {
@@ -27,10 +38,6 @@ bool DeviceOperationImpl::needs(int peer) const {
   return std::ranges::any_of(awaited_, [&](auto const& word) { return word.peer == peer && !word.has_come(); });
 }
 
-bool DeviceOperationImpl::looks_at(nvlink::Link const& link) const {
-  return std::ranges::any_of(awaited_, [&](auto const& word) { return word.link == &link; });
-}
-
 std::string DeviceOperationImpl::describe_missing() const {
   std::string text;
   for (auto const& word : awaited_) {
@@ -43,12 +50,6 @@ std::string DeviceOperationImpl::describe_missing() const {
   return "operation " + std::to_string(number_) + " of " + verb_name(verb_) + " on CUDA device " +
          std::to_string(context_->ordinal()) + (is_ring ? ", channel " + std::to_string(channel_) + "," : "") +
          (text.empty() ? " is under way" : text);
-}
-
-void DeviceOperationImpl::fail(Status const& failure) noexcept {
-  if (has_failed()) return;
-  failure_ = failure;
-  failed_.store(true, std::memory_order_release);
 }
 
 }  // namespace headway::comm

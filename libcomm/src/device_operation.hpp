@@ -14,9 +14,15 @@
 
 namespace headway::comm {
 
+/// How a device group failed, once it has: for operations that outlive it, too.
+struct DeviceFailure {
+  std::atomic<bool> is_set = false;
+  Status status;  ///< Written before is_set.
+};
+
 /// A word that a stream waits for on behalf of an operation, for those who watch over it.
 struct AwaitedWord {
-  nvlink::Link const* link;
+  std::shared_ptr<nvlink::Link const> link;
   int peer;
   int channel;
   bool is_credit;  ///< The peer says what it has consumed, not what it has sent.
@@ -33,39 +39,42 @@ struct AwaitedWord {
 
 class DeviceOperationImpl final : public DeviceOperation {
  public:
-  DeviceOperationImpl(std::shared_ptr<nvlink::Context const> context, Verb verb, int channel, std::uint64_t number,
-                      Deadline deadline)
-      : context_(std::move(context)), verb_(verb), channel_(channel), number_(number), deadline_(deadline) {}
+  DeviceOperationImpl(std::shared_ptr<nvlink::Context const> context, std::shared_ptr<DeviceFailure const> failure,
+                      Verb verb, int channel, std::uint64_t number, Deadline deadline)
+      : context_(std::move(context)),
+        failure_(std::move(failure)),
+        verb_(verb),
+        channel_(channel),
+        number_(number),
+        deadline_(deadline) {}
 
   [[nodiscard]] bool done() override;
-  [[nodiscard]] Status status() const override { return has_failed() ? failure_ : Status(); }
+  [[nodiscard]] Status status() override;
   void join(DeviceStream stream) override;
 
   /// When its last part is enqueued.
   void set_completion(std::shared_ptr<CUevent_st> completion) { completion_ = std::move(completion); }
   [[nodiscard]] std::shared_ptr<CUevent_st> const& completion() const { return completion_; }
-  void await(AwaitedWord const& word) { awaited_.push_back(word); }
+  void await(AwaitedWord word) { awaited_.push_back(std::move(word)); }
 
   [[nodiscard]] bool is_late(Clock::time_point now) const { return now >= deadline_; }
   [[nodiscard]] bool has_all() const;
   [[nodiscard]] bool needs(int peer) const;
-  [[nodiscard]] bool looks_at(nvlink::Link const& link) const;
   [[nodiscard]] std::string describe_missing() const;
-  /// Once at most.
-  void fail(Status const& failure) noexcept;
 
  private:
-  [[nodiscard]] bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Of this group or of a peer; ok: there is none so far.
+  [[nodiscard]] Status first_failure() const;
 
   std::shared_ptr<nvlink::Context const> context_;
+  std::shared_ptr<DeviceFailure const> failure_;
   Verb verb_;
   int channel_;
   std::uint64_t number_;
   Deadline deadline_;
   std::vector<AwaitedWord> awaited_;
   std::shared_ptr<CUevent_st> completion_;
-  Status failure_;
-  std::atomic<bool> failed_ = false;
+  std::atomic<bool> is_good_ = false;  ///< Was seen to be done before any failure.
 };
 
 }  // namespace headway::comm

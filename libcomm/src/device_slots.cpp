@@ -34,7 +34,7 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
       options_(options),
       links_{.layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
                                                            static_cast<std::uint64_t>(options.num_slots), group.size_),
-             .links = std::vector<std::unique_ptr<nvlink::Link>>(static_cast<std::size_t>(group.size_))},
+             .links = std::vector<std::shared_ptr<nvlink::Link>>(static_cast<std::size_t>(group.size_))},
       channel_(group.channels_.emplace_back()),
       segment_(std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes)),
       credits_(group.context_) {
@@ -47,8 +47,9 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
 }
 
 DeviceSlotsImpl::~DeviceSlotsImpl() {
-  group_.drain();
-  for (auto const deadline = Clock::now() + kCreditTime; !credits_.is_idle() && Clock::now() < deadline;) {
+  group_.drain(&channel_);
+  for (Deadline deadline = Deadline::max(); !credits_.is_idle() && Clock::now() < deadline;) {
+    if (group_.has_failed() && deadline == Deadline::max()) deadline = Clock::now() + kCreditTime;
     std::this_thread::sleep_for(kCreditPoll);
   }
   std::lock_guard const lock(group_.mutex_);
@@ -58,7 +59,7 @@ DeviceSlotsImpl::~DeviceSlotsImpl() {
   channel_.completions.clear();
 }
 
-DeviceSlots::Slot DeviceSlotsImpl::take() {
+DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
   std::lock_guard const lock(group_.mutex_);
   group_.throw_if_failed();
   auto const num_slots = static_cast<std::uint64_t>(options_.num_slots);
@@ -68,6 +69,12 @@ DeviceSlots::Slot DeviceSlotsImpl::take() {
                      std::to_string(num_released_) + ", and operation " + std::to_string(number) +
                      " needs it: free the tensors that use it, or make more slots");
   }
+  if (!leases_.empty() && leases_.back().completion == nullptr) {
+    throw UsageError("slots: operation " + std::to_string(number - 1) +
+                     " has not started: exchange its slot, or free it, before another is taken");
+  }
+  nvlink::ContextScope const scope(*group_.context_);
+  group_.after_stream(static_cast<CUstream>(stream), credits_.get());  // Others' streams may have read it last.
   auto const& layout = links_.layout.channels.front();
   auto* const memory = reinterpret_cast<std::byte*>(segment_->memory.address() + layout.slot_offset(number));
   leases_.emplace_back();

@@ -16,7 +16,7 @@ class DeviceSlotsImpl final : public DeviceSlots {
   DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options);
   ~DeviceSlotsImpl() override;
 
-  Slot take() override;
+  Slot take(DeviceStream stream) override;
   DeviceOperationPtr all_to_all_v(std::uint64_t number, std::span<std::span<std::byte const> const> sends,
                                   std::span<std::size_t const> received_bytes, DataType type,
                                   DeviceCall const& call) override;

@@ -314,13 +314,16 @@ void GroupImpl::update_background() {
 
 void GroupImpl::background_step() noexcept {
   try {
+    if (has_companion_ && failed_) {  // First: what follows may fail.
+      Visit visit(*this);
+      if (companion_ != nullptr) companion_->group_failed(failure_);
+    }
     wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
     // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.
     if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
     if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
-    if (companion_ != nullptr && failed_) companion_->group_failed(failure_);
     auto const now = Clock::now();
     check_deadlines(now);
     revoke_offers(now);

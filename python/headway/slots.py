@@ -63,7 +63,8 @@ class Ring:
         """Leases the slot of the next exchange.
 
         Raises:
-            ValueError: it is still leased: a tensor on its memory lives, here ``num_slots`` exchanges later.
+            ValueError: it is still leased, as a tensor on its memory lives ``num_slots`` exchanges later, or the slot that
+                was taken last has neither been exchanged nor freed.
         """
         return Slot(self, self._ring.take())
 
@@ -117,5 +118,9 @@ class Slot:
         return [block[:rows] for block, rows in zip(self.output.unbind(0), self._splits, strict=True)]
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Makes the end of the lease wait for ``stream`` too: for one that uses the slot and waited for no exchange."""
+        """Makes the end of the lease wait for ``stream`` too: for one that uses the slot and did not wait for its work.
+
+        The current stream of whoever frees the last tensor, and those on which ``Work.wait()`` was called, are known;
+        one that waited for a future is not, and ``Tensor.record_stream()`` does nothing for slots.
+        """
         self._slot.record_stream(stream)

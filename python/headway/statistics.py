@@ -55,5 +55,5 @@ def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:
-    """Sets all counters of a headway group on this rank to zero."""
+    """Sets all counters of a headway group on this rank to zero, but those of CUDA tensors."""
     backend_of(group).reset_statistics()

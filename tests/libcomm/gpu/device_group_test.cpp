@@ -116,7 +116,7 @@ TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
     std::vector<std::size_t> const received(kRanks, 4096);
     for (int number = 0; number < 7; ++number) {
       gpu_.write(source, block(rank, 0, 4096, number));
-      auto const slot = slots->take();
+      auto const slot = slots->take(own.stream);
       slots->all_to_all_v(slot.number, sends, received, 0, {.stream = own.stream, .timeout = {}})->join(own.stream);
       gpu_.finish(own.stream);
       for (int peer = 0; peer < kRanks; ++peer) {
@@ -126,11 +126,10 @@ TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
       }
       slots->release(slot.number, std::vector<DeviceStream>{own.stream});
     }
-    auto const first = slots->take(), second = slots->take();
-    EXPECT_THROW(static_cast<void>(slots->take()), UsageError);
-    slots->release(second.number, {});
-    slots->release(first.number, {});
-    EXPECT_EQ(slots->take().number, first.number);
+    auto const slot = slots->take(own.stream);
+    EXPECT_THROW(static_cast<void>(slots->take(own.stream)), UsageError);
+    slots->release(slot.number, {});
+    EXPECT_EQ(slots->take(own.stream).number, slot.number);
   });
 }
 

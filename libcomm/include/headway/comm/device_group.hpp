@@ -36,10 +36,11 @@ struct DeviceStats {
 class DeviceOperation {
  public:
   virtual ~DeviceOperation() = default;
-  /// Whether the device has done it, or the group has failed before. Does not block.
+  /// Whether the device is done, also with what has failed: its memory is the caller's again. Does not block.
   [[nodiscard]] virtual bool done() = 0;
-  /// Ok while it is pending.
-  [[nodiscard]] virtual Status status() const = 0;
+  /// Ok while it is pending. What was not seen to be done when this group, or a peer's, failed counts as failed: the
+  /// streams of a rank that fails go on, and may overwrite what has come.
+  [[nodiscard]] virtual Status status() = 0;
   /// Lets all that is enqueued on `stream` from now on come after the operation; the host does not wait.
   virtual void join(DeviceStream stream) = 0;
 };
@@ -61,8 +62,9 @@ class DeviceSlots {
     std::uint64_t number;         ///< Of the operation.
     std::span<std::byte> memory;  ///< (size * block_bytes); the own block is the caller's to write.
   };
-  /// Leases the next slot. @throws UsageError that names it, if its last lease has not ended.
-  [[nodiscard]] virtual Slot take() = 0;
+  /// Leases the next slot: `stream` waits for the end of its last lease. @throws UsageError that names it, if that has
+  /// not ended, or if the slot that was taken last has not been exchanged.
+  [[nodiscard]] virtual Slot take(DeviceStream stream) = 0;
   /// Sends sends[r] to each other rank r, and gets received_bytes[r] of it in the slot. In the order of take().
   /// sends[rank()] is not looked at.
   virtual DeviceOperationPtr all_to_all_v(std::uint64_t number, std::span<std::span<std::byte const> const> sends,

@@ -22,8 +22,10 @@ struct MessageNote {
 struct Board {
   static constexpr std::size_t kNumNotes = 128;
 
-  alignas(128) std::atomic<std::uint64_t> arrived;           ///< Fragments that have come from the peer.
-  alignas(128) std::atomic<std::uint64_t> consumed;          ///< Fragments to the peer that it needs no more, at least.
+  alignas(128) std::atomic<std::uint64_t> arrived;   ///< Fragments that have come from the peer.
+  alignas(128) std::atomic<std::uint64_t> consumed;  ///< Fragments to the peer that it needs no more, at least.
+  alignas(
+      128) std::atomic<std::uint32_t> peer_failed;  ///< In the first channel's: the peer's waits pass, come what may.
   alignas(128) std::array<MessageNote, kNumNotes> sent;      ///< Of messages from the peer, by the peer.
   alignas(128) std::array<MessageNote, kNumNotes> expected;  ///< Of the same messages, by the owner.
 };

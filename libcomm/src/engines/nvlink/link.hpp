@@ -77,9 +77,11 @@ class Link {
     return peer_device_.address() + own_offset_ + layout(channel).slot_offset(fragment);
   }
 
-  /// Lets all waits for this peer pass, now and later. Thread-safe; calls no driver. The peer's stream may still write
-  /// a word that was under way, so it is to be called again from time to time.
+  /// Lets all waits for this peer pass, now and later, and tells it so first. Thread-safe; calls no driver. The peer's
+  /// stream may still write a word that was under way, so it is to be called again from time to time.
   void release_waits() const noexcept;
+  /// Whether the peer did that, so that what came from it may have been overwritten.
+  [[nodiscard]] bool peer_has_failed() const { return board(0).peer_failed.load(std::memory_order_acquire) != 0; }
 
  private:
   static std::size_t index(int channel) { return static_cast<std::size_t>(channel); }

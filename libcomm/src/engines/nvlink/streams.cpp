@@ -88,12 +88,16 @@ void CopyBatch::enqueue(CUstream stream) {
     context_.check(call.memcpy_batch_async(destinations_.data(), sources_.data(), sizes_.data(), sizes_.size(),
                                            &attributes, &first, 1, stream),
                    "cuMemcpyBatchAsync");
-    sizes_.clear();
+    clear();
   }
 #endif
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     context_.check(call.memcpy_async(destinations_[i], sources_[i], sizes_[i], stream), "cuMemcpyAsync");
   }
+  clear();
+}
+
+void CopyBatch::clear() {
   destinations_.clear();
   sources_.clear();
   sizes_.clear();

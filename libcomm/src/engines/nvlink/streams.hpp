@@ -53,6 +53,8 @@ class WordBatch {
   /// After all that the stream did before, for everybody to see.
   void write(CUdeviceptr word, std::uint64_t value);
   void enqueue(CUstream stream);
+  /// Drops what was not enqueued.
+  void clear() { words_.clear(); }
 
  private:
   static constexpr std::size_t kMost = 256;  ///< What the driver takes at once.
@@ -67,6 +69,8 @@ class CopyBatch {
   explicit CopyBatch(Context const& context) : context_(context) {}
   void add(CUdeviceptr destination, CUdeviceptr source, std::size_t num_bytes);
   void enqueue(CUstream stream);
+  /// Drops what was not enqueued.
+  void clear();
 
  private:
   Context const& context_;
