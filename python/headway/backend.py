@@ -27,8 +27,22 @@ def register() -> None:
     """
     if torch.version.cuda is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    devices = ["cpu", "cuda"] if has_cuda() else ["cpu"]
     dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=devices)
+
+
+def has_cuda() -> bool:
+    """``torch.cuda.is_available()``, where possible without CUDA's driver: once that is in use, no forked child can."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def create_backend(group: Any, options: Options | None) -> HeadwayBackend:

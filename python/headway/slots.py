@@ -63,8 +63,8 @@ class Ring:
         """Leases the slot of the next exchange.
 
         Raises:
-            ValueError: it is still leased, as a tensor on its memory lives ``num_slots`` exchanges later, or the slot that
-                was taken last has neither been exchanged nor freed.
+            ValueError: it is still leased, as a tensor on its memory lives ``num_slots`` exchanges later, or the slot
+                that was taken last has neither been exchanged nor freed.
         """
         return Slot(self, self._ring.take())
 
