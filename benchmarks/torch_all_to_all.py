@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks.harness.arguments import flat, make_parser, whole_number
+from benchmarks.harness.arguments import make_parser
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
-from benchmarks.harness.torch_ranks import measure_torch_ranks
-from benchmarks.torch_ranks.block_sizes import SPLITS
+from benchmarks.harness.torch_exchanges import add_exchange_options, measure_exchanges
 
 DESCRIPTION = "torch.distributed.all_to_all_single against Gloo"
 
@@ -24,12 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     parser = make_parser("torch_all_to_all", DESCRIPTION, ranks=(8,), sizes="8,64,512,4K,32K,256K,2M,16M",
                          against=_GLOO, rounds=5)  # fmt: skip
-    parser.add_argument("--split", nargs="+", choices=SPLITS, default=["even"],
-                        help="how a rank's bytes are spread (default: even)")  # fmt: skip
-    parser.add_argument("--repetitions", type=whole_number(1), metavar="N",
-                        help="timed calls of a point and round (default: by size)")  # fmt: skip
-    parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
-                        help="of a run (default: %(default)s s)")  # fmt: skip
+    add_exchange_options(parser, splits=["even"])
     options = parser.parse_args(argv)
     return measure_and_report(
         "torch_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
@@ -38,24 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
-    settings = {
-        "systems": [_HEADWAY] if options.against == "none" else [_HEADWAY, _GLOO],
-        "sizes": flat(options.sizes),
-        "splits": options.split,
-        "rounds": options.rounds,
-        "repetitions": options.repetitions,
-        "timeout_s": options.time_limit,
-    }
-    points = []
-    for ranks in options.ranks:
-        points += measure_torch_ranks(
-            "benchmarks.torch_ranks.all_to_all_rank",
-            settings,
-            num_ranks=ranks,
-            time_limit_s=options.time_limit,
-            reference=_GLOO,
-        )
-    return points
+    return measure_exchanges("benchmarks.torch_ranks.all_to_all_rank", options, systems=[_HEADWAY], reference=_GLOO)
 
 
 def format_points(points: Sequence[Point]) -> str:

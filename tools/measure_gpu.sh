@@ -56,7 +56,7 @@ main() {
   stage build 300 bash -c build
   if [ "$tests" = ON ]; then
     stage libcomm_gpu_test 120 "$out/build/tests/libcomm/libcomm_gpu_test" --gtest_brief=1
-    stage test_cuda 240 python3 -m pytest tests/c10d_backend/test_cuda.py -q -rfEs --timeout 100
+    stage test_cuda 240 python3 -m pytest tests/c10d_backend/test_cuda*.py -q -rfEs --timeout 100
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
   bench cuda_overlap 120 --rounds $((rounds * 3))

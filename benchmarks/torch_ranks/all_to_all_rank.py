@@ -144,19 +144,26 @@ def make_point(
     settings: RankSettings, system: str, split: str, size: int, index: int, durations_s: torch.Tensor
 ) -> dict[str, Any]:
     """The fields of a point, with its round."""
-    quantiles = torch.quantile(durations_s, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return {
         "name": "torch_all_to_all",
         "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split},
         "system": system,
+        **summary_of(durations_s, size),
+        "mean_s": durations_s.mean().item(),
+        "round": index,
+    }
+
+
+def summary_of(durations_s: torch.Tensor, size: int) -> dict[str, Any]:
+    """Fields of a point about calls that took (calls,) float64 seconds, of ``size`` bytes a rank."""
+    quantiles = torch.quantile(durations_s, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    return {
         "median_s": quantiles[1],
         "p5_s": quantiles[0],
         "p95_s": quantiles[2],
-        "mean_s": durations_s.mean().item(),
         "samples": durations_s.numel(),
         "rate": size / quantiles[1] / 1e9,
         "unit": "GB/s per rank",
-        "round": index,
     }
 
 

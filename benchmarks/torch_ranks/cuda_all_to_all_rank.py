@@ -5,7 +5,6 @@ Started by ``benchmarks.cuda_all_to_all`` with one argument, a JSON object with 
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import time
@@ -16,8 +15,15 @@ import headway
 import torch
 import torch.distributed as dist
 
-from benchmarks.torch_ranks.all_to_all_rank import Blocks, RankSettings, exchange_and_check, make_blocks
+from benchmarks.torch_ranks.all_to_all_rank import (
+    Blocks,
+    RankSettings,
+    exchange_and_check,
+    make_blocks,
+    summary_of,
+)
 from benchmarks.torch_ranks.block_sizes import block_sizes
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
 
 #: A host that waits after each call, and one that waits after many.
 WAITS = ("each", "last")
@@ -34,7 +40,7 @@ class CudaSettings(RankSettings):
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return torch.device("cuda", self.rank % torch.cuda.device_count())
+        return device_of(self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,39 +138,28 @@ def make_point(
     settings: CudaSettings, system: str, split: str, size: int, wait: str, durations_s: list[float]
 ) -> dict[str, Any]:
     """The fields of a point."""
-    low, median, high = torch.quantile(
-        torch.tensor(durations_s, dtype=torch.float64), torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-    ).tolist()
     return {
         "name": "cuda_all_to_all",
         "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "wait": wait},
         "system": system,
-        "median_s": median,
-        "p5_s": low,
-        "p95_s": high,
-        "samples": len(durations_s),
-        "rate": size / median / 1e9,
-        "unit": "GB/s per rank",
+        **summary_of(torch.tensor(durations_s, dtype=torch.float64), size),
     }
 
 
 def main() -> None:
     """Connects, measures everything, leaves."""
     settings = CudaSettings(**json.loads(sys.argv[1]))
-    torch.cuda.set_device(settings.device)
-    timeout = datetime.timedelta(seconds=settings.timeout_s)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{settings.store}", rank=settings.rank, world_size=settings.ranks, timeout=timeout
+    groups = connect(
+        rank=settings.rank,
+        ranks=settings.ranks,
+        store=settings.store,
+        systems=settings.systems,
+        timeout_s=settings.timeout_s,
     )
-    groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
-    groups["headway_slots"] = groups["headway"]
-    if "nccl" in settings.systems:
-        groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

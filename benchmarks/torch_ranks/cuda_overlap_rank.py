@@ -5,7 +5,6 @@ Started by ``benchmarks.cuda_overlap`` with one argument, a JSON object with the
 
 from __future__ import annotations
 
-import datetime
 import json
 import statistics
 import sys
@@ -20,9 +19,7 @@ import pynvml
 import torch
 import torch.distributed as dist
 
-#: What runs beside the work. ``none`` is what the others are compared with.
-SYSTEMS = ("none", "headway_slots", "headway", "nccl")
-WORKS = ("products", "attention")
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class OverlapSettings:
     @property
     def device(self) -> torch.device:
         """This rank's GPU."""
-        return torch.device("cuda", self.rank % torch.cuda.device_count())
+        return device_of(self.rank)
 
 
 class ClockLog:
@@ -203,18 +200,16 @@ def print_point(
 def main() -> None:
     """Connects, measures everything, leaves."""
     settings = OverlapSettings(**json.loads(sys.argv[1]))
-    torch.cuda.set_device(settings.device)
-    timeout = datetime.timedelta(seconds=settings.timeout_s)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{settings.store}", rank=settings.rank, world_size=settings.ranks, timeout=timeout
+    groups = connect(
+        rank=settings.rank,
+        ranks=settings.ranks,
+        store=settings.store,
+        systems=settings.systems,
+        timeout_s=settings.timeout_s,
     )
-    groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
-    if "nccl" in settings.systems:
-        groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)
     for work in settings.works:
         measure(settings, groups, work)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

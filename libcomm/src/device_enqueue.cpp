@@ -9,53 +9,46 @@ namespace headway::comm {
 using nvlink::kCreditStep;
 using nvlink::kStageBytes;
 
-namespace {
-
-CUdeviceptr address_of(std::span<std::byte const> memory) { return reinterpret_cast<CUdeviceptr>(memory.data()); }
-
-}  // namespace
-
 void DeviceGroupImpl::enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   auto const start = events_->record(user);
-  if (!is_small()) return enqueue_large(start.get(), max_lag, operation);
+  if (is_small()) {
+    enqueue_small(start.get(), max_lag, operation);
+  } else {
+    enqueue_large(start.get(), max_lag, operation);
+  }
+}
+
+void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   CUstream const receive = receiver(rank_);
-  after_event(receive, start.get());
   // Without lag nothing is sent before all that came earlier is received, so that one stream does both.
-  if (max_lag == 0) return enqueue_in_order(receive, operation);
-  CUstream const send = lane(rank_);
-  after_event(send, start.get());
-  after_bound(send, max_lag);
+  CUstream const send = max_lag == 0 ? receive : lane(rank_);
+  after_event(receive, start);
+  if (send != receive) {
+    after_event(send, start);
+    after_bound(send, max_lag);
+  }
   for (auto const& block : exchange_.sends) take_over(state(block.peer).sender, send);
   for (auto const& block : exchange_.receives) take_over(state(block.peer).receiver, receive);
   add_small_sends(send);
-  copies_.enqueue(send);
-  words_.enqueue(send);
-  copies_.add(own_stage(), address_of(exchange_.own_source), exchange_.own_source.size());
+  if (send != receive) {
+    copies_.enqueue(send);
+    words_.enqueue(send);
+  }
+  copies_.add(own_stage(), nvlink::address_of(exchange_.own_source), exchange_.own_source.size());
   copies_.enqueue(receive);
   add_small_receives();
   words_.enqueue(receive);
   copies_.enqueue(receive);
   after_stream(receive, send);
-  complete_small(receive, operation);
-}
-
-void DeviceGroupImpl::enqueue_in_order(CUstream stream, DeviceOperationImpl& operation) {
-  for (auto const& block : exchange_.sends) take_over(state(block.peer).sender, stream);
-  for (auto const& block : exchange_.receives) take_over(state(block.peer).receiver, stream);
-  add_small_sends(stream);
-  copies_.add(own_stage(), address_of(exchange_.own_source), exchange_.own_source.size());
-  copies_.enqueue(stream);
-  add_small_receives();
-  words_.enqueue(stream);
-  copies_.enqueue(stream);
-  complete_small(stream, operation);
+  operation.set_completion(events_->record(receive));
+  for (auto const& block : exchange_.receives) give_credit(block, block.first_fragment);
+  words_.enqueue(receive);
 }
 
 bool DeviceGroupImpl::is_small() const {
   auto const fits = [](Block const& block) { return block.num_bytes <= kStageBytes; };
-  return exchange_.channel != &channels_[static_cast<std::size_t>(group_.options().num_channels) + 1] &&
-         exchange_.own_source.size() <= kStageBytes && std::ranges::all_of(exchange_.sends, fits) &&
-         std::ranges::all_of(exchange_.receives, fits);
+  return !is_of_messages() && exchange_.own_source.size() <= kStageBytes &&
+         std::ranges::all_of(exchange_.sends, fits) && std::ranges::all_of(exchange_.receives, fits);
 }
 
 void DeviceGroupImpl::add_small_sends(CUstream stream) {
@@ -73,13 +66,7 @@ void DeviceGroupImpl::add_small_receives() {
     words_.wait(link(block.peer).arrived_word(exchange_.channel->index), block.first_fragment + 1);
     if (!exchange_.is_in_slots) copies_.add(block.address, landing(block, block.first_fragment), block.num_bytes);
   }
-  copies_.add(address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
-}
-
-void DeviceGroupImpl::complete_small(CUstream stream, DeviceOperationImpl& operation) {
-  operation.set_completion(events_->record(stream));
-  for (auto const& block : exchange_.receives) give_credit(block, block.first_fragment);
-  words_.enqueue(stream);
+  copies_.add(nvlink::address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
 }
 
 void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
@@ -187,7 +174,7 @@ void DeviceGroupImpl::give_credit(Block const& block, std::uint64_t fragment) {
 void DeviceGroupImpl::copy_own(CUstream stream) {
   auto const& x = exchange_;
   if (x.own_source.empty() || x.own_source.data() == x.own_output.data()) return;
-  copies_.add(address_of(x.own_output), address_of(x.own_source), x.own_source.size());
+  copies_.add(nvlink::address_of(x.own_output), nvlink::address_of(x.own_source), x.own_source.size());
   copies_.enqueue(stream);
   count_local_copy(x.own_source.size());
 }

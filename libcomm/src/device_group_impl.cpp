@@ -18,8 +18,6 @@ constexpr std::uint64_t kCollectiveSlots = 8;
 constexpr auto kDrainTime = std::chrono::seconds(10);
 constexpr auto kDrainPoll = std::chrono::microseconds(200);
 
-CUdeviceptr address_of(std::span<std::byte const> memory) { return reinterpret_cast<CUdeviceptr>(memory.data()); }
-
 }  // namespace
 
 std::unique_ptr<DeviceGroup> DeviceGroup::make(Group& group, DeviceOptions const& options) {
@@ -64,7 +62,8 @@ bool DeviceGroupImpl::is_idle(Channel const* channel) noexcept {
   std::lock_guard const lock(mutex_);
   return std::ranges::all_of(channels_, [&](auto const& each) {
     if (channel != nullptr && channel != &each) return true;
-    return std::ranges::all_of(each.lanes, is_done) && std::ranges::all_of(each.receivers, is_done);
+    return std::ranges::all_of(each.lanes, is_done) && std::ranges::all_of(each.receivers, is_done) &&
+           is_done(each.credits);
   });
 }
 
@@ -145,7 +144,7 @@ void DeviceGroupImpl::add_send(std::span<std::byte const> block, int peer) {
   if (peer == rank_) {
     exchange_.own_source = block;
   } else {
-    exchange_.sends.push_back({.peer = peer, .address = address_of(block), .num_bytes = block.size()});
+    exchange_.sends.push_back({.peer = peer, .address = nvlink::address_of(block), .num_bytes = block.size()});
   }
 }
 
@@ -153,7 +152,7 @@ void DeviceGroupImpl::add_receive(std::span<std::byte> block, int peer) {
   if (peer == rank_) {
     exchange_.own_output = block;
   } else {
-    exchange_.receives.push_back({.peer = peer, .address = address_of(block), .num_bytes = block.size()});
+    exchange_.receives.push_back({.peer = peer, .address = nvlink::address_of(block), .num_bytes = block.size()});
   }
 }
 

@@ -65,8 +65,10 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     /// (size) Streams that send. Channels share none: of two channels that ranks use in different order, one may have
     /// to wait for room.
     std::vector<std::unique_ptr<nvlink::Stream>> lanes{};
-    std::vector<std::unique_ptr<nvlink::Stream>>
-        receivers{};                                        ///< One, or one for each peer where messages have no order.
+    /// Streams that receive: one, or one for each peer where messages have no order.
+    std::vector<std::unique_ptr<nvlink::Stream>> receivers{};
+    /// Of slots: waits for the end of leases, so that it must be neither a lane nor a receiver.
+    std::unique_ptr<nvlink::Stream> credits{};
     std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Of the latest operations, as far as a bound reaches.
   };
   /// What goes to a peer or comes from it, and the number of its first fragment.
@@ -122,14 +124,12 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   // device_enqueue.cpp
   [[nodiscard]] bool is_small() const;
   void enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation);
-  /// A small exchange, all of it on one stream.
-  void enqueue_in_order(CUstream stream, DeviceOperationImpl& operation);
+  void enqueue_small(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
   void enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
   /// Adds copies, and words to write after them; what must be waited for before is enqueued.
   void add_small_sends(CUstream stream);
   /// Adds words to wait for, and copies to make after them.
   void add_small_receives();
-  void complete_small(CUstream stream, DeviceOperationImpl& operation);
   void send_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
   void receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
   /// Where a fragment lands at the peer, or here.
@@ -159,7 +159,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   }
   [[nodiscard]] nvlink::Link& link(int peer) { return *exchange_.channel->set->links[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] nvlink::Link::Channel& state(int peer) { return link(peer).channel(exchange_.channel->index); }
-  [[nodiscard]] bool is_of_messages() { return exchange_.channel == &messages(); }
+  [[nodiscard]] bool is_of_messages() const {
+    return exchange_.channel == &channels_[static_cast<std::size_t>(group_.options().num_channels) + 1];
+  }
   [[nodiscard]] bool has_failed() const { return failure_->is_set.load(std::memory_order_acquire); }
   void throw_if_failed() const;
   void refuse_capture(CUstream stream) const;

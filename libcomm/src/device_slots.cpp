@@ -1,10 +1,8 @@
 #include "device_slots.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,8 +11,6 @@ namespace headway::comm {
 namespace {
 
 constexpr std::size_t kBlockUnit = 512;
-constexpr auto kCreditTime = std::chrono::seconds(10);
-constexpr auto kCreditPoll = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -36,8 +32,8 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
                                                            static_cast<std::uint64_t>(options.num_slots), group.size_),
              .links = std::vector<std::shared_ptr<nvlink::Link>>(static_cast<std::size_t>(group.size_))},
       channel_(group.channels_.emplace_back()),
-      segment_(std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes)),
-      credits_(group.context_) {
+      segment_(std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes)) {
+  channel_.credits = std::make_unique<nvlink::Stream>(group.context_);
   channel_.set = &links_;
   channel_.most_lag = static_cast<std::size_t>(options.max_lag);
   std::vector<int> peers(static_cast<std::size_t>(group.size_));
@@ -48,14 +44,11 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
 
 DeviceSlotsImpl::~DeviceSlotsImpl() {
   group_.drain(&channel_);
-  for (Deadline deadline = Deadline::max(); !credits_.is_idle() && Clock::now() < deadline;) {
-    if (group_.has_failed() && deadline == Deadline::max()) deadline = Clock::now() + kCreditTime;
-    std::this_thread::sleep_for(kCreditPoll);
-  }
   std::lock_guard const lock(group_.mutex_);
   group_.forget_links(links_);
   channel_.lanes.clear();
   channel_.receivers.clear();
+  channel_.credits.reset();
   channel_.completions.clear();
 }
 
@@ -74,7 +67,8 @@ DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
                      " has not started: exchange its slot, or free it, before another is taken");
   }
   nvlink::ContextScope const scope(*group_.context_);
-  group_.after_stream(static_cast<CUstream>(stream), credits_.get());  // Others' streams may have read it last.
+  group_.after_stream(static_cast<CUstream>(stream),
+                      channel_.credits->get());  // Others' streams may have read it last.
   auto const& layout = links_.layout.channels.front();
   auto* const memory = reinterpret_cast<std::byte*>(segment_->memory.address() + layout.slot_offset(number));
   leases_.emplace_back();
@@ -128,9 +122,9 @@ void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const
     throw UsageError("slots: operation " + std::to_string(number) + " has not started");
   }
   nvlink::ContextScope const scope(*group_.context_);
-  group_.after_event(credits_.get(), lease.completion.get());
+  group_.after_event(channel_.credits->get(), lease.completion.get());
   for (DeviceStream const stream : streams) {
-    group_.after_event(credits_.get(), group_.events_->record(static_cast<CUstream>(stream)).get());
+    group_.after_event(channel_.credits->get(), group_.events_->record(static_cast<CUstream>(stream)).get());
   }
   lease.is_released = true;
   bool const is_oldest = number == num_released_;
@@ -139,7 +133,7 @@ void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const
   for (auto const& link : links_.links) {
     if (link != nullptr) group_.words_.write(link->peer_consumed_word(0), num_released_);
   }
-  group_.words_.enqueue(credits_.get());
+  group_.words_.enqueue(channel_.credits->get());
 }
 
 }  // namespace headway::comm

@@ -30,7 +30,6 @@ class DeviceSlotsImpl final : public DeviceSlots {
   DeviceGroupImpl::LinkSet links_;
   DeviceGroupImpl::Channel& channel_;
   std::shared_ptr<nvlink::SharedSegment> segment_;
-  nvlink::Stream credits_;  ///< Waits for the end of leases, so that it must be neither a lane nor a receiver.
   // Guarded by the group's mutex.
   struct Lease {
     std::shared_ptr<CUevent_st> completion;  ///< Of the operation, once it has started.

@@ -37,7 +37,6 @@ void GroupImpl::attach(GroupCompanion& companion) {
   throw_if_failed();
   expects(companion_ == nullptr, "this group has a device group already");
   companion_ = &companion;
-  has_companion_ = true;
   if (progress_thread_) progress_thread_->notify();
 }
 
@@ -45,7 +44,6 @@ void GroupImpl::detach(GroupCompanion& companion) noexcept {
   std::lock_guard const lock(mutex_);
   if (companion_ != &companion) return;
   companion_ = nullptr;
-  has_companion_ = false;
 }
 
 void GroupImpl::throw_if_failed() const {
@@ -110,7 +108,7 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
   check_failures();
   bool late = std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->is_late(now); });
   for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
-  if (companion_ != nullptr) late = companion_->is_late(now) || late;
+  if (auto* const companion = companion_.load()) late = companion->is_late(now) || late;
   if (!late) return;
   fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " +
                                   std::to_string(timeout().count()) + " ms: " + describe_missing()},
@@ -118,7 +116,7 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
 }
 
 bool GroupImpl::needs(int peer) const {
-  return pair_.needs(peer) || transfers_.busy_with(peer) || (companion_ != nullptr && companion_->needs(peer)) ||
+  return pair_.needs(peer) || transfers_.busy_with(peer) || (companion_ != nullptr && companion_.load()->needs(peer)) ||
          std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->needs(peer); });
 }
 
@@ -134,7 +132,7 @@ std::string GroupImpl::describe_missing() const {
     return std::string(verb_name(operation->verb())) + " as collective " + std::to_string(operation->number()) + " " +
            text;
   }
-  return companion_ == nullptr ? "" : companion_->describe_missing();
+  return companion_ == nullptr ? "" : companion_.load()->describe_missing();
 }
 
 void GroupImpl::fail(Status status, bool says_so) {
@@ -148,7 +146,7 @@ void GroupImpl::fail(Status status, bool says_so) {
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
     tell_peers(text);
   }
-  if (companion_ != nullptr) companion_->group_failed(failure_);
+  if (auto* const companion = companion_.load()) companion->group_failed(failure_);
   wire_.endpoint().retract();         // Before any operation is done: its memory is the caller's again then.
   if (on_failure_) report_failure();  // Before that too: who sees the error may end the process.
   std::vector<std::shared_ptr<OperationState>> done;

@@ -314,9 +314,9 @@ void GroupImpl::update_background() {
 
 void GroupImpl::background_step() noexcept {
   try {
-    if (has_companion_ && failed_) {  // First: what follows may fail.
+    if (companion_ != nullptr && failed_) {  // First: what follows may fail.
       Visit visit(*this);
-      if (companion_ != nullptr) companion_->group_failed(failure_);
+      if (auto* const companion = companion_.load()) companion->group_failed(failure_);
     }
     wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
     // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.

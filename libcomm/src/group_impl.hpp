@@ -106,7 +106,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   // BackgroundWork
   [[nodiscard]] BackgroundNeed background_need() const override { return need_.load(std::memory_order_relaxed); }
   void background_step() noexcept override;
-  [[nodiscard]] bool wants_visits() const override { return (wants_keep_alive_ && !failed_) || has_companion_; }
+  [[nodiscard]] bool wants_visits() const override { return (wants_keep_alive_ && !failed_) || companion_ != nullptr; }
   [[nodiscard]] int lifeline_fd() const override { return lifeline_fd_; }
   [[nodiscard]] int activity_fd() const override { return activity_fd_; }
 
@@ -192,9 +192,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::atomic<bool> failed_ = false;
   std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
   FailureCallback on_failure_;
-  GroupCompanion* companion_ = nullptr;
-  std::atomic<bool> has_companion_ = false;
-  Status pending_failure_;  ///< Found inside poll(), acted upon after it.
+  std::atomic<GroupCompanion*> companion_ = nullptr;  ///< Changes and is called under the lock.
+  Status pending_failure_;                            ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
   Progress progress_at_failure_;
   Survivors survivors_;

@@ -23,6 +23,15 @@ CUmemAllocationProp properties_on(int ordinal) {
   return properties;
 }
 
+/// What the driver makes of that size.
+std::size_t whole_granules(Context const& context, CUmemAllocationProp const& properties, std::size_t num_bytes) {
+  std::size_t granule = 0;
+  context.check(
+      context.call().mem_get_allocation_granularity(&granule, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+      "cuMemGetAllocationGranularity");
+  return (num_bytes + granule - 1) / granule * granule;
+}
+
 std::string bytes_text(std::size_t num_bytes) { return std::to_string(num_bytes) + " bytes"; }
 
 }  // namespace
@@ -35,10 +44,7 @@ DeviceSegment DeviceSegment::create(std::shared_ptr<Context const> context, std:
   ContextScope const scope(own);
   auto const properties = properties_on(own.ordinal());
   CUmemGenericAllocationHandle handle{};
-  std::size_t granularity = 0;
-  own.check(own.call().mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-            "cuMemGetAllocationGranularity");
-  num_bytes = (num_bytes + granularity - 1) / granularity * granularity;
+  num_bytes = whole_granules(own, properties, num_bytes);
   own.check(own.call().mem_create(&handle, num_bytes, &properties, 0), "cuMemCreate", bytes_text(num_bytes));
   int fd = -1;
   CUresult const exported = own.call().mem_export_to_shareable_handle(&fd, handle, kShareable, 0);
@@ -54,15 +60,11 @@ DeviceSegment DeviceSegment::map(std::shared_ptr<Context const> context, FileDes
   segment.context_ = std::move(context);
   auto const& own = *segment.context_;
   ContextScope const scope(own);
-  auto const properties = properties_on(own.ordinal());
-  std::size_t granularity = 0;
-  own.check(own.call().mem_get_allocation_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-            "cuMemGetAllocationGranularity");
   CUmemGenericAllocationHandle handle{};
   auto const descriptor = reinterpret_cast<void*>(static_cast<std::uintptr_t>(shared.get()));
   own.check(own.call().mem_import_from_shareable_handle(&handle, descriptor, kShareable),
             "cuMemImportFromShareableHandle", "memory of a peer's device");
-  segment.map_handle(handle, (num_bytes + granularity - 1) / granularity * granularity);
+  segment.map_handle(handle, whole_granules(own, properties_on(own.ordinal()), num_bytes));
   return segment;
 }
 

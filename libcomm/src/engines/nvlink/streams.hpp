@@ -7,10 +7,16 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace headway::comm::nvlink {
+
+/// Where device memory begins, as the driver has it.
+inline CUdeviceptr address_of(std::span<std::byte const> memory) {
+  return reinterpret_cast<CUdeviceptr>(memory.data());
+}
 
 /// A stream of our own, which the legacy default stream does not wait for.
 class Stream {

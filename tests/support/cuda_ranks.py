@@ -1,0 +1,35 @@
+"""Ranks on GPUs, which share those that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import SPAWN, run_ranks
+
+
+def num_gpus() -> int:
+    """GPUs of this host, without asking CUDA: a process that has done so must not fork."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+#: ``pytestmark`` of modules whose tests need a GPU.
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(num_gpus() == 0, reason="this host has no GPU")]
+
+
+def run_on_gpus(function: Any, size: int, *arguments: Any, **options: Any) -> list[Any]:
+    """``run_ranks()`` for ranks that use CUDA."""
+    return run_ranks(function, size, *arguments, context=SPAWN, **options)
+
+
+def take_device(rank: int) -> torch.device:
+    """Makes the GPU of a rank the current one."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def keep_busy(milliseconds: float) -> None:
+    """Enqueues that much work on the current stream."""
+    torch.cuda._sleep(int(milliseconds * 1e6))
