@@ -192,6 +192,7 @@ py::dict device_statistics(HeadwayBackend const& backend) {
   row["bytes_received"] = stats.bytes_received;
   row["local_copies"] = stats.local_copies;
   row["local_copy_bytes"] = stats.local_copy_bytes;
+  row["landing_bytes"] = stats.landing_bytes;
   return row;
 }
 

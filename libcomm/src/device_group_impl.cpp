@@ -30,7 +30,7 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       rank_(group.rank()),
       size_(group.size()),
       context_(nvlink::Context::open(options.ordinal)),
-      mailbox_(std::make_unique<nvlink::Mailbox>()),
+      links_{.number = 0, .layout = {}},
       events_(std::make_shared<nvlink::EventPool>(context_)),
       words_(*context_),
       copies_(*context_) {
@@ -39,7 +39,6 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
   // each kCreditStep fragments only, so that many more slots are needed.
   auto const ring_slots = 2 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + nvlink::kCreditStep - 1;
   int const num_rings = group.options().num_channels;
-  links_.links.resize(static_cast<std::size_t>(size_));
   for (int i = 0; i < num_rings + 2; ++i) {
     bool const is_ring = i < num_rings;
     links_.layout.add_channel(is_ring ? options_.slot_bytes : kCollectiveSlotBytes,
@@ -49,6 +48,7 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
   }
   FileDescriptor unused;
   own_stages_ = nvlink::HostSegment::create(context_, channels_.size() * kStageBytes, unused);
+  introduce(links_);
   group_.attach(*this);
 }
 
@@ -97,6 +97,7 @@ DeviceStats DeviceGroupImpl::stats() {
 bool DeviceGroupImpl::is_late(Clock::time_point now) {
   std::lock_guard const lock(watch_mutex_);
   forget_completed();
+  introductions_.send_again();
   return std::ranges::any_of(pending_, [&](auto const& each) { return each->is_late(now) && !each->has_all(); });
 }
 
@@ -119,7 +120,7 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
     pending_.clear();
   }
-  for (auto const* each : met_) each->release_waits();
+  for (auto const& each : met_) each->release_waits();
 }
 
 void DeviceGroupImpl::forget_completed() {
@@ -267,10 +268,10 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   nvlink::ContextScope const scope(*context_);
   auto* const user = static_cast<CUstream>(call.stream);
   refuse_capture(user);
+  exchange_.deadline = Clock::now() + call.timeout.value_or(group_.timeout());
   meet_peers(x);
-  auto operation =
-      std::make_shared<DeviceOperationImpl>(context_, failure_, x.verb, x.channel->index, x.channel->num_operations++,
-                                            Clock::now() + call.timeout.value_or(group_.timeout()));
+  auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, x.verb, x.channel->index,
+                                                         x.channel->num_operations++, x.deadline);
   try {
     note_messages();
     number_fragments(*operation);
@@ -369,13 +370,12 @@ void DeviceGroupImpl::wait_for_room(Board const& board, bool is_send, std::uint6
   // The peer must be past the message whose note is overwritten: it has then read it.
   if (number + 1 < Board::kNumNotes) return;
   auto const& other = (is_send ? board.expected : board.sent)[(number + 1) % Board::kNumNotes];
-  auto const deadline = Clock::now() + group_.timeout();
   while (other.number_plus_1.load() < number + 2 - Board::kNumNotes) {
     throw_if_failed();
-    if (Clock::now() > deadline) {
+    if (Clock::now() > exchange_.deadline) {
       group_.abort("rank " + std::to_string(peer) + " is " + std::to_string(Board::kNumNotes - 2) +
-                   " operations on device memory behind rank " + std::to_string(rank_) + ", and started no other in " +
-                   std::to_string(group_.timeout().count()) + " ms");
+                   " operations on device memory behind rank " + std::to_string(rank_) +
+                   ", and started no other in time");
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "device_operation.hpp"
+#include "engines/nvlink/introductions.hpp"
 #include "engines/nvlink/link.hpp"
 #include "engines/nvlink/streams.hpp"
 #include "group_companion.hpp"
@@ -52,10 +53,12 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
  private:
   friend class DeviceSlotsImpl;
 
-  /// The links to all peers that share a layout; null: not met yet.
+  /// The links to all peers that share a layout.
   struct LinkSet {
+    int number;  ///< Alike on all ranks.
     nvlink::LinkLayout layout;
-    std::vector<std::shared_ptr<nvlink::Link>> links;  ///< (size)
+    std::shared_ptr<nvlink::SharedSegment> segment{};               ///< Of all links; null: each has one.
+    std::vector<std::shared_ptr<nvlink::Link>> offered{}, links{};  ///< (size) This rank's side; those of both.
   };
   struct Channel {
     LinkSet* set;
@@ -83,6 +86,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     Channel* channel;
     DataType type;
     std::uint64_t match;
+    Deadline deadline;
     bool is_in_slots;  ///< Blocks stay in the slot where they land.
     std::vector<Block> sends, receives;
     std::span<std::byte const> own_source;
@@ -93,13 +97,17 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] bool is_late(Clock::time_point now) override;
   [[nodiscard]] bool needs(int peer) override;
   [[nodiscard]] std::string describe_missing() override;
+  void heard(int peer, std::string_view text) override { introductions_.heard(peer, text); }
   void group_failed(Status const& failure) noexcept override;
 
   // device_handshake.cpp
-  /// Connects with all peers of an exchange that it has not met yet; blocks until they do the same.
+  [[nodiscard]] nvlink::Hello own_hello(LinkSet const& set) const;
+  /// Tells all peers of this rank and its memory, without waiting for any.
+  void introduce(LinkSet& set);
+  void offer_link(LinkSet& set, int peer);
+  /// Waits for the memory of all peers of an exchange that were not met yet. They need only have introduced theirs.
   void meet_peers(Exchange const& exchange);
-  /// Makes links to `peers` over `set`, whose slots are in `segment`, or in one for each peer where that is null.
-  void make_links(LinkSet& set, std::span<int const> peers, std::shared_ptr<nvlink::SharedSegment> const& segment);
+  void meet(LinkSet& set, int peer, Deadline deadline);
   void forget_links(LinkSet const& set);
 
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
@@ -176,8 +184,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   std::shared_ptr<nvlink::Context const> context_;
 
   std::mutex mutex_;  ///< Guards what follows, up to watch_mutex_.
-  std::unique_ptr<nvlink::Mailbox> mailbox_;
   LinkSet links_;
+  int num_link_sets_ = 1;
   std::deque<Channel> channels_;    ///< Of all-to-alls, then of collectives, of messages, and of slots.
   nvlink::HostSegment own_stages_;  ///< A stage for each channel that is not of slots.
   std::shared_ptr<nvlink::EventPool> events_;
@@ -186,9 +194,11 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   nvlink::CopyBatch copies_;
   DeviceStats stats_;
 
+  nvlink::Introductions introductions_;
+
   std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
-  std::vector<nvlink::Link const*> met_;
+  std::vector<std::shared_ptr<nvlink::Link const>> met_;
   std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
 };
 

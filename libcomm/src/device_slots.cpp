@@ -1,7 +1,6 @@
 #include "device_slots.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,24 +27,27 @@ std::unique_ptr<DeviceSlots> DeviceGroupImpl::make_slots(DeviceSlotsOptions cons
 DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options)
     : group_(group),
       options_(options),
-      links_{.layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
-                                                           static_cast<std::uint64_t>(options.num_slots), group.size_),
-             .links = std::vector<std::shared_ptr<nvlink::Link>>(static_cast<std::size_t>(group.size_))},
-      channel_(group.channels_.emplace_back()),
-      segment_(std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes)) {
+      links_{.number = group.num_link_sets_++,
+             .layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
+                                                           static_cast<std::uint64_t>(options.num_slots), group.size_)},
+      channel_(group.channels_.emplace_back()) {
+  links_.segment = std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes);
+  group.stats_.landing_bytes += links_.layout.device_bytes;
   channel_.credits = std::make_unique<nvlink::Stream>(group.context_);
   channel_.set = &links_;
   channel_.most_lag = static_cast<std::size_t>(options.max_lag);
-  std::vector<int> peers(static_cast<std::size_t>(group.size_));
-  std::iota(peers.begin(), peers.end(), 0);
-  std::erase(peers, group.rank_);
-  if (!peers.empty()) group.make_links(links_, peers, segment_);
+  group.introduce(links_);
+  auto const deadline = Clock::now() + group.group_.timeout();
+  for (int peer = 0; peer < group.size_; ++peer) {
+    if (peer != group.rank_) group.meet(links_, peer, deadline);
+  }
 }
 
 DeviceSlotsImpl::~DeviceSlotsImpl() {
   group_.drain(&channel_);
   std::lock_guard const lock(group_.mutex_);
   group_.forget_links(links_);
+  group_.stats_.landing_bytes -= links_.layout.device_bytes;
   channel_.lanes.clear();
   channel_.receivers.clear();
   channel_.credits.reset();
@@ -70,7 +72,7 @@ DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
   group_.after_stream(static_cast<CUstream>(stream),
                       channel_.credits->get());  // Others' streams may have read it last.
   auto const& layout = links_.layout.channels.front();
-  auto* const memory = reinterpret_cast<std::byte*>(segment_->memory.address() + layout.slot_offset(number));
+  auto* const memory = reinterpret_cast<std::byte*>(links_.segment->memory.address() + layout.slot_offset(number));
   leases_.emplace_back();
   return {.number = number, .memory = {memory, layout.slot_stride}};
 }

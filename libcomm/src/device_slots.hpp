@@ -29,7 +29,6 @@ class DeviceSlotsImpl final : public DeviceSlots {
   DeviceSlotsOptions options_;
   DeviceGroupImpl::LinkSet links_;
   DeviceGroupImpl::Channel& channel_;
-  std::shared_ptr<nvlink::SharedSegment> segment_;
   // Guarded by the group's mutex.
   struct Lease {
     std::shared_ptr<CUevent_st> completion;  ///< Of the operation, once it has started.

@@ -4,6 +4,7 @@
 #include "headway/comm/status.hpp"
 
 #include <string>
+#include <string_view>
 
 namespace headway::comm {
 
@@ -18,6 +19,9 @@ class GroupCompanion {
   [[nodiscard]] virtual bool needs(int peer) = 0;
   /// The oldest operation, and what it waits for; empty: none is pending.
   [[nodiscard]] virtual std::string describe_missing() = 0;
+  /// The companion of `peer` said `text` by Group::tell(), perhaps before this one was there. @throws std::exception:
+  /// the group fails.
+  virtual void heard(int peer, std::string_view text) = 0;
   /// The group has failed: called at once, and about once a second from then on.
   virtual void group_failed(Status const& failure) noexcept = 0;
 };

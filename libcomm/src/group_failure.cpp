@@ -9,7 +9,8 @@ namespace headway::comm {
 
 namespace {
 
-constexpr char kLossPrefix = '\x02';  ///< Before a notice that passes on the loss of a rank.
+constexpr char kLossPrefix = '\x02';       ///< Before a notice that passes on the loss of a rank.
+constexpr char kCompanionPrefix = '\x06';  ///< Before one from companion to companion.
 /// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
 constexpr std::chrono::seconds kLeaveTime{1};
 
@@ -37,6 +38,7 @@ void GroupImpl::attach(GroupCompanion& companion) {
   throw_if_failed();
   expects(companion_ == nullptr, "this group has a device group already");
   companion_ = &companion;
+  for (auto const& [peer, text] : std::exchange(unheard_, {})) hear(peer, text);
   if (progress_thread_) progress_thread_->notify();
 }
 
@@ -44,6 +46,23 @@ void GroupImpl::detach(GroupCompanion& companion) noexcept {
   std::lock_guard const lock(mutex_);
   if (companion_ != &companion) return;
   companion_ = nullptr;
+}
+
+void GroupImpl::tell(int peer, std::string_view text) {
+  expect_peer(peer, "tell");
+  expects(text.size() < kMaxNoticeBytes, "tell: a text of " + std::to_string(text.size()) + " bytes is too long");
+  Visit visit(*this);
+  throw_if_failed();
+  wire_.endpoint().send_notice(peer, kCompanionPrefix + std::string(text));
+}
+
+void GroupImpl::hear(int peer, std::string_view text) noexcept {
+  try {
+    if (auto* const companion = companion_.load()) return companion->heard(peer, text);
+    unheard_.emplace_back(peer, text);
+  } catch (std::exception const& error) {
+    wire_.report_error(error.what());
+  }
 }
 
 void GroupImpl::throw_if_failed() const {
@@ -55,6 +74,7 @@ void GroupImpl::notice(int peer, std::string_view text) {
     left_at_[static_cast<std::size_t>(peer)] = Clock::now();
     return;
   }
+  if (text.starts_with(kCompanionPrefix)) return hear(peer, text.substr(1));
   bool const is_of_survivor = Survivors::is_said_in(text);
   if (is_of_survivor) survivors_.notice(peer, text);
   if (!pending_failure_.ok()) return;

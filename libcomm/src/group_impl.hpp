@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace headway::comm {
@@ -72,6 +73,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] std::vector<FlightRecord> flight_records() override;
   void attach(GroupCompanion& companion) override;
   void detach(GroupCompanion& companion) noexcept override;
+  void tell(int peer, std::string_view text) override;
   void on_failure(FailureCallback callback) override;
 
  private:
@@ -139,6 +141,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void report_failure();
   void tell_peers(std::string_view text);
   [[nodiscard]] Progress current_progress() const;
+  void hear(int peer, std::string_view text) noexcept;
 
   // flight_records.cpp
   [[nodiscard]] std::vector<FlightRecord> pending_flight_records(FlightClock::Reading const& clock);
@@ -193,6 +196,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
   FailureCallback on_failure_;
   std::atomic<GroupCompanion*> companion_ = nullptr;  ///< Changes and is called under the lock.
+  std::vector<std::pair<int, std::string>> unheard_;  ///< What companions of peers said before this one was there.
   Status pending_failure_;                            ///< Found inside poll(), acted upon after it.
   bool pending_failure_is_ours_ = false;
   Progress progress_at_failure_;

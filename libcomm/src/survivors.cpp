@@ -11,7 +11,6 @@ namespace headway::comm {
 namespace {
 
 constexpr char kClaim = '\x03', kValue = '\x04', kDone = '\x05';  ///< First byte of a notice.
-constexpr std::size_t kMaxNoticeBytes = 4096;
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 

@@ -29,6 +29,7 @@ class CudaStatistics(TypedDict):
     bytes_received: int
     local_copies: int  #: inside the device, on its multiprocessors: out of slots, and of a rank's blocks to itself
     local_copy_bytes: int
+    landing_bytes: int  #: memory of the device that is reserved for what peers send
 
 
 class GroupStatistics(TypedDict):

@@ -138,6 +138,24 @@ def test_works_may_be_dropped() -> None:
     run_on_gpus(drop_works, 2)
 
 
+def send_around(rank: int) -> list[float]:
+    """The first use of each rank's device waits for a message that goes the other way."""
+    device = take_device(rank)
+    group = dist.new_group(backend="headway")
+    size = dist.get_world_size()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sent = [dist.isend(torch.full((length,), float(rank), device=device), after, group) for length in (10, MIB)]
+    received = [torch.empty(length, device=device) for length in (10, MIB)]
+    for work in sent + [dist.irecv(each, before, group) for each in received]:
+        assert work is not None
+        work.wait()
+    return [float(each.mean()) for each in received]
+
+
+def test_ranks_meet_without_taking_turns() -> None:
+    assert run_on_gpus(send_around, 3) == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+
+
 def move_otherwise(rank: int) -> None:
     device = take_device(rank)
     size = dist.get_world_size()

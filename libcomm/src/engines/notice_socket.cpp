@@ -11,12 +11,6 @@
 
 namespace headway::comm {
 
-namespace {
-
-constexpr std::size_t kMaxNoticeBytes = 4096;
-
-}  // namespace
-
 bool NoticeSocket::is_hung_up() const {
   pollfd entry{.fd = socket_.get(), .events = POLLRDHUP, .revents = 0};
   return ::poll(&entry, 1, 0) > 0;

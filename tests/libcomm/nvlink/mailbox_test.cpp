@@ -40,9 +40,11 @@ Nonce nonce_of(int value) {
 
 TEST(Mailbox, GivesWhatCameWithANonceInAnyOrder) {
   Mailbox receiver, sender;
+  receiver.expect(nonce_of(1));
+  receiver.expect(nonce_of(2));
   auto const first = file_of("first"), second = file_of("second"), third = file_of("third");
-  sender.send(receiver.name(), nonce_of(1), {first.get(), second.get()}, 0);
-  sender.send(receiver.name(), nonce_of(2), {third.get(), first.get()}, 0);
+  ASSERT_EQ(sender.send(receiver.name(), nonce_of(1), {first.get(), second.get()}, 0), Delivery::kDone);
+  ASSERT_EQ(sender.send(receiver.name(), nonce_of(2), {third.get(), first.get()}, 0), Delivery::kDone);
   auto const later = receiver.receive(nonce_of(2), Clock::now() + kPatience, 1, [] {});
   auto const sooner = receiver.receive(nonce_of(1), Clock::now() + kPatience, 1, [] {});
   EXPECT_EQ(text_in(later[0]), "third");
@@ -54,7 +56,7 @@ TEST(Mailbox, GivesWhatCameWithANonceInAnyOrder) {
 TEST(Mailbox, NamesThePeerFromWhichNothingCame) {
   Mailbox receiver, sender;
   auto const file = file_of("of somebody else");
-  sender.send(receiver.name(), nonce_of(9), {file.get(), file.get()}, 0);
+  ASSERT_EQ(sender.send(receiver.name(), nonce_of(9), {file.get(), file.get()}, 0), Delivery::kDone);
   try {
     static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + std::chrono::milliseconds(50), 3, [] {}));
     FAIL() << "what somebody else sent was taken";
@@ -69,11 +71,20 @@ TEST(Mailbox, StopsWaitingWhenTheLookThrows) {
   EXPECT_THROW(static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + kPatience, 3, fail)), std::runtime_error);
 }
 
-TEST(Mailbox, NamesThePeerWhoseMailboxIsGone) {
+TEST(Mailbox, SaysThatAMailboxIsGoneOrFullAndDoesNotWait) {
   Mailbox const sender;
   auto const file = file_of("nobody reads this");
+  auto const send = [&](std::string const& to) { return sender.send(to, nonce_of(1), {file.get(), file.get()}, 2); };
   std::string const gone = Mailbox().name();
-  EXPECT_THROW(sender.send(gone, nonce_of(1), {file.get(), file.get()}, 2), SystemError);
+  EXPECT_EQ(send(gone), Delivery::kGone);
+  Mailbox receiver;
+  receiver.expect(nonce_of(1));
+  int num_sent = 0;
+  while (num_sent < 10'000 && send(receiver.name()) == Delivery::kDone) ++num_sent;
+  EXPECT_LT(num_sent, 10'000);
+  EXPECT_EQ(send(receiver.name()), Delivery::kFull);
+  EXPECT_EQ(text_in(receiver.receive(nonce_of(1), Clock::now() + kPatience, 1, [] {})[0]), "nobody reads this");
+  EXPECT_EQ(send(receiver.name()), Delivery::kDone);
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ struct DeviceStats {
   std::uint64_t bytes_sent = 0, bytes_received = 0;  ///< To and from other ranks.
   /// Copies inside a device, which run on its multiprocessors: out of slots, and of blocks to the own rank.
   std::uint64_t local_copies = 0, local_copy_bytes = 0;
+  std::uint64_t landing_bytes = 0;  ///< Memory of the device that is reserved for what peers send.
 };
 
 /// One rank's part of an operation on device memory. Thread-safe.

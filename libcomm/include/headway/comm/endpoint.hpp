@@ -34,6 +34,8 @@ struct Destination {
   std::uint64_t offset = 0;
 };
 
+inline constexpr std::size_t kMaxNoticeBytes = 4096;
+
 /// Gets what poll() finds. Called under the caller's lock; must not call back into the endpoint's poll().
 class ArrivalSink {
  public:
@@ -129,7 +131,7 @@ class Endpoint {
   virtual bool expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
   virtual void withdraw(int peer, SegmentId segment) = 0;
 
-  /// Sends a short text out of band, as an error report; best effort.
+  /// Sends a text of at most kMaxNoticeBytes out of band, as an error report; best effort.
   virtual void send_notice(int peer, std::string_view text) noexcept = 0;
 
   /// Whether connections that are gone show only when something is sent: then keep_alive() must be called about once a

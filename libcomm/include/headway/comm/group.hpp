@@ -199,9 +199,11 @@ class Group {
   /// What is pending, and the last operations that completed (options().flight_records), in the order of their starts.
   /// Of a group that has failed: as it was when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
-  /// For DeviceGroup, which is all that may follow a group's life so: one at a time.
+  /// For DeviceGroup, which is all that may follow a group's life so: one in all.
   virtual void attach(GroupCompanion& companion) = 0;
   virtual void detach(GroupCompanion& companion) noexcept = 0;
+  /// Says `text` to the companion of `peer`, in order. Less than kMaxNoticeBytes.
+  virtual void tell(int peer, std::string_view text) = 0;
   using FailureCallback = std::function<void(Status const& failure, std::vector<FlightRecord> const& records)>;
   /// Calls `callback` once when the group fails, before any operation is done with that error, or at once if it has
   /// failed: also where no thread waits for anything, and on any thread of this rank. The group is locked meanwhile: it

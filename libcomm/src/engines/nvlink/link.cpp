@@ -1,7 +1,5 @@
 #include "engines/nvlink/link.hpp"
 
-#include "rendezvous/random.hpp"
-
 #include <utility>
 
 namespace headway::comm::nvlink {
@@ -38,7 +36,6 @@ Link::Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std
            int rank, int peer)
     : context_(std::move(context)),
       layout_(layout),
-      nonce_(random_bytes<sizeof(Nonce)>()),
       own_offset_(static_cast<std::size_t>(rank) * layout_.source_stride),
       peer_offset_(static_cast<std::size_t>(peer) * layout_.source_stride),
       host_(HostSegment::create(context_, layout_.host_bytes, shared_host_)),
@@ -46,10 +43,8 @@ Link::Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std
       channels_(layout_.channels.size()) {}
 
 void Link::map_peer(std::array<FileDescriptor, 2> descriptors) {
-  auto host = HostSegment::map(context_, descriptors[0], layout_.host_bytes);
+  peer_host_ = HostSegment::map(context_, descriptors[0], layout_.host_bytes);
   peer_device_ = DeviceSegment::map(context_, std::move(descriptors[1]), layout_.device_bytes);
-  peer_host_ = std::move(host);
-  shared_host_.reset();
 }
 
 void Link::release_waits() const noexcept {

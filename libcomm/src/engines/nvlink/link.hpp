@@ -1,7 +1,6 @@
 #pragma once
 
 #include "engines/nvlink/layout.hpp"
-#include "engines/nvlink/mailbox.hpp"
 #include "engines/nvlink/memory.hpp"
 
 #include <array>
@@ -42,14 +41,13 @@ class Link {
     CUstream sender = nullptr, receiver = nullptr;  ///< The streams that did so last; null: none yet.
   };
 
-  /// Makes this side, whose slots are in `segment`, and draws the nonce for the peer's.
+  /// Makes this side, whose slots are in `segment`.
   Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std::shared_ptr<SharedSegment> segment,
        int rank, int peer);
 
-  [[nodiscard]] Nonce const& nonce() const { return nonce_; }
   /// Descriptors of this side, for the peer: host memory, device memory.
   [[nodiscard]] std::array<int, 2> descriptors() const { return {shared_host_.get(), segment_->descriptor.get()}; }
-  /// Maps the peer's side. This rank's descriptors are the peer's by then.
+  /// Maps the peer's side.
   void map_peer(std::array<FileDescriptor, 2> descriptors);
   /// Whether the peer's device is this one, so that every copy to it is one inside a device.
   bool shares_device = false;
@@ -97,7 +95,6 @@ class Link {
 
   std::shared_ptr<Context const> context_;
   LinkLayout layout_;
-  Nonce nonce_;
   std::size_t own_offset_, peer_offset_;  ///< Of the two ranks in a segment that sources share.
   FileDescriptor shared_host_;
   HostSegment host_, peer_host_;

@@ -18,7 +18,6 @@ namespace headway::comm::nvlink {
 namespace {
 
 constexpr int kPollSliceMs = 100;
-constexpr std::size_t kMaxLetters = 64;  ///< More than any group sends before they are taken.
 
 struct Address {
   sockaddr_un name{};
@@ -46,42 +45,40 @@ Mailbox::Mailbox()
   if (::bind(socket_.get(), as_socket_address(address), address.length) != 0) throw SystemError("bind", errno, name_);
 }
 
-void Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const {
+Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const {
   Nonce body = nonce;
   Address address = address_of(to);
   DescriptorMessage message(body);
   message.header().msg_name = &address.name;
   message.header().msg_namelen = address.length;
   message.attach(descriptors);
-  for (Deadline const deadline = Clock::now() + std::chrono::seconds(60);;) {
-    if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return;
-    bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS;
-    if ((!is_full && errno != EINTR) || Clock::now() > deadline) {
-      throw SystemError("sendmsg", errno, "descriptors of CUDA memory for rank " + std::to_string(peer));
-    }
-    pollfd wanted{.fd = socket_.get(), .events = POLLOUT, .revents = 0};
-    ::poll(&wanted, 1, 1);
+  for (;;) {
+    if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return Delivery::kDone;
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return Delivery::kFull;
+    if (errno == ECONNREFUSED) return Delivery::kGone;
+    throw SystemError("sendmsg", errno, "descriptors of CUDA memory for rank " + std::to_string(peer));
   }
 }
 
 bool Mailbox::take_letter() {
-  Letter letter{};
-  DescriptorMessage message(letter.nonce);
+  Nonce nonce{};
+  DescriptorMessage message(nonce);
   ssize_t const count = ::recvmsg(socket_.get(), &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (count < 0) return false;
-  letter.descriptors = message.take();
-  bool const is_whole = count == static_cast<ssize_t>(letter.nonce.size()) && letter.descriptors[1].valid();
-  if (is_whole && letters_.size() < kMaxLetters) letters_.push_back(std::move(letter));
+  auto descriptors = message.take();
+  bool const is_whole = count == static_cast<ssize_t>(nonce.size()) && descriptors[1].valid();
+  auto const found = expected_.find(nonce);
+  if (is_whole && found != expected_.end()) found->second = std::move(descriptors);
   return true;
 }
 
 std::array<FileDescriptor, 2> Mailbox::receive(Nonce const& nonce, Deadline deadline, int peer,
                                                std::function<void()> const& look) {
   for (;;) {
-    auto const found = std::ranges::find(letters_, nonce, &Letter::nonce);
-    if (found != letters_.end()) {
-      auto descriptors = std::move(found->descriptors);
-      letters_.erase(found);
+    if (auto& come = expected_[nonce]) {
+      auto descriptors = std::move(*come);
+      expected_.erase(nonce);
       return descriptors;
     }
     if (take_letter()) continue;

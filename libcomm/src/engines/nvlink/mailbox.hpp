@@ -6,13 +6,16 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
-#include <vector>
 
 namespace headway::comm::nvlink {
 
 /// Drawn by a receiver and told to one peer only: what comes with it is of that peer.
 using Nonce = std::array<std::byte, 16>;
+
+enum class Delivery { kDone, kFull, kGone };
 
 /// Takes descriptors that peers on this host send: an AF_UNIX socket for datagrams, so that nobody need listen while
 /// they come.
@@ -22,24 +25,24 @@ class Mailbox {
   Mailbox();
   /// The address for send(), without its leading zero byte.
   [[nodiscard]] std::string const& name() const { return name_; }
-  /// Sends duplicates of two descriptors to the mailbox `to`. @throws SystemError naming `peer`.
-  void send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors, int peer) const;
-  /// The descriptors that came with `nonce`, once they have. @throws SystemError naming `peer` when the deadline
-  /// passes; what `look` throws, which is called several times a second.
+  /// Sends duplicates of two descriptors to the mailbox `to`, unless it is full or gone; does not wait. Thread-safe.
+  /// @throws SystemError naming `peer`.
+  [[nodiscard]] Delivery send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors,
+                              int peer) const;
+  /// From now on what comes with `nonce` is kept; what comes with another is closed.
+  void expect(Nonce const& nonce) { expected_[nonce]; }
+  /// The descriptors that came with an expected `nonce`, once they have. @throws SystemError naming `peer` when the
+  /// deadline passes; what `look` throws, which is called several times a second.
   [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
                                                       std::function<void()> const& look);
 
  private:
-  struct Letter {
-    Nonce nonce;
-    std::array<FileDescriptor, 2> descriptors;
-  };
   /// @returns whether one was there.
   bool take_letter();
 
   std::string name_;
   FileDescriptor socket_;
-  std::vector<Letter> letters_;  ///< Came before they were asked for.
+  std::map<Nonce, std::optional<std::array<FileDescriptor, 2>>> expected_;  ///< Null: not here yet.
 };
 
 }  // namespace headway::comm::nvlink

@@ -17,7 +17,6 @@ enum class FrameKind : std::uint8_t {
 };
 
 inline constexpr std::uint32_t kFrameMagic = 0x31465748;  // "HWF1"
-inline constexpr std::size_t kMaxNoticeBytes = 4096;
 
 /// What precedes every put and notice on a connection. In the byte order of both hosts, which the handshake compared.
 struct FrameHeader {

@@ -1,0 +1,101 @@
+#include "engines/nvlink/introductions.hpp"
+
+#include "headway/comm/status.hpp"
+#include "rendezvous/random.hpp"
+
+#include <cstring>
+#include <thread>
+#include <type_traits>
+
+namespace headway::comm::nvlink {
+
+namespace {
+
+constexpr auto kLookInterval = std::chrono::microseconds(100);
+
+static_assert(std::is_trivially_copyable_v<Hello>);
+
+/// Without the end of a text that is not terminated.
+template <std::size_t kSize>
+std::string text_of(std::array<char, kSize> const& text) {
+  return {text.data(), ::strnlen(text.data(), kSize)};
+}
+
+}  // namespace
+
+std::string Introductions::greeting(int peer, Hello own) {
+  own.nonce = random_bytes<sizeof(Nonce)>();
+  mailbox_.expect(own.nonce);
+  mailbox_.name().copy(own.mailbox.data(), own.mailbox.size() - 1);
+  std::lock_guard const lock(mutex_);
+  acquaintances_[{own.set, peer}].own_nonce = own.nonce;
+  return {reinterpret_cast<char const*>(&own), sizeof own};
+}
+
+void Introductions::heard(int peer, std::string_view text) {
+  Hello hello;
+  expects(text.size() == sizeof hello,
+          "rank " + std::to_string(peer) + " introduces itself with " + std::to_string(text.size()) + " bytes");
+  std::memcpy(&hello, text.data(), sizeof hello);
+  std::lock_guard const lock(mutex_);
+  auto& acquaintance = acquaintances_[{hello.set, peer}];
+  acquaintance.hello = hello;
+  send(peer, acquaintance);
+}
+
+void Introductions::offer(int set, int peer, std::array<int, 2> descriptors) {
+  std::lock_guard const lock(mutex_);
+  auto& acquaintance = acquaintances_[{set, peer}];
+  acquaintance.offered = descriptors;
+  send(peer, acquaintance);
+}
+
+void Introductions::send(int peer, Acquaintance& acquaintance) const {
+  if (!acquaintance.hello || !acquaintance.offered || acquaintance.is_settled) return;
+  auto const& hello = *acquaintance.hello;
+  auto const delivery = mailbox_.send(text_of(hello.mailbox), hello.nonce, *acquaintance.offered, peer);
+  acquaintance.is_settled = delivery != Delivery::kFull;  // Of a peer that has gone the group hears by itself.
+}
+
+void Introductions::send_again() noexcept {
+  std::lock_guard const lock(mutex_);
+  for (auto& [key, acquaintance] : acquaintances_) {
+    try {
+      send(key.second, acquaintance);
+    } catch (SystemError const&) {  // Of this host's resources: they may be there the next time.
+    }
+  }
+}
+
+Hello Introductions::await_hello(int set, int peer, Deadline deadline, Look const& look) {
+  for (;;) {
+    {
+      std::lock_guard const lock(mutex_);
+      if (auto const& hello = acquaintances_[{set, peer}].hello) return *hello;
+    }
+    if (Clock::now() > deadline) {
+      throw SystemError("rank " + std::to_string(peer) + " has not used its device in this group in time");
+    }
+    look();
+    std::this_thread::sleep_for(kLookInterval);
+  }
+}
+
+std::array<FileDescriptor, 2> Introductions::await_descriptors(int set, int peer, Deadline deadline, Look const& look) {
+  Nonce nonce;
+  {
+    std::lock_guard const lock(mutex_);
+    nonce = acquaintances_[{set, peer}].own_nonce;
+  }
+  return mailbox_.receive(nonce, deadline, peer, [&] {
+    send_again();
+    look();
+  });
+}
+
+void Introductions::forget(int set) {
+  std::lock_guard const lock(mutex_);
+  std::erase_if(acquaintances_, [&](auto const& each) { return each.first.first == set; });
+}
+
+}  // namespace headway::comm::nvlink

@@ -1,0 +1,93 @@
+#include "group_companion.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+/// What follows a group's life without being of its endpoint.
+class CompanionTest : public GroupTest {
+ protected:
+  /// Writes down what it hears; all under its group's lock, which health() takes as well.
+  class Listener final : public GroupCompanion {
+   public:
+    explicit Listener(Group& group) : group_(group) { group.attach(*this); }
+    ~Listener() override { group_.detach(*this); }
+
+    bool is_late(Clock::time_point /*now*/) override { return false; }
+    bool needs(int /*peer*/) override { return false; }
+    std::string describe_missing() override { return ""; }
+    void heard(int peer, std::string_view text) override {
+      if (text == "nonsense") throw std::runtime_error("rank " + std::to_string(peer) + " talks nonsense");
+      said.emplace_back(peer, text);
+      num_heard = said.size();
+    }
+    void group_failed(Status const& /*failure*/) noexcept override {}
+
+    /// Waits until so much was heard, or the group failed.
+    void await(std::size_t count) {
+      Deadline const deadline = Clock::now() + std::chrono::seconds(20);
+      while (num_heard < count && group_.health().ok() && Clock::now() < deadline) std::this_thread::yield();
+    }
+
+    std::vector<std::pair<int, std::string>> said;
+    std::atomic<std::size_t> num_heard = 0;
+
+   private:
+    Group& group_;
+  };
+};
+
+TEST_P(CompanionTest, HearsAllInOrderAlsoWhatWasSaidBeforeItWasThere) {
+  std::barrier all(2);
+  run_ranks(2, options(), [&](Group& group) {
+    std::string const long_text(4000, 'x');
+    if (group.rank() == 0) {
+      group.tell(1, "first");
+      group.tell(1, std::string("\x01\0\x02", 3));
+      static_cast<void>(group.wait(*group.barrier()));
+      all.arrive_and_wait();
+      group.tell(1, long_text);
+    } else {
+      static_cast<void>(group.wait(*group.barrier()));
+      EXPECT_TRUE(group.health().ok());
+      Listener listener(group);
+      all.arrive_and_wait();
+      listener.await(3);
+      std::vector<std::pair<int, std::string>> const expected{
+          {0, "first"}, {0, std::string("\x01\0\x02", 3)}, {0, long_text}};
+      EXPECT_EQ(listener.said, expected);
+    }
+    all.arrive_and_wait();
+  });
+}
+
+TEST_P(CompanionTest, TheGroupFailsWithWhatItsCompanionThrows) {
+  std::barrier all(2);
+  run_ranks(2, options(), [&](Group& group) {
+    if (group.rank() == 0) {
+      group.tell(1, "nonsense");
+    } else {
+      Listener listener(group);
+      listener.await(1);
+      EXPECT_EQ(group.health().code(), StatusCode::kAborted);
+      EXPECT_EQ(group.health().message(), "rank 0 talks nonsense");
+    }
+    all.arrive_and_wait();
+  });
+}
+
+HEADWAY_TEST_GROUPS(CompanionTest);
+
+}  // namespace
+}  // namespace headway::comm
