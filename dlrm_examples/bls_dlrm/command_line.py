@@ -10,6 +10,7 @@ from pathlib import Path
 from headway.one_line_parser import OneLineParser
 
 from dlrm_examples.bls_dlrm.columnar_store import default_store_root
+from dlrm_examples.bls_dlrm.devices import DEVICE_NAMES
 from dlrm_examples.bls_dlrm.log_formats import FORMATS
 from dlrm_examples.bls_dlrm.systems import SYSTEMS
 
@@ -48,11 +49,17 @@ def make_parser(program: str, description: str, *, default_out: str, default_ste
         help="bounds to try: steps that a rank may be ahead of another (default: 0 1 2 3 4)",
     )
     parser.add_argument(
+        "--device",
+        choices=DEVICE_NAMES,
+        default="cpu",
+        help="where the ranks compute: cpu, or cuda, a GPU of this host for each (default: %(default)s)",
+    )
+    parser.add_argument(
         "--systems",
         nargs="+",
         choices=tuple(SYSTEMS),
-        default=list(SYSTEMS),
-        help="; ".join(f"{system.name}: {system.description}" for system in SYSTEMS.values()) + " (default: all)",
+        help="; ".join(f"{system.name}: {system.description}" for system in SYSTEMS.values())
+        + " (default: all of the device)",
     )
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="log file or directory, .gz too (default: a generated Criteo log)"

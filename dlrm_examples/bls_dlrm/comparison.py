@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from tqdm import tqdm
 
 from dlrm_examples.bls_dlrm.columnar_store import ColumnarLog, open_or_convert
@@ -23,7 +24,7 @@ from dlrm_examples.bls_dlrm.plan import RANDOM_DATASET, Plan, Workload, make_poi
 from dlrm_examples.bls_dlrm.report import write_report
 from dlrm_examples.bls_dlrm.results import ResultRow, make_rows, write_json_lines
 from dlrm_examples.bls_dlrm.settings import SETTINGS
-from dlrm_examples.bls_dlrm.systems import SYSTEMS
+from dlrm_examples.bls_dlrm.systems import systems_on
 from dlrm_examples.bls_dlrm.text_table import HEADINGS, format_table, headline, table_cells
 
 
@@ -40,8 +41,9 @@ class Comparison:
         self.notes: list[str] = []
         self._logs: dict[Path, ColumnarLog] = {}
         _make_directory(options.out)
+        self._systems = _choose_systems(options)
         if options.trace is not None:
-            if all(SYSTEMS[name].backend != "headway" for name in options.systems):
+            if "bls-headway" not in self._systems:
                 raise SetupError("--trace records exchanges over Headway: add bls-headway to --systems")
             _make_directory(options.trace.parent)
 
@@ -112,11 +114,12 @@ class Comparison:
         plan = Plan(
             num_ranks=options.ranks,
             workloads=tuple(workloads),
-            points=make_points(list(dict.fromkeys(options.systems)), sorted(set(options.lag))),
+            points=make_points(self._systems, sorted(set(options.lag))),
             num_runs=options.runs,
             num_steps=options.steps,
             mini_batch=options.mini_batch,
             seed=options.seed,
+            device=options.device,
             trace_path=None if options.trace is None else options.trace.resolve(),
         )
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: results so far are kept.
@@ -170,6 +173,18 @@ def chosen_format(options: argparse.Namespace) -> LogFormat:
 
 
 EXPECTED_ERRORS = (DataError, SetupError, RankFailedError)
+
+
+def _choose_systems(options: argparse.Namespace) -> list[str]:
+    """Those that were asked for, or all of the device, once it is clear that they can run."""
+    num_gpus = torch.cuda.device_count() if options.device == "cuda" else 0
+    if options.device == "cuda" and num_gpus < options.ranks:
+        raise SetupError(f"--device cuda needs a GPU for each of {options.ranks} ranks, and this host has {num_gpus}")
+    possible = systems_on(options.device)
+    for name in options.systems or ():
+        if name not in possible:
+            raise SetupError(f"{name} does not run on {options.device}: choose from {', '.join(possible)}")
+    return list(dict.fromkeys(options.systems or possible))
 
 
 def _make_directory(path: Path) -> None:

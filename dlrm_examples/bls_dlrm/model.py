@@ -75,6 +75,11 @@ class EmbeddingShard:
         for table, first, count in zip(tables, self.first_row, rows, strict=True):
             _fill_table(self.weight[first : first + count], config.seed, table)
 
+    def to(self, device: torch.device) -> EmbeddingShard:
+        """Moves the tables there; returns this."""
+        self.weight = self.weight.to(device)
+        return self
+
     def look_up(self, indices: torch.Tensor, bag_offsets: torch.Tensor | None) -> torch.Tensor:
         """Rows of the matrix, summed over each bag.
 
@@ -99,6 +104,13 @@ class Dlrm:
         num_vectors = config.num_tables + 1
         row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self._pair = row * num_vectors + column
+
+    def to(self, device: torch.device) -> Dlrm:
+        """Moves the weights there; returns this."""
+        for layers in (self._bottom, self._top):
+            layers[:] = [(weight.to(device), bias.to(device)) for weight, bias in layers]
+        self._pair = self._pair.to(device)
+        return self
 
     def bottom(self, dense: torch.Tensor) -> torch.Tensor:
         """Turns (B, F) dense inputs into (B, D)."""
@@ -126,7 +138,7 @@ class Dlrm:
 
 def pool_rows(rows: torch.Tensor, bag_offsets: torch.Tensor) -> torch.Tensor:
     """Sums (N, D) rows over bags that begin at ``bag_offsets`` (M,); returns (M, D)."""
-    return F.embedding_bag(torch.arange(rows.shape[0]), rows, bag_offsets, mode="sum")
+    return F.embedding_bag(torch.arange(rows.shape[0], device=rows.device), rows, bag_offsets, mode="sum")
 
 
 def _fill_table(weight: torch.Tensor, seed: int, table: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm_examples.bls_dlrm.columnar_store import ColumnarLog
+from dlrm_examples.bls_dlrm.devices import DeviceName
 from dlrm_examples.bls_dlrm.settings import SETTINGS, Setting
 from dlrm_examples.bls_dlrm.systems import SYSTEMS
 
@@ -56,6 +57,7 @@ class Plan:
         num_steps: batches of a run.
         mini_batch: rows of a batch that each rank answers.
         seed: of weights, random requests and delays.
+        device: where all ranks compute; on GPUs rank i takes GPU i.
         trace_path: where to write traces of Headway's exchanges; setting, dataset and rank go before the suffix.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     num_steps: int
     mini_batch: int
     seed: int
+    device: DeviceName = "cpu"
     trace_path: Path | None = None
 
     @property

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from dlrm_examples.bls_dlrm.devices import Host, open_device
 from dlrm_examples.bls_dlrm.loop import InferenceRank, LoopResult
 from dlrm_examples.bls_dlrm.measurement import Failed, Finished, GroupStats, Measurement, Message, Ready
 from dlrm_examples.bls_dlrm.model import Dlrm, DlrmConfig, EmbeddingShard
@@ -27,7 +28,7 @@ from dlrm_examples.bls_dlrm.plan import Plan, Point, Workload
 from dlrm_examples.bls_dlrm.request_source import LogRequests, RandomRequests, RequestSource
 from dlrm_examples.bls_dlrm.settings import draw_delays
 from dlrm_examples.bls_dlrm.step_inputs import StepInputs, make_step_inputs
-from dlrm_examples.bls_dlrm.systems import SYSTEMS, System, make_group
+from dlrm_examples.bls_dlrm.systems import SYSTEMS, make_group
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 WARM_UP_STEPS = 5
@@ -47,11 +48,12 @@ def rank_main(rank: int, plan: Plan, store_port: int, launcher_pid: int, outbox:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     torch.set_num_threads(1)
     try:
+        device = open_device(plan.device, rank)
         store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.num_ranks, timeout=COLLECTIVE_TIMEOUT)
         outbox.put(Ready(rank))
         for index in range(len(plan.workloads)):
-            measure_workload(plan, index, rank, outbox.put)
+            measure_workload(plan, index, rank, device, outbox.put)
         outbox.put(Finished(rank))
         dist.destroy_process_group()
     except Exception as error:
@@ -59,15 +61,15 @@ def rank_main(rank: int, plan: Plan, store_port: int, launcher_pid: int, outbox:
         raise SystemExit(1) from None
 
 
-def measure_workload(plan: Plan, index: int, rank: int, report: Callable[[Message], None]) -> None:
+def measure_workload(plan: Plan, index: int, rank: int, device: Host, report: Callable[[Message], None]) -> None:
     """Measures all points of one workload, in an order that is drawn anew for each run, and reports each run."""
     workload = plan.workloads[index]
     config = DlrmConfig(table_rows=workload.table_rows, num_dense=workload.num_dense, seed=plan.seed)
-    inputs, inference = _prepare(plan, workload, config, rank)
+    inputs, inference = _prepare(plan, workload, config, rank, device)
     groups = _make_groups(plan, inputs, row_bytes=config.row_bytes)
     for point in plan.points:
         _run_point(inference, groups[point], point, np.zeros(min(WARM_UP_STEPS, plan.num_steps)))
-        _reset_stats(groups[point], point)
+        _reset_stats(groups[point])
     with _traced(plan, workload):
         _measure_runs(plan, index, rank, inference, groups, report)
     for point in plan.points:
@@ -100,7 +102,9 @@ def _measure_runs(
     dist.barrier()
 
 
-def _prepare(plan: Plan, workload: Workload, config: DlrmConfig, rank: int) -> tuple[list[StepInputs], InferenceRank]:
+def _prepare(
+    plan: Plan, workload: Workload, config: DlrmConfig, rank: int, device: Host
+) -> tuple[list[StepInputs], InferenceRank]:
     placement = place_tables(
         config.table_rows, num_ranks=plan.num_ranks, lookups_per_row=workload.conditions.lookups_per_row
     )
@@ -118,7 +122,7 @@ def _prepare(plan: Plan, workload: Workload, config: DlrmConfig, rank: int) -> t
         )
         for step in range(plan.num_steps)
     ]
-    return inputs, InferenceRank(Dlrm(config), shard, placement, inputs)
+    return inputs, InferenceRank(Dlrm(config), shard, placement, inputs, device)
 
 
 def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequence[int]) -> RequestSource:
@@ -131,18 +135,18 @@ def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequ
 
 
 def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dict[Point, dist.ProcessGroup]:
-    """One Gloo group for all points over Gloo, and one Headway group per bound."""
+    """One group for all points over Gloo or NCCL, and one Headway group per bound."""
     slot_bytes = max(row_bytes * max(step.receive_rows) for step in inputs)
     groups: dict[Point, dist.ProcessGroup] = {}
-    gloo: dict[str, dist.ProcessGroup] = {}
+    shared: dict[str, dist.ProcessGroup] = {}
     for point in plan.points:
-        system: System = SYSTEMS[point.system]
-        if system.backend == "headway":
-            groups[point] = make_group(system, max_lag=point.max_lag, slot_bytes=slot_bytes)
+        backend = SYSTEMS[point.system].backends[plan.device]
+        if backend == "headway":
+            groups[point] = make_group(backend, max_lag=point.max_lag, slot_bytes=slot_bytes)
             continue
-        if system.backend not in gloo:
-            gloo[system.backend] = make_group(system, max_lag=0, slot_bytes=0)
-        groups[point] = gloo[system.backend]
+        if backend not in shared:
+            shared[backend] = make_group(backend, max_lag=0, slot_bytes=0)
+        groups[point] = shared[backend]
     return groups
 
 
@@ -156,7 +160,7 @@ def _measurement(result: LoopResult, rank: int, workload: int, point: Point, run
     times = result.times
     digest = hashlib.sha256()
     for prediction in result.predictions:
-        digest.update(prediction.numpy().tobytes())
+        digest.update(prediction.cpu().numpy().tobytes())
     return Measurement(
         rank=rank,
         workload=workload,
@@ -174,16 +178,20 @@ def _measurement(result: LoopResult, rank: int, workload: int, point: Point, run
     )
 
 
-def _reset_stats(group: dist.ProcessGroup, point: Point) -> None:
-    if SYSTEMS[point.system].backend == "headway":
+def _reset_stats(group: dist.ProcessGroup) -> None:
+    if _is_of_headway(group):
         headway.reset_stats(group)
 
 
 def _report_stats(
     group: dist.ProcessGroup, rank: int, workload: int, point: Point, report: Callable[[Message], None]
 ) -> None:
-    if SYSTEMS[point.system].backend == "headway":
+    if _is_of_headway(group):
         report(GroupStats(rank=rank, workload=workload, point=point, stats=dict(headway.stats(group))))
+
+
+def _is_of_headway(group: dist.ProcessGroup) -> bool:
+    return str(dist.get_backend(group)) == "headway"
 
 
 def _traced(plan: Plan, workload: Workload) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dlrm_examples.bls_dlrm.measurement import GroupStats, Measurement
 from dlrm_examples.bls_dlrm.metrics import Estimate, batch_latency, estimate, estimated_bytes_per_lag, throughput
@@ -112,11 +113,15 @@ def _make_row(
         posting=estimate([entry.posting_s / steps for entry in entries]),
         replay_ratio=estimate(_replay_ratios(entries, point.max_lag, plan.num_ranks)),
         held_bytes=max(entry.held_bytes for entry in entries),
-        library_bytes=max((int(of_rank["landing_bytes"]) for of_rank in stats.values()), default=None),
+        library_bytes=max((_landing_bytes(plan, of_rank) for of_rank in stats.values()), default=None),
         bytes_per_exchange=float(np.mean([entry.bytes_per_exchange for entry in entries])),
         identical=identical,
         stats=stats,
     )
+
+
+def _landing_bytes(plan: Plan, stats: dict[str, Any]) -> int:
+    return int((stats if plan.device == "cpu" else stats["cuda"])["landing_bytes"])
 
 
 def _elapsed(plan: Plan, entries: list[Measurement]) -> np.ndarray:
@@ -171,6 +176,7 @@ def json_row(plan: Plan, row: ResultRow, *, commit: str, machine: str) -> dict[s
             "dataset": workload.dataset,
             "lag": row.point.max_lag,
             "ranks": plan.num_ranks,
+            "device": plan.device,
             "bytes_per_rank": round(row.bytes_per_exchange),
             "mini_batch": plan.mini_batch,
             "steps": plan.num_steps,
@@ -209,6 +215,8 @@ def json_row(plan: Plan, row: ResultRow, *, commit: str, machine: str) -> dict[s
 def write_json_lines(plan: Plan, rows: Sequence[ResultRow], path: Path) -> None:
     """One line per row."""
     commit, machine = current_commit(), describe_machine()
+    if plan.device == "cuda":
+        machine += f", {plan.num_ranks} x {torch.cuda.get_device_name(0)}"
     lines = [json.dumps(json_row(plan, row, commit=commit, machine=machine)) for row in rows]
     path.write_text("\n".join(lines) + "\n")
 

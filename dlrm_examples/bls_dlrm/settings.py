@@ -48,6 +48,11 @@ SETTINGS = {
             max_delay_s=0.010,
         ),
         Setting(
+            name="short_delays",
+            description="every rank sleeps 0 to 5 ms, uniformly drawn, in each step",
+            max_delay_s=0.005,
+        ),
+        Setting(
             name="heterogeneous",
             description="1 to 100 lookups, drawn per table and batch, summed by the table's owner: uneven work",
             max_lookups=100,

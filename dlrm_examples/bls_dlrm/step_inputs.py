@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ class StepInputs:
     send_rows: list[int]
     receive_rows: list[int]
     receive_offsets: torch.Tensor | None
+
+    def to(self, device: torch.device) -> StepInputs:
+        """The same on a device."""
+        return replace(
+            self,
+            dense=self.dense.to(device),
+            indices=self.indices.to(device),
+            bag_offsets=None if self.bag_offsets is None else self.bag_offsets.to(device),
+            receive_offsets=None if self.receive_offsets is None else self.receive_offsets.to(device),
+        )
 
 
 def make_step_inputs(

@@ -31,8 +31,8 @@ class Waits:
 
 
 def collect_waits(rows: Sequence[ResultRow]) -> list[Waits]:
-    """One entry per bound of the system over Headway."""
-    return [_waits(row) for row in rows if row.stats]
+    """One entry per bound of the system over Headway; none of GPUs, whose hosts do not wait."""
+    return [_waits(row) for row in rows if any(sum(of_rank["lag_histogram"]) for of_rank in row.stats.values())]
 
 
 def _waits(row: ResultRow) -> Waits:

@@ -100,6 +100,7 @@ def test_the_grid_runs_every_setting_on_both_datasets(tmp_path: Path) -> None:
     conditions = [(row["params"]["setting"], row["params"]["dataset"]) for row in rows[::3]]
     assert conditions == [
         ("random_delays", "criteo"),
+        ("short_delays", "criteo"),
         ("heterogeneous", "random"),
         ("heterogeneous_messages", "random"),
         ("straggler", "criteo"),
@@ -152,6 +153,22 @@ def test_an_output_directory_that_cannot_be_made_is_one_clear_line(
     (tmp_path / "file").write_text("")
     assert demo.main(["--systems", "sync", "--out", str(tmp_path / "file" / "out")]) == 1
     assert "cannot make this directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda", "--ranks", "500"], "--device cuda needs a GPU for each of 500 ranks, and this host has"),
+        (["--systems", "bls-nccl"], "bls-nccl does not run on cpu: choose from sync, bls-gloo, bls-headway"),
+    ],
+)
+def test_a_device_that_cannot_be_had_is_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert demo.main([*arguments, "--out", str(tmp_path / "out")]) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_a_malformed_line_stops_a_strict_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlrm_examples.bls_dlrm.loop import RunTimes
+from dlrm_examples.bls_dlrm.devices import RunTimes
 from dlrm_examples.bls_dlrm.recurrence import RankWork, replay
 
 
