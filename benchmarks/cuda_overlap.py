@@ -1,4 +1,8 @@
-"""What exchanges cost the work that runs beside them on GPUs: nothing, Headway, or NCCL beside the same work."""
+"""What exchanges cost the work that runs beside them on GPUs: nothing, bare copies, Headway, or NCCL.
+
+Bare copies are what the driver does between devices, without any local copy and without waiting for anybody: what no
+exchange by copy engines can do better.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from benchmarks.harness.torch_ranks import run_torch_ranks
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
 _ALONE = "none"
-_SYSTEMS = (_ALONE, "headway_slots", "headway", "nccl")
+_SYSTEMS = (_ALONE, "copies", "headway_slots", "headway", "nccl")
 _WORKS = ("products", "attention")
 
 

@@ -290,6 +290,8 @@ void define_slots(py::module_& module) {
   py::class_<SlotRing::Slot>(module, "Slot")
       .def_readonly("number", &SlotRing::Slot::number)
       .def_readonly("output", &SlotRing::Slot::output)
+      .def("block", &SlotRing::Slot::block, py::arg("rank"), py::arg("rows"))
+      .def("blocks", &SlotRing::Slot::blocks, py::arg("rows"))
       .def("record_stream", &SlotRing::Slot::record_stream, py::arg("stream"), Release());
   py::class_<SlotRing>(module, "SlotRing")
       .def(py::init<c10::intrusive_ptr<HeadwayBackend>, at::Device, std::int64_t, std::vector<std::int64_t>,

@@ -52,6 +52,20 @@ class SlotRing::Lease final {
   std::vector<comm::DeviceStream> streams_;
 };
 
+at::Tensor SlotRing::Slot::block(std::int64_t rank, std::int64_t rows) const {
+  TORCH_CHECK_VALUE(rows >= 0 && rows <= output.size(1), "headway: a block of a slot has ", output.size(1),
+                    " rows, not ", rows);
+  return output.select(0, rank).narrow(0, 0, rows);
+}
+
+std::vector<at::Tensor> SlotRing::Slot::blocks(std::vector<std::int64_t> const& rows) const {
+  std::vector<at::Tensor> blocks;
+  for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+    blocks.push_back(block(static_cast<std::int64_t>(rank), rows[rank]));
+  }
+  return blocks;
+}
+
 void SlotRing::Slot::record_stream(c10::Stream const& stream) const { lease->add_stream(stream); }
 
 SlotRing::SlotRing(c10::intrusive_ptr<HeadwayBackend> backend, at::Device device, std::int64_t capacity,

@@ -29,6 +29,10 @@ class SlotRing final {
     at::Tensor output;
     std::shared_ptr<Lease> lease;
 
+    /// The first rows of a rank's block. @throws c10::ValueError if it has not so many.
+    [[nodiscard]] at::Tensor block(std::int64_t rank, std::int64_t rows) const;
+    /// The first rows of each rank's.
+    [[nodiscard]] std::vector<at::Tensor> blocks(std::vector<std::int64_t> const& rows) const;
     void record_stream(c10::Stream const& stream) const;
   };
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host.
+# Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
+# alone, beside other work, in training steps and in DLRM inference.
 # Usage: tools/measure_gpu.sh [--quick] OUTDIR
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
 #   --quick  no tests, and few sizes
 # Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
-# into python/headway. A stage that fails is named, and the others go on. Two GPUs take about 5 minutes.
+# into python/headway. A stage that fails is named, and the others go on. Two GPUs take about 8 minutes.
 set -uo pipefail
 
 failed=()
@@ -56,10 +57,14 @@ main() {
   stage build 300 bash -c build
   if [ "$tests" = ON ]; then
     stage libcomm_gpu_test 120 "$out/build/tests/libcomm/libcomm_gpu_test" --gtest_brief=1
-    stage test_cuda 240 python3 -m pytest tests/c10d_backend/test_cuda*.py -q -rfEs --timeout 100
+    stage test_cuda 300 python3 -m pytest tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py \
+      -q -rfEs --timeout 100
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
   bench cuda_overlap 120 --rounds $((rounds * 3))
+  bench cuda_training 120 --rounds "$rounds"
+  stage dlrm 180 python3 -m benchmarks.dlrm --device cuda --ranks "$gpus" --settings short_delays balanced --no-ali-ccp \
+    --runs "$rounds" --store "$out/store" --out "$out/dlrm" --json "$out/dlrm.jsonl"
   [ ${#failed[@]} = 0 ] || { echo "stages that failed: ${failed[*]}"; exit 1; }
 }
 

@@ -5,12 +5,13 @@ Started by ``benchmarks.cuda_overlap`` with one argument, a JSON object with the
 
 from __future__ import annotations
 
+import ctypes
 import json
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +106,40 @@ def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]
             ring.take().exchange(inputs, splits)
 
         return exchange
+    if system == "copies":
+        return make_copies(source.split(block), settings)
     output = torch.empty_like(source)
     return lambda: dist.all_to_all_single(output, source, group=groups[system])
+
+
+def make_copies(blocks: Sequence[torch.Tensor], settings: OverlapSettings) -> Callable[[], None]:
+    """The copies between devices that an exchange takes, and nothing else: none inside a device, nobody waits."""
+    peers = [(settings.rank + step) % settings.ranks for step in range(1, settings.ranks)]
+    outputs = [torch.empty_like(blocks[peer], device=device_of(peer)) for peer in peers]
+
+    for peer, output in zip(peers, outputs, strict=True):
+        output.copy_(blocks[peer])  # By torch, which lets the devices reach each other.
+    driver = ctypes.CDLL("libcuda.so.1")
+    contexts = {}
+    for rank in {settings.rank, *peers}:
+        contexts[rank] = ctypes.c_void_p()
+        check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[rank]), device_of(rank).index))
+
+    def copy() -> None:
+        # By the driver: torch's copies between devices may be kernels.
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        for peer, output in zip(peers, outputs, strict=True):
+            to, source = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (output, blocks[peer]))
+            size = ctypes.c_size_t(output.nbytes)
+            check_driver(driver.cuMemcpyPeerAsync(to, contexts[peer], source, contexts[settings.rank], size, stream))
+
+    return copy
+
+
+def check_driver(result: int) -> None:
+    """Raises what a call of the driver returned, unless that is 0."""
+    if result != 0:
+        raise RuntimeError(f"libcuda: error {result}")
 
 
 def time_alone(run: Callable[[], None], count: int) -> float:

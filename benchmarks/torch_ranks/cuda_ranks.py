@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 def device_of(rank: int) -> torch.device:
     """The GPU of a rank; ranks share those that are there."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("this host has no GPU that torch can use")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 

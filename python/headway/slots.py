@@ -83,8 +83,12 @@ class Slot:
         return self._slot.output
 
     def own(self, rows: int) -> torch.Tensor:
-        """Shape (rows, ...features): where this rank writes what it has for itself."""
-        return self.output[self._ring._rank, :rows]
+        """Shape (rows, ...features): where this rank writes what it has for itself.
+
+        Raises:
+            ValueError: the capacity is less.
+        """
+        return self._slot.block(self._ring._rank, rows)
 
     def exchange(
         self, inputs: Sequence[torch.Tensor], output_splits: Sequence[int], *, async_op: bool = False
@@ -115,7 +119,7 @@ class Slot:
         """
         if self._splits is None:
             raise ValueError("the exchange of this slot has not started")
-        return [block[:rows] for block, rows in zip(self.output.unbind(0), self._splits, strict=True)]
+        return self._slot.blocks(self._splits)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Makes the end of the lease wait for ``stream`` too: for one that uses the slot and did not wait for its work.

@@ -1,0 +1,107 @@
+"""A training step as TorchRec shapes it on GPUs: ids, rows and gradients exchanged by Headway, or by NCCL."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.pairing import combine_rounds
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_table, format_time
+from benchmarks.harness.torch_ranks import run_torch_ranks
+
+DESCRIPTION = "training steps on GPUs, serial and overlapped, against NCCL"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("cuda_training", DESCRIPTION, ranks=(2,), against="nccl", rounds=7)
+    parser.add_argument("--batch", type=whole_number(2), default=8192, metavar="ROWS",
+                        help="of each rank in a step; even (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--steps", type=whole_number(1), default=10, metavar="N",
+                        help="of a round (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--trace", type=Path, metavar="DIR",
+                        help="gets traces of a few steps of each rank and system, for Perfetto")  # fmt: skip
+    parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
+                        help="of a run (default: %(default)s s)")  # fmt: skip
+    options = parser.parse_args(argv)
+    if options.batch % 2 != 0:
+        parser.error(f"--batch must be even, not {options.batch}")
+    return measure_and_report(
+        "cuda_training", parser, options, measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All points, combined over rounds and ranks."""
+    points = []
+    if options.trace is not None:
+        options.trace.mkdir(parents=True, exist_ok=True)
+    for ranks in options.ranks:
+        settings = {
+            "systems": ["headway", "headway_slots"] + (["nccl"] if options.against != "none" else []),
+            "batch": options.batch,
+            "steps": options.steps,
+            "rounds": options.rounds,
+            "timeout_s": options.time_limit,
+            "trace_dir": None if options.trace is None else str(options.trace.resolve()),
+        }
+        output = run_torch_ranks(
+            "benchmarks.torch_ranks.cuda_training_rank", settings, num_ranks=ranks, time_limit_s=options.time_limit
+        )
+        lines = [parse_point(line) for line in output.splitlines() if line.startswith("{")]
+        rounds: dict[int, list[Point]] = {}
+        for point in lines:
+            rounds.setdefault(point.extra.pop("round"), []).append(point)
+        points += [with_medians(point, lines) for point in combine_rounds(list(rounds.values()), reference="nccl")]
+    return points
+
+
+def with_medians(point: Point, all_points: Sequence[Point]) -> Point:
+    """Adds the median of the exposed waiting, and the loss after the last round, the mean of all ranks."""
+    same = [each for each in all_points if each.key == point.key and each.system == point.system]
+    point.extra["exposed_s"] = statistics.median(each.extra["exposed_s"] for each in same)
+    point.extra["loss"] = statistics.fmean(each.extra["loss"] for each in same[-point.params["ranks"] :])
+    return point
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each schedule and system."""
+    rows = []
+    for point in points:
+        low, high = point.extra.get("ratio_low"), point.extra.get("ratio_high")
+        is_compared = point.ratio is not None and low is not None and point.system != "nccl"
+        rows.append(
+            (
+                f"{point.params['ranks']} ranks, {point.params['schedule']}",
+                point.system,
+                format_time(point.median_s),
+                f"{point.ratio:.3f}x ({low:.3f} to {high:.3f})" if is_compared else "",
+                format_time(point.extra["exposed_s"]),
+                f"{point.extra['loss']:.5f}",
+            )
+        )
+    header = ("", "system", "a step", "faster (rounds)", "of that waiting", "loss")
+    return format_table(header, rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(
+            title=f"{schedule} training step",
+            points=[point for point in points if point.params["schedule"] == schedule],
+            x=lambda point: float(point.params["batch"]),
+            x_label="rows of a rank's batch",
+        )
+        for schedule in dict.fromkeys(point.params["schedule"] for point in points)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,152 @@
+"""One rank of the benchmark of training steps.
+
+Started by ``benchmarks.cuda_training`` with one argument, a JSON object with the fields of ``TrainingSettings``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
+from benchmarks.torch_ranks.training_model import (
+    Batch,
+    Exchange,
+    ModelSizes,
+    Schedule,
+    SlotExchange,
+    Trainer,
+    make_batch,
+)
+
+_NUM_BATCHES = 4
+_WARM_UP_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What this rank measures; see the options of ``benchmarks.cuda_training``."""
+
+    rank: int
+    ranks: int
+    store: str
+    systems: list[str]
+    batch: int
+    steps: int
+    rounds: int
+    timeout_s: int
+    trace_dir: str | None
+
+
+@dataclass
+class Course:
+    """One system and schedule: a trainer, and where it is among the batches."""
+
+    trainer: Trainer
+    schedule: Schedule
+    batches: list[Batch]
+    num_steps: int = 0
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+    def step(self) -> None:
+        """The next one."""
+        now, following = (self.batches[(self.num_steps + ahead) % len(self.batches)] for ahead in (0, 1))
+        self.losses.append(self.trainer.step(now, following, self.schedule))
+        self.num_steps += 1
+
+    def measure(self, steps: int) -> tuple[list[float], float]:
+        """Seconds of each step, and those of a step in which the stream waited, in the mean."""
+        assert self.trainer.waits is not None, "only GPUs are measured"
+        torch.cuda.synchronize()
+        dist.barrier()
+        self.trainer.waits.take_seconds()
+        stamps = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        stamps[0].record()
+        for stamp in stamps[1:]:
+            self.step()
+            stamp.record()
+        torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(stamps)]
+        return times, self.trainer.waits.take_seconds() / steps
+
+
+def report(settings: TrainingSettings, system: str, course: Course, number: int) -> None:
+    """Measures a round, and prints a point of each rank at rank 0."""
+    times, exposed_s = course.measure(settings.steps)
+    point = {
+        "name": "cuda_training",
+        "params": {"ranks": settings.ranks, "schedule": course.schedule, "batch": settings.batch},
+        "system": system,
+        "median_s": statistics.median(times),
+        "samples": len(times),
+        "unit": "s",
+        "round": number * settings.ranks + settings.rank,
+        "exposed_s": exposed_s,
+        "loss": float(torch.stack(course.losses[-settings.steps :]).mean()),
+    }
+    gathered: list[Any] = [None] * settings.ranks
+    dist.all_gather_object(gathered, point)
+    if settings.rank == 0:
+        for each in gathered:
+            print(json.dumps(each), flush=True)
+
+
+def exchange_of(system: str) -> type[Exchange]:
+    """How a system exchanges rows."""
+    return SlotExchange if system == "headway_slots" else Exchange
+
+
+def write_trace(path: Path, course: Course) -> None:
+    """A few steps as torch's profiler sees them, for ui.perfetto.dev."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    dist.barrier()
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(3):
+            course.step()
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(path))
+
+
+def main() -> None:
+    """Connects, measures everything, leaves."""
+    settings = TrainingSettings(**json.loads(sys.argv[1]))
+    groups = connect(
+        rank=settings.rank,
+        ranks=settings.ranks,
+        store=settings.store,
+        systems=settings.systems,
+        timeout_s=settings.timeout_s,
+    )
+    device = device_of(settings.rank)
+    sizes = ModelSizes(batch=settings.batch)
+    batches = [make_batch(sizes, settings.rank, number, device) for number in range(_NUM_BATCHES)]
+    schedules: tuple[Schedule, ...] = get_args(Schedule)
+    courses = {
+        (system, schedule): Course(Trainer(sizes, exchange_of(system)(groups[system]), device), schedule, batches)
+        for schedule in schedules
+        for system in settings.systems
+    }
+    for course in courses.values():
+        for _ in range(_WARM_UP_STEPS):
+            course.step()
+    for number in range(settings.rounds):
+        for key in list(courses) if number % 2 == 0 else list(reversed(courses)):
+            report(settings, key[0], courses[key], number)
+    for (system, schedule), course in courses.items():
+        if settings.trace_dir is not None:
+            name = f"training.{system}.{schedule}.rank{settings.rank}.json"
+            write_trace(Path(settings.trace_dir) / name, course)
+    courses.clear()
+    leave()
+
+
+if __name__ == "__main__":
+    main()
