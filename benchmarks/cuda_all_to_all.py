@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks.harness.arguments import make_parser
+from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
@@ -25,6 +25,9 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("cuda_all_to_all", DESCRIPTION, ranks=(2,), sizes="64,4K,64K,1M,16M,128M,512M",
                          against=_NCCL, rounds=5)  # fmt: skip
     add_exchange_options(parser, splits=SPLITS)
+    parser.add_argument("--hosts", type=whole_number(1), default=1, metavar="N",
+                        help="let the ranks of this host act as if they were on so many, NCCL's over sockets "
+                             "(default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
     return measure_and_report(
         "cuda_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
@@ -33,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
-    return measure_exchanges("benchmarks.torch_ranks.cuda_all_to_all_rank", options, systems=_HEADWAY, reference=_NCCL)
+    systems = _HEADWAY if options.hosts == 1 else _HEADWAY[:1]  # Slots are for ranks of one host.
+    return measure_exchanges(
+        "benchmarks.torch_ranks.cuda_all_to_all_rank", options, systems=systems, reference=_NCCL, hosts=options.hosts
+    )
 
 
 def format_points(points: Sequence[Point]) -> str:
@@ -46,7 +52,7 @@ def format_points(points: Sequence[Point]) -> str:
             rows.append(
                 (
                     point.system,
-                    "{ranks} ranks, {split}, waits for {wait}".format(**point.params),
+                    "{ranks} ranks, {hosts} hosts, {split}, waits for {wait}".format(**point.params),
                     format_bytes(point.params["bytes_per_rank"]),
                     format_time(point.median_s),
                     format_time(other.median_s if other else None),

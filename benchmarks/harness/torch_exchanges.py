@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.harness.arguments import OneLineParser, flat, whole_number
 from benchmarks.harness.points import Point
@@ -22,7 +23,7 @@ def add_exchange_options(parser: OneLineParser, *, splits: Sequence[str]) -> Non
 
 
 def measure_exchanges(
-    module: str, options: argparse.Namespace, *, systems: Sequence[str], reference: str
+    module: str, options: argparse.Namespace, *, systems: Sequence[str], reference: str, **further: Any
 ) -> list[Point]:
     """All points, combined over rounds.
 
@@ -30,8 +31,10 @@ def measure_exchanges(
         module: one rank of the benchmark; see ``run_torch_ranks()``.
         systems: measured besides ``reference``, which ``--against none`` leaves out.
         reference: the system that ratios are taken to.
+        further: settings of this benchmark's ranks.
     """
     settings = {
+        **further,
         "systems": [*systems] if options.against == "none" else [*systems, reference],
         "sizes": flat(options.sizes),
         "splits": options.split,

@@ -6,6 +6,7 @@ Started by ``benchmarks.cuda_all_to_all`` with one argument, a JSON object with 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -34,8 +35,22 @@ _CALLS_ABOVE = 6
 _CALLS_A_SAMPLE = 10
 
 
+@dataclass(frozen=True, kw_only=True)
 class CudaSettings(RankSettings):
-    """The same, on the GPU of this rank."""
+    """The same, on the GPU of this rank.
+
+    Attributes:
+        hosts: as many as the ranks act as if they were on, in even parts.
+    """
+
+    hosts: int
+
+    def act_on_hosts(self) -> None:
+        """Keeps ranks of different hosts from what they share in truth; before any group is made."""
+        if self.hosts == 1:
+            return
+        os.environ["HEADWAY_HOST_ID"] = str(self.rank * self.hosts // self.ranks)
+        os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +130,8 @@ def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[lis
 def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
     """Prints one point a round, system and way to wait at rank 0."""
     plain = make_blocks(settings, split, size)
-    in_slots = make_slot_blocks(settings, split, size, groups["headway"])
+    uses_slots = "headway_slots" in settings.systems
+    in_slots = make_slot_blocks(settings, split, size, groups["headway"]) if uses_slots else plain
     calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _CALLS_ABOVE)
     for index in range(settings.rounds):
         for system in settings.systems if index % 2 == 0 else reversed(settings.systems):
@@ -140,7 +156,14 @@ def make_point(
     """The fields of a point."""
     return {
         "name": "cuda_all_to_all",
-        "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "wait": wait},
+        "params": {
+            "ranks": settings.ranks,
+            "hosts": settings.hosts,
+            "bytes_per_rank": size,
+            "lag": 0,
+            "split": split,
+            "wait": wait,
+        },
         "system": system,
         **summary_of(torch.tensor(durations_s, dtype=torch.float64), size),
     }
@@ -149,6 +172,7 @@ def make_point(
 def main() -> None:
     """Connects, measures everything, leaves."""
     settings = CudaSettings(**json.loads(sys.argv[1]))
+    settings.act_on_hosts()
     groups = connect(
         rank=settings.rank,
         ranks=settings.ranks,

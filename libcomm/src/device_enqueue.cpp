@@ -122,11 +122,12 @@ void DeviceGroupImpl::send_fragment(Block const& block, std::uint64_t fragment, 
 
 void DeviceGroupImpl::receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream) {
   std::size_t const num_bytes = fragment_size(block, fragment);
-  words_.wait(link(block.peer).arrived_word(exchange_.channel->index), fragment + 1);
+  auto const& from = link(block.peer);
+  words_.wait(from.arrived_word(exchange_.channel->index), fragment + 1);
   words_.enqueue(stream);
   copies_.add(block.address + fragment_offset(block, fragment), landing(block, fragment), num_bytes);
   copies_.enqueue(stream);
-  if (!is_staged(block)) count_local_copy(num_bytes);
+  if (!is_staged(block) && !from.is_remote()) count_local_copy(num_bytes);
   give_credit(block, fragment);
   words_.enqueue(stream);
 }
@@ -148,19 +149,21 @@ CUdeviceptr DeviceGroupImpl::landing(Block const& block, std::uint64_t fragment)
 }
 
 std::size_t DeviceGroupImpl::fragment_offset(Block const& block, std::uint64_t fragment) const {
-  return (fragment - block.first_fragment) * layout().fragment_bytes(block.num_bytes);
+  return (fragment - block.first_fragment) * layout(block.peer).fragment_bytes(block.num_bytes);
 }
 
 std::size_t DeviceGroupImpl::fragment_size(Block const& block, std::uint64_t fragment) const {
   if (block.num_fragments == 1) return block.num_bytes;
-  return std::min(layout().fragment_bytes(block.num_bytes), block.num_bytes - fragment_offset(block, fragment));
+  return std::min(layout(block.peer).fragment_bytes(block.num_bytes),
+                  block.num_bytes - fragment_offset(block, fragment));
 }
 
 void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
   auto const& to = link(block.peer);
   int const index = exchange_.channel->index;
-  if (fragment < layout().num_slots) return;
-  auto const needed = fragment + 1 - layout().num_slots;
+  auto const num_slots = to.layout(index).num_slots;
+  if (fragment < num_slots) return;
+  auto const needed = fragment + 1 - num_slots;
   // What the CPU sees already, no stream need wait for.
   if (to.board(index).consumed.load(std::memory_order_acquire) >= needed) return;
   words_.wait(to.consumed_word(index), needed);

@@ -15,6 +15,8 @@ namespace {
 /// Slots of collectives and of messages: enough for the copies in and out of a slot to overlap.
 constexpr std::size_t kCollectiveSlotBytes = std::size_t{4} << 20;
 constexpr std::uint64_t kCollectiveSlots = 8;
+/// Between hosts a slot is pinned memory of the host, and fragments overlap with each other on their three legs.
+constexpr std::size_t kRemoteSlotBytes = std::size_t{1} << 20;
 constexpr auto kDrainTime = std::chrono::seconds(10);
 constexpr auto kDrainPoll = std::chrono::microseconds(200);
 
@@ -41,8 +43,10 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
   int const num_rings = group.options().num_channels;
   for (int i = 0; i < num_rings + 2; ++i) {
     bool const is_ring = i < num_rings;
-    links_.layout.add_channel(is_ring ? options_.slot_bytes : kCollectiveSlotBytes,
-                              is_ring ? ring_slots : kCollectiveSlots);
+    auto const slot_bytes = is_ring ? options_.slot_bytes : kCollectiveSlotBytes;
+    auto const num_slots = is_ring ? ring_slots : kCollectiveSlots;
+    links_.layout.add_channel(slot_bytes, num_slots);
+    links_.remote_layout.add_channel(std::min(slot_bytes, kRemoteSlotBytes), num_slots);
     channels_.push_back(
         {.set = &links_, .index = i, .most_lag = static_cast<std::size_t>(group.options().max_lag_limit)});
   }
@@ -54,6 +58,7 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
 
 DeviceGroupImpl::~DeviceGroupImpl() {
   drain(nullptr);
+  relay_.reset();  // Once all that streams have left with it is sent.
   group_.detach(*this);
 }
 
@@ -281,6 +286,7 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
       forget_completed();
       pending_.push_back(operation);
     }
+    hand_to_relay();
     enqueue(user, max_lag, *operation);
   } catch (OperationError const&) {
     throw;
@@ -307,19 +313,20 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
   word.is_credit = true;
   for (auto& block : exchange_.sends) {
     block.first_fragment = state(block.peer).fragments_sent;
-    block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
+    block.num_fragments = exchange_.is_in_slots ? 1 : layout(block.peer).num_fragments(block.num_bytes);
     auto const end = state(block.peer).fragments_sent += block.num_fragments;
-    if (end <= layout().num_slots) continue;
+    auto const num_slots = layout(block.peer).num_slots;
+    if (end <= num_slots) continue;
     word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
     word.peer = block.peer;
-    word.value = end - layout().num_slots;
+    word.value = end - num_slots;
     word.num_bytes = block.num_bytes;
     operation.await(word);
   }
   word.is_credit = false;
   for (auto& block : exchange_.receives) {
     block.first_fragment = state(block.peer).fragments_received;
-    block.num_fragments = exchange_.is_in_slots ? 1 : layout().num_fragments(block.num_bytes);
+    block.num_fragments = exchange_.is_in_slots ? 1 : layout(block.peer).num_fragments(block.num_bytes);
     word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
     word.peer = block.peer;
     word.value = state(block.peer).fragments_received += block.num_fragments;
@@ -328,12 +335,33 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
   }
 }
 
+void DeviceGroupImpl::hand_to_relay() {
+  auto const hand = [this](Block const& block, bool is_send) {
+    for (auto i = block.first_fragment; i < block.first_fragment + block.num_fragments; ++i) {
+      nvlink::Relay::Fragment const fragment{.number = i,
+                                             .num_bytes = fragment_size(block, i),
+                                             .is_staged = is_staged(block),
+                                             .data_type = exchange_.type};
+      auto const& link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
+      relay_->add({link, &link->remote_memory()}, block.peer, exchange_.channel->index, is_send, fragment);
+    }
+  };
+  for (auto const& block : exchange_.sends) {
+    if (link(block.peer).is_remote()) hand(block, true);
+  }
+  for (auto const& block : exchange_.receives) {
+    if (link(block.peer).is_remote()) hand(block, false);
+  }
+}
+
 void DeviceGroupImpl::note_messages() {
   int const index = exchange_.channel->index;
   for (auto const& block : exchange_.sends) {
+    if (link(block.peer).is_remote()) continue;  // The group compares what both say.
     note(link(block.peer).peer_board(index), true, state(block.peer).messages_sent++, block);
   }
   for (auto const& block : exchange_.receives) {
+    if (link(block.peer).is_remote()) continue;
     note(link(block.peer).board(index), false, state(block.peer).messages_expected++, block);
   }
 }

@@ -3,6 +3,7 @@
 #include "device_operation.hpp"
 #include "engines/nvlink/introductions.hpp"
 #include "engines/nvlink/link.hpp"
+#include "engines/nvlink/relay.hpp"
 #include "engines/nvlink/streams.hpp"
 #include "group_companion.hpp"
 #include "headway/comm/device_group.hpp"
@@ -55,9 +56,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
 
   /// The links to all peers that share a layout.
   struct LinkSet {
-    int number;  ///< Alike on all ranks.
-    nvlink::LinkLayout layout;
-    std::shared_ptr<nvlink::SharedSegment> segment{};               ///< Of all links; null: each has one.
+    int number;                                        ///< Alike on all ranks.
+    nvlink::LinkLayout layout, remote_layout{};        ///< The second of links between hosts; empty: there may be none.
+    std::shared_ptr<nvlink::SharedSegment> segment{};  ///< Of all links; null: each has one.
     std::vector<std::shared_ptr<nvlink::Link>> offered{}, links{};  ///< (size) This rank's side; those of both.
   };
   struct Channel {
@@ -108,6 +109,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// Waits for the memory of all peers of an exchange that were not met yet. They need only have introduced theirs.
   void meet_peers(Exchange const& exchange);
   void meet(LinkSet& set, int peer, Deadline deadline);
+  [[nodiscard]] std::shared_ptr<nvlink::Link> meet_on_this_host(LinkSet& set, int peer, nvlink::Hello const& theirs,
+                                                                Deadline deadline);
   void forget_links(LinkSet const& set);
 
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
@@ -125,6 +128,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
   DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
   void number_fragments(DeviceOperationImpl& operation);
+  /// Tells the relay what the streams will want of it.
+  void hand_to_relay();
   void note_messages();
   void note(nvlink::Board& board, bool is_send, std::uint64_t number, Block const& block);
   void wait_for_room(nvlink::Board const& board, bool is_send, std::uint64_t number, int peer);
@@ -162,16 +167,20 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] CUstream stream_at(std::vector<std::unique_ptr<nvlink::Stream>>& streams, std::size_t at) const;
   [[nodiscard]] CUdeviceptr own_stage() const;
 
-  [[nodiscard]] nvlink::ChannelLayout const& layout() const {
-    return exchange_.channel->set->layout.channels[static_cast<std::size_t>(exchange_.channel->index)];
+  [[nodiscard]] nvlink::ChannelLayout const& layout(int peer) const {
+    return link(peer).layout(exchange_.channel->index);
   }
-  [[nodiscard]] nvlink::Link& link(int peer) { return *exchange_.channel->set->links[static_cast<std::size_t>(peer)]; }
+  [[nodiscard]] nvlink::Link& link(int peer) const {
+    return *exchange_.channel->set->links[static_cast<std::size_t>(peer)];
+  }
   [[nodiscard]] nvlink::Link::Channel& state(int peer) { return link(peer).channel(exchange_.channel->index); }
   [[nodiscard]] bool is_of_messages() const {
     return exchange_.channel == &channels_[static_cast<std::size_t>(group_.options().num_channels) + 1];
   }
   [[nodiscard]] bool has_failed() const { return failure_->is_set.load(std::memory_order_acquire); }
   void throw_if_failed() const;
+  /// Looks anew.
+  void throw_if_unhealthy();
   void refuse_capture(CUstream stream) const;
   void forget_completed();
   /// Of one channel, or of all where that is null.
@@ -195,6 +204,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   DeviceStats stats_;
 
   nvlink::Introductions introductions_;
+
+  std::unique_ptr<nvlink::Relay> relay_;  ///< Null: all peers met so far are on this host.
 
   std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;

@@ -4,7 +4,6 @@
 #include "rendezvous/host_identity.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -58,35 +57,45 @@ void DeviceGroupImpl::meet_peers(Exchange const& exchange) {
 void DeviceGroupImpl::meet(LinkSet& set, int peer, Deadline deadline) {
   auto const at = static_cast<std::size_t>(peer);
   if (set.links[at] != nullptr) return;
-  auto const look = [this] {
-    if (auto status = group_.health(); !status.ok()) throw OperationError(std::move(status));
-  };
   auto const own = own_hello(set);
-  std::array<FileDescriptor, 2> descriptors;
-  nvlink::Hello theirs;
+  std::shared_ptr<nvlink::Link> link;
   try {
-    theirs = introductions_.await_hello(set.number, peer, deadline, look);
+    auto const theirs = introductions_.await_hello(set.number, peer, deadline, [this] { throw_if_unhealthy(); });
     auto const name = "rank " + std::to_string(peer);
-    expects(theirs.host == own.host,
-            name + " is on another host: CUDA tensors are exchanged inside one host only so far");
     expects(theirs.slot_bytes == own.slot_bytes && theirs.device_bytes == own.device_bytes &&
                 theirs.host_bytes == own.host_bytes,
             name + " has slots of " + std::to_string(theirs.slot_bytes) + " bytes, " +
                 std::to_string(theirs.device_bytes) + " in all, on its device, and this rank of " +
                 std::to_string(own.slot_bytes) + ", " + std::to_string(own.device_bytes) +
                 " in all: they must be alike");
-    if (set.offered[at] == nullptr) offer_link(set, peer);
-    descriptors = introductions_.await_descriptors(set.number, peer, deadline, look);
+    if (theirs.host == own.host) {
+      link = meet_on_this_host(set, peer, theirs, deadline);
+    } else {
+      expects(!set.remote_layout.channels.empty(), name + " is on another host: slots are for ranks of one host");
+      link = std::make_shared<nvlink::Link>(context_, set.remote_layout);
+      if (relay_ == nullptr) relay_ = std::make_unique<nvlink::Relay>(group_);
+    }
   } catch (SystemError const& error) {  // As any operation that is late.
     group_.abort(error.what());
     throw_if_failed();
   }
-  auto const& link = set.offered[at];
-  link->map_peer(std::move(descriptors));
-  link->shares_device = std::memcmp(&theirs.device, &own.device, sizeof own.device) == 0;
   std::lock_guard const lock(watch_mutex_);
   met_.push_back(link);
-  set.links[at] = link;
+  set.links[at] = std::move(link);
+}
+
+std::shared_ptr<nvlink::Link> DeviceGroupImpl::meet_on_this_host(LinkSet& set, int peer, nvlink::Hello const& theirs,
+                                                                 Deadline deadline) {
+  auto const& link = set.offered[static_cast<std::size_t>(peer)];
+  if (link == nullptr) offer_link(set, peer);
+  link->map_peer(introductions_.await_descriptors(set.number, peer, deadline, [this] { throw_if_unhealthy(); }));
+  CUuuid const device = context_->uuid();
+  link->shares_device = std::memcmp(&theirs.device, &device, sizeof device) == 0;
+  return link;
+}
+
+void DeviceGroupImpl::throw_if_unhealthy() {
+  if (auto status = group_.health(); !status.ok()) throw OperationError(std::move(status));
 }
 
 void DeviceGroupImpl::forget_links(LinkSet const& set) {

@@ -34,10 +34,25 @@ class RankError(AssertionError):
 
 
 def join_group(
-    rank: int, size: int, path: str, *, backend: str = "headway", timeout_s: float = 30, options: Any = None
+    rank: int,
+    size: int,
+    path: str,
+    *,
+    backend: str = "headway",
+    timeout_s: float = 30,
+    options: Any = None,
+    hosts: str = "",
 ) -> None:
-    """Makes the default group of one rank, with a file as rendezvous."""
+    """Makes the default group of one rank, with a file as rendezvous.
+
+    Args:
+        rank, size, path: of the rank, of the group, of the file.
+        backend, timeout_s, options: of the group.
+        hosts: a letter for each rank; ranks with different ones act as if they were on different hosts.
+    """
     torch.set_num_threads(1)
+    if hosts:
+        os.environ["HEADWAY_HOST_ID"] = hosts[rank]
     dist.init_process_group(
         backend,
         init_method=f"file://{path}",

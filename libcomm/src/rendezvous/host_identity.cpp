@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <fstream>
 
 namespace headway::comm {
@@ -11,7 +12,9 @@ std::string host_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   struct stat net_namespace {};
   if (boot_id.empty() || ::stat("/proc/self/ns/net", &net_namespace) != 0) return {};
-  return boot_id + "/" + std::to_string(net_namespace.st_ino);
+  std::string identity = boot_id + "/" + std::to_string(net_namespace.st_ino);
+  if (char const* const declared = std::getenv("HEADWAY_HOST_ID")) identity += "/" + std::string(declared);
+  return identity;
 }
 
 }  // namespace headway::comm

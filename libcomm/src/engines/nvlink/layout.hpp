@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace headway::comm::nvlink {
 
@@ -67,6 +68,46 @@ struct ChannelLayout {
     if (block_bytes == 0) return 1;
     std::size_t const each = fragment_bytes(block_bytes);
     return (block_bytes + each - 1) / each;
+  }
+};
+
+/// Where all channels of a link are: alike on all ranks of a group.
+struct LinkLayout {
+  std::vector<ChannelLayout> channels;
+  std::size_t host_bytes = 0, device_bytes = 0;
+  std::size_t source_stride = 0;  ///< In the device segment, from one source to the next, if they share one.
+
+  void add_channel(std::size_t slot_bytes, std::uint64_t num_slots);
+  [[nodiscard]] ChannelLayout const& of(int channel) const { return channels[static_cast<std::size_t>(channel)]; }
+  /// One channel, whose slots hold a fragment of each of `size` sources side by side.
+  static LinkLayout of_shared_slots(std::size_t block_bytes, std::uint64_t num_slots, int size);
+};
+
+/// What two ranks on different hosts have in place of shared memory, each on its own host: the board, stages and slots
+/// for what comes, and the same again for what goes, which the peer's would be if it were here.
+struct RemoteMemory {
+  LinkLayout layout;
+  std::byte* incoming = nullptr;  ///< total_bytes() each; zero at first.
+  std::byte* outgoing = nullptr;
+
+  [[nodiscard]] static std::size_t total_bytes(LinkLayout const& layout) {
+    return layout.host_bytes + layout.device_bytes;
+  }
+  /// Says what has come, and which slots for what goes are free: for this rank's streams.
+  [[nodiscard]] Board& board(int channel) const { return at(incoming, channel); }
+  /// Says what is ready to go, and what of that which came is consumed: by this rank's streams.
+  [[nodiscard]] Board& stream_board(int channel) const { return at(outgoing, channel); }
+  /// Where a fragment lies, in a slot or in its stage.
+  [[nodiscard]] std::byte* fragment(bool comes, int channel, std::uint64_t number, bool is_staged) const {
+    auto const& of_channel = layout.of(channel);
+    std::size_t const offset =
+        is_staged ? of_channel.stage_offset(number) : layout.host_bytes + of_channel.slot_offset(number);
+    return (comes ? incoming : outgoing) + offset;
+  }
+
+ private:
+  [[nodiscard]] Board& at(std::byte* memory, int channel) const {
+    return *reinterpret_cast<Board*>(memory + layout.of(channel).board_offset);
   }
 };
 

@@ -4,32 +4,14 @@
 
 namespace headway::comm::nvlink {
 
-namespace {
-
-constexpr std::size_t kPageBytes = 4096;
-
-std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-}  // namespace
-
-void LinkLayout::add_channel(std::size_t slot_bytes, std::uint64_t num_slots) {
-  channels.push_back({.slot_bytes = slot_bytes,
-                      .num_slots = num_slots,
-                      .board_offset = host_bytes,
-                      .slots_offset = device_bytes,
-                      .slot_stride = slot_bytes});
-  host_bytes = round_up(host_bytes + sizeof(Board) + num_slots * kStageBytes, kPageBytes);
-  device_bytes += num_slots * slot_bytes;
-}
-
-LinkLayout LinkLayout::of_shared_slots(std::size_t block_bytes, std::uint64_t num_slots, int size) {
-  LinkLayout layout;
-  layout.source_stride = block_bytes;
-  layout.host_bytes = round_up(sizeof(Board), kPageBytes);
-  layout.channels.push_back(
-      {.slot_bytes = block_bytes, .num_slots = num_slots, .slot_stride = block_bytes * static_cast<std::size_t>(size)});
-  layout.device_bytes = num_slots * layout.channels.front().slot_stride;
-  return layout;
+Link::Link(std::shared_ptr<Context const> context, LinkLayout const& layout)
+    : context_(std::move(context)), layout_(layout), channels_(layout_.channels.size()) {
+  FileDescriptor unused;
+  host_ = HostSegment::create(context_, RemoteMemory::total_bytes(layout_), unused);
+  peer_host_ = HostSegment::create(context_, RemoteMemory::total_bytes(layout_), unused);
+  remote_ = {.layout = layout_, .incoming = host_.data(), .outgoing = peer_host_.data()};
+  slots_ = host_.address() + layout_.host_bytes;
+  peer_slots_ = peer_host_.address() + layout_.host_bytes;
 }
 
 Link::Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std::shared_ptr<SharedSegment> segment,
@@ -37,14 +19,15 @@ Link::Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std
     : context_(std::move(context)),
       layout_(layout),
       own_offset_(static_cast<std::size_t>(rank) * layout_.source_stride),
-      peer_offset_(static_cast<std::size_t>(peer) * layout_.source_stride),
       host_(HostSegment::create(context_, layout_.host_bytes, shared_host_)),
       segment_(std::move(segment)),
+      slots_(segment_->memory.address() + static_cast<std::size_t>(peer) * layout_.source_stride),
       channels_(layout_.channels.size()) {}
 
 void Link::map_peer(std::array<FileDescriptor, 2> descriptors) {
   peer_host_ = HostSegment::map(context_, descriptors[0], layout_.host_bytes);
   peer_device_ = DeviceSegment::map(context_, std::move(descriptors[1]), layout_.device_bytes);
+  peer_slots_ = peer_device_.address() + own_offset_;
 }
 
 void Link::release_waits() const noexcept {

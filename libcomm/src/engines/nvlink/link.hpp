@@ -11,17 +11,6 @@
 
 namespace headway::comm::nvlink {
 
-/// Where all channels of a link are: alike on all ranks of a group.
-struct LinkLayout {
-  std::vector<ChannelLayout> channels;
-  std::size_t host_bytes = 0, device_bytes = 0;
-  std::size_t source_stride = 0;  ///< In the device segment, from one source to the next, if they share one.
-
-  void add_channel(std::size_t slot_bytes, std::uint64_t num_slots);
-  /// One channel, whose slots hold a fragment of each of `size` sources side by side.
-  static LinkLayout of_shared_slots(std::size_t block_bytes, std::uint64_t num_slots, int size);
-};
-
 /// Device memory of this rank, with a descriptor of it for peers.
 struct SharedSegment {
   SharedSegment(std::shared_ptr<Context const> context, std::size_t num_bytes)
@@ -33,6 +22,9 @@ struct SharedSegment {
 
 /// One side of what two ranks share: host and device memory for what comes from the other, and the state of each
 /// channel. Fragments of a channel are numbered from 0 in each direction.
+///
+/// Between hosts two ranks share nothing: all of a remote link is memory of this host, and a Relay takes the peer's
+/// part. Streams find there what they find in a link inside a host, but that slots are memory of the host.
 class Link {
  public:
   struct Channel {
@@ -41,6 +33,8 @@ class Link {
     CUstream sender = nullptr, receiver = nullptr;  ///< The streams that did so last; null: none yet.
   };
 
+  /// A remote link.
+  Link(std::shared_ptr<Context const> context, LinkLayout const& layout);
   /// Makes this side, whose slots are in `segment`.
   Link(std::shared_ptr<Context const> context, LinkLayout const& layout, std::shared_ptr<SharedSegment> segment,
        int rank, int peer);
@@ -51,8 +45,9 @@ class Link {
   void map_peer(std::array<FileDescriptor, 2> descriptors);
   /// Whether the peer's device is this one, so that every copy to it is one inside a device.
   bool shares_device = false;
+  [[nodiscard]] bool is_remote() const { return segment_ == nullptr; }
 
-  [[nodiscard]] ChannelLayout const& layout(int channel) const { return layout_.channels[index(channel)]; }
+  [[nodiscard]] ChannelLayout const& layout(int channel) const { return layout_.of(channel); }
   [[nodiscard]] Channel& channel(int channel) { return channels_[index(channel)]; }
   /// Of this side: for what comes.
   [[nodiscard]] Board& board(int channel) const { return board_in(host_, channel); }
@@ -62,7 +57,7 @@ class Link {
     return host_.address() + layout(channel).stage_offset(fragment);
   }
   [[nodiscard]] CUdeviceptr slot(int channel, std::uint64_t fragment) const {
-    return segment_->memory.address() + peer_offset_ + layout(channel).slot_offset(fragment);
+    return slots_ + layout(channel).slot_offset(fragment);
   }
   /// Of the peer's side: for what goes.
   [[nodiscard]] Board& peer_board(int channel) const { return board_in(peer_host_, channel); }
@@ -72,8 +67,10 @@ class Link {
     return peer_host_.address() + layout(channel).stage_offset(fragment);
   }
   [[nodiscard]] CUdeviceptr peer_slot(int channel, std::uint64_t fragment) const {
-    return peer_device_.address() + own_offset_ + layout(channel).slot_offset(fragment);
+    return peer_slots_ + layout(channel).slot_offset(fragment);
   }
+  /// Of a remote link: all of it, for a CPU.
+  [[nodiscard]] RemoteMemory const& remote_memory() const { return remote_; }
 
   /// Lets all waits for this peer pass, now and later, and tells it so first. Thread-safe; calls no driver. The peer's
   /// stream may still write a word that was under way, so it is to be called again from time to time.
@@ -95,11 +92,13 @@ class Link {
 
   std::shared_ptr<Context const> context_;
   LinkLayout layout_;
-  std::size_t own_offset_, peer_offset_;  ///< Of the two ranks in a segment that sources share.
+  std::size_t own_offset_ = 0;  ///< Of this rank in a segment of the peer that sources share.
   FileDescriptor shared_host_;
   HostSegment host_, peer_host_;
   std::shared_ptr<SharedSegment> segment_;
   DeviceSegment peer_device_;
+  CUdeviceptr slots_ = 0, peer_slots_ = 0;
+  RemoteMemory remote_;
   std::vector<Channel> channels_;
 };
 

@@ -1,0 +1,83 @@
+"""CUDA tensors between hosts: ranks of this one that act as if they were on several."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import headway
+import pytest
+import torch
+import torch.distributed as dist
+from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
+from rank_processes import DIED
+from test_cuda import MIB, exchange_all, move_otherwise, run_ahead, send_around, use_streams
+from test_cuda_failure import lose_a_peer, wait_in_vain
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.mark.parametrize("hosts", ["ab", "aab", "abc"])
+def test_blocks_arrive_whole_from_hosts_near_and_far(hosts: str) -> None:
+    size = len(hosts)
+    some = (3, 70_000, 2_000_000, 0)
+    mixed = [[some[(source + 2 * destination) % 4] for destination in range(size)] for source in range(size)]
+    even = [[MIB] * size for _ in range(size)]
+    cases = [(even, torch.int64), (mixed, torch.float32), (mixed, torch.uint8), (even, torch.bfloat16)] * 4
+    run_on_gpus(exchange_all, size, cases, 16 * MIB, hosts=hosts)
+
+
+def test_results_are_those_of_one_host_under_any_bound() -> None:
+    expected = run_on_gpus(run_ahead, 2, 0, 12)
+    for max_lag in (0, 3):
+        assert run_on_gpus(run_ahead, 2, max_lag, 12, hosts="ab") == expected
+
+
+@pytest.mark.parametrize("hosts", ["aba", "abc"])
+def test_all_movements_go_between_hosts(hosts: str) -> None:
+    run_on_gpus(move_otherwise, 3, hosts=hosts)
+
+
+def test_streams_and_first_messages_are_as_on_one_host() -> None:
+    run_on_gpus(use_streams, 2, hosts="ab")
+    assert run_on_gpus(send_around, 3, hosts="aab") == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+
+
+def count_copies(rank: int) -> int:
+    device = take_device(rank)
+    output, source = torch.empty(2 * MIB, device=device), torch.ones(2 * MIB, device=device)
+    dist.all_to_all_single(output, source)
+    torch.cuda.synchronize()
+    return int(headway.stats()["cuda"]["local_copy_bytes"])
+
+
+def test_only_a_ranks_own_block_is_copied_inside_its_device() -> None:
+    assert run_on_gpus(count_copies, 2, hosts="ab") == [4 * MIB, 4 * MIB]
+
+
+@pytest.mark.parametrize("length", [1, 1_000_000])
+def test_the_loss_of_a_far_peer_ends_every_wait(length: int) -> None:
+    results = run_on_gpus(lose_a_peer, 3, length, may_die=True, hosts="aba")
+    assert results[1] is DIED
+    for text, seconds in (results[0], results[2]):
+        assert "rank 1" in text and seconds < 5, (text, seconds)
+
+
+def test_a_far_peer_that_does_not_come_is_named() -> None:
+    text, seconds = run_on_gpus(wait_in_vain, 2, hosts="ab")[0]
+    assert "timed out" in text and "rank 1" in text, text
+    assert 2.5 < seconds < 6
+
+
+def make_slots(rank: int) -> str:
+    device = take_device(rank)
+    group = dist.new_group(backend="headway", timeout=timedelta(seconds=20))
+    try:
+        headway.slots.Ring(capacity=1024, dtype=torch.uint8, device=device, group=group)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_slots_between_hosts_are_refused() -> None:
+    for rank, text in enumerate(run_on_gpus(make_slots, 2, hosts="ab")):
+        assert f"rank {1 - rank} is on another host" in text, text
