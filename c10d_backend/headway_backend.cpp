@@ -143,11 +143,15 @@ void HeadwayBackend::abort() {
 void HeadwayBackend::shutdown() {
   ReleasedGil const released;
   std::shared_ptr<GroupHandle> handle;
+  Reducer* nccl = nullptr;
   {
     std::lock_guard const lock(mutex_);
-    if (handle_ && handle_->is_inherited()) return;
+    if (!handle_ || handle_->is_inherited()) return;
     handle = std::exchange(handle_, nullptr);
+    if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second.get();
   }
+  // Gloo's is left with its last work. NCCL's would wait for ranks that are lost.
+  if (nccl != nullptr) handle->group().health().ok() ? nccl->shutdown() : nccl->abort();
 }
 
 void HeadwayBackend::startCoalescing() {

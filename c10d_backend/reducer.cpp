@@ -125,6 +125,15 @@ void Reducer::abort() {
   if (backend) backend->abort();
 }
 
+void Reducer::shutdown() {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  {
+    std::lock_guard const lock(state_->mutex);
+    backend = state_->backend;
+  }
+  if (backend) backend->shutdown();
+}
+
 void Reducer::leak() { new std::shared_ptr<State>(std::move(state_)); }
 
 }  // namespace headway::c10d_backend

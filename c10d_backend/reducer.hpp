@@ -28,6 +28,8 @@ class Reducer final {
   void set_timeout(std::chrono::milliseconds timeout);
   /// Ends the backend if there is one: its pending work fails.
   void abort();
+  /// Leaves the backend if there is one, together with the other ranks.
+  void shutdown();
   /// Leaves everything as it is, for a forked child where the backend's threads do not exist.
   void leak();
 

@@ -57,12 +57,17 @@ main() {
   stage build 300 bash -c build
   if [ "$tests" = ON ]; then
     stage libcomm_gpu_test 120 "$out/build/tests/libcomm/libcomm_gpu_test" --gtest_brief=1
-    stage test_cuda 300 python3 -m pytest tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py \
-      -q -rfEs --timeout 100
+    # A test spends most of its time in starting its ranks; those of one file share no time with each other.
+    python3 -c 'import xdist' 2>/dev/null && parallel="-n 4 --dist loadfile"
+    # shellcheck disable=SC2086
+    stage test_cuda 400 python3 -m pytest tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py \
+      -q -rfEs --timeout 100 -p no:warnings ${parallel:-}
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
+  stage cuda_hosts 100 python3 -m benchmarks.cuda_all_to_all --ranks "$gpus" --hosts 2 --sizes 64,64K,1M,16M,128M \
+    --split even --rounds "$rounds" --repetitions 10 --json "$out/cuda_hosts.jsonl" --out "$out/hosts"
   bench cuda_overlap 120 --rounds $((rounds * 3))
-  bench cuda_training 120 --rounds "$rounds"
+  bench cuda_training 120 --rounds "$rounds" --trace "$out/traces"
   stage dlrm 180 python3 -m benchmarks.dlrm --device cuda --ranks "$gpus" --settings short_delays balanced --no-ali-ccp \
     --runs "$rounds" --store "$out/store" --out "$out/dlrm" --json "$out/dlrm.jsonl"
   [ ${#failed[@]} = 0 ] || { echo "stages that failed: ${failed[*]}"; exit 1; }

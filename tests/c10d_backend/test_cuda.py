@@ -221,7 +221,25 @@ def reduce_some(rank: int) -> None:
     layer(torch.randn(3, 4, device=device)).sum().backward()
 
 
-def test_reductions_go_to_nccl() -> None:
+def test_reductions_go_to_nccl(capfd: pytest.CaptureFixture[str]) -> None:
     if num_gpus() < 2:
         pytest.skip("NCCL wants a GPU for each rank")
     run_on_gpus(reduce_some, 2)
+    assert "destroy" not in capfd.readouterr().err, "NCCL's group ends with ours, and does not complain that it did not"
+
+
+def coalesce(rank: int) -> list[float]:
+    device = take_device(rank)
+    size = dist.get_world_size()
+    outputs = [torch.empty(size * length, device=device) for length in (3, 300_000)]
+    keep_busy(20)
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        for number, output in enumerate(outputs):
+            own = torch.full((len(output) // size,), float(rank + 10 * number), device=device)
+            dist.all_gather_into_tensor(output, own)
+    (work,) = manager.works
+    return [float(each.mean()) for each in work.get_future().then(lambda done: done.value()).wait()]
+
+
+def test_the_future_of_calls_that_were_made_as_one_is_of_the_device() -> None:
+    assert run_on_gpus(coalesce, 2) == [[0.5, 10.5]] * 2

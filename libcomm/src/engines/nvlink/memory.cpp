@@ -71,7 +71,10 @@ DeviceSegment DeviceSegment::map(std::shared_ptr<Context const> context, FileDes
 void DeviceSegment::map_handle(CUmemGenericAllocationHandle handle, std::size_t num_bytes) {
   auto const& own = *context_;
   CUresult result = own.call().mem_address_reserve(&address_, num_bytes, 0, 0, 0);
-  if (result == CUDA_SUCCESS) result = own.call().mem_map(address_, num_bytes, 0, handle, 0);
+  if (result == CUDA_SUCCESS) {
+    result = own.call().mem_map(address_, num_bytes, 0, handle, 0);
+    if (result != CUDA_SUCCESS) own.call().mem_address_free(address_, num_bytes);
+  }
   own.call().mem_release(handle);  // The mapping keeps the memory.
   own.check(result, "cuMemMap", bytes_text(num_bytes));
   mapped_bytes_ = num_bytes;
