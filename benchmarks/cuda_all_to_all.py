@@ -52,7 +52,7 @@ def format_points(points: Sequence[Point]) -> str:
             rows.append(
                 (
                     point.system,
-                    "{ranks} ranks, {hosts} hosts, {split}, waits for {wait}".format(**point.params),
+                    _describe(point),
                     format_bytes(point.params["bytes_per_rank"]),
                     format_time(point.median_s),
                     format_time(other.median_s if other else None),
@@ -61,6 +61,11 @@ def format_points(points: Sequence[Point]) -> str:
                 )
             )
     return format_table(("", "", "per rank", "time", "nccl", "faster (rounds)", "host's part"), rows)
+
+
+def _describe(point: Point) -> str:
+    hosts = "" if point.params["hosts"] == 1 else f"{point.params['hosts']} hosts, "
+    return "{ranks} ranks, {}{split}, waits for {wait}".format(hosts, **point.params)
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
                         help="of each rank in a step; even (default: %(default)s)")  # fmt: skip
     parser.add_argument("--steps", type=whole_number(1), default=10, metavar="N",
                         help="of a round (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--groups", nargs="+", type=int, choices=(1, 2), default=[1, 2], metavar="N",
+                        help="groups of a system: 1, or 2, one for ids alone (default: both)")  # fmt: skip
     parser.add_argument("--trace", type=Path, metavar="DIR",
                         help="gets traces of a few steps of each rank and system, for Perfetto")  # fmt: skip
     parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
@@ -43,10 +46,11 @@ def measure(options: argparse.Namespace) -> list[Point]:
     points = []
     if options.trace is not None:
         options.trace.mkdir(parents=True, exist_ok=True)
-    for ranks in options.ranks:
+    for ranks, groups in itertools.product(options.ranks, options.groups):
         settings = {
             "systems": ["headway", "headway_slots"] + (["nccl"] if options.against != "none" else []),
             "batch": options.batch,
+            "groups": groups,
             "steps": options.steps,
             "rounds": options.rounds,
             "timeout_s": options.time_limit,
@@ -79,7 +83,7 @@ def format_points(points: Sequence[Point]) -> str:
         is_compared = point.ratio is not None and low is not None and point.system != "nccl"
         rows.append(
             (
-                f"{point.params['ranks']} ranks, {point.params['schedule']}",
+                "{ranks} ranks, {groups} groups, {schedule}".format(**point.params),
                 point.system,
                 format_time(point.median_s),
                 f"{point.ratio:.3f}x ({low:.3f} to {high:.3f})" if is_compared else "",
@@ -94,12 +98,14 @@ def format_points(points: Sequence[Point]) -> str:
 def _panels(points: Sequence[Point]) -> list[Panel]:
     return [
         Panel(
-            title=f"{schedule} training step",
-            points=[point for point in points if point.params["schedule"] == schedule],
+            title=f"{schedule} training step, {groups} groups",
+            points=[
+                point for point in points if (point.params["groups"], point.params["schedule"]) == (groups, schedule)
+            ],
             x=lambda point: float(point.params["batch"]),
             x_label="rows of a rank's batch",
         )
-        for schedule in dict.fromkeys(point.params["schedule"] for point in points)
+        for groups, schedule in dict.fromkeys((point.params["groups"], point.params["schedule"]) for point in points)
     ]
 
 

@@ -5,6 +5,7 @@ Started by ``benchmarks.cuda_training`` with one argument, a JSON object with th
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 import sys
@@ -42,6 +43,7 @@ class TrainingSettings:
     batch: int
     steps: int
     rounds: int
+    groups: int
     timeout_s: int
     trace_dir: str | None
 
@@ -83,7 +85,12 @@ def report(settings: TrainingSettings, system: str, course: Course, number: int)
     times, exposed_s = course.measure(settings.steps)
     point = {
         "name": "cuda_training",
-        "params": {"ranks": settings.ranks, "schedule": course.schedule, "batch": settings.batch},
+        "params": {
+            "ranks": settings.ranks,
+            "groups": settings.groups,
+            "schedule": course.schedule,
+            "batch": settings.batch,
+        },
         "system": system,
         "median_s": statistics.median(times),
         "samples": len(times),
@@ -97,6 +104,12 @@ def report(settings: TrainingSettings, system: str, course: Course, number: int)
     if settings.rank == 0:
         for each in gathered:
             print(json.dumps(each), flush=True)
+
+
+def further_group(settings: TrainingSettings, system: str) -> dist.ProcessGroup:
+    """One more group of a system's backend."""
+    backend = "nccl" if system == "nccl" else "headway"
+    return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=settings.timeout_s))
 
 
 def exchange_of(system: str) -> type[Exchange]:
@@ -129,8 +142,14 @@ def main() -> None:
     sizes = ModelSizes(batch=settings.batch)
     batches = [make_batch(sizes, settings.rank, number, device) for number in range(_NUM_BATCHES)]
     schedules: tuple[Schedule, ...] = get_args(Schedule)
+    of_ids = {
+        system: Exchange(groups[system] if settings.groups == 1 else further_group(settings, system))
+        for system in settings.systems
+    }
     courses = {
-        (system, schedule): Course(Trainer(sizes, exchange_of(system)(groups[system]), device), schedule, batches)
+        (system, schedule): Course(
+            Trainer(sizes, exchange_of(system)(groups[system]), of_ids[system], device), schedule, batches
+        )
         for schedule in schedules
         for system in settings.systems
     }
@@ -142,9 +161,10 @@ def main() -> None:
             report(settings, key[0], courses[key], number)
     for (system, schedule), course in courses.items():
         if settings.trace_dir is not None:
-            name = f"training.{system}.{schedule}.rank{settings.rank}.json"
+            name = f"training.{settings.groups}_groups.{system}.{schedule}.rank{settings.rank}.json"
             write_trace(Path(settings.trace_dir) / name, course)
     courses.clear()
+    of_ids.clear()
     leave()
 
 

@@ -129,26 +129,29 @@ class SlotExchange(Exchange):
 
 
 class Trainer:
-    """One rank's part of the model. All that is exchanged goes over one process group.
+    """One rank's part of the model.
 
     A ``serial`` step does one thing after the other. An ``overlapped`` one cuts the batch in two, so that rows of the
     second half and gradients of the first are under way while the dense part of the other half runs; meanwhile the ids
     of the next batch are exchanged on a stream of their own. Both descend the same way.
     """
 
-    def __init__(self, sizes: ModelSizes, of_rows: Exchange, device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self, sizes: ModelSizes, of_rows: Exchange, of_ids: Exchange, device: torch.device, *, seed: int = 0
+    ) -> None:
         """Makes the model.
 
         Args:
             sizes: of the model.
-            of_rows: exchanges rows and their gradients; all else goes through ordinary tensors of the same group.
+            of_rows: exchanges rows and their gradients; its group also adds up the dense gradients.
+            of_ids: exchanges ids; over another group, as they would wait for gradients that are not there yet.
             device: of this rank.
             seed: of the weights.
         """
         self.waits = Waits() if device.type == "cuda" else None
         self._sizes = sizes
-        self._of_rows = of_rows
-        self._group = group = of_rows.group
+        self._of_rows, self._of_ids = of_rows, of_ids
+        group = of_rows.group
         self._ranks = group.size()
         if sizes.tables % self._ranks != 0 or sizes.batch % 2 != 0:
             raise ValueError(f"{sizes.tables} tables must share out among {self._ranks} ranks, and the batch halve")
@@ -205,13 +208,12 @@ class Trainer:
         """What TorchRec does in three calls: how many ids there are, how they share out among bags, and the ids."""
         by_owner = batch.lengths.view(self._ranks, -1)
         counts = by_owner.sum(dim=1)
-        exchange = Exchange(self._group)
-        counted, their_counts = exchange.start(counts)
-        shared_out, lengths = exchange.start(by_owner)
+        counted, their_counts = self._of_ids.start(counts)
+        shared_out, lengths = self._of_ids.start(by_owner)
         self._wait(counted)
         sent, received = torch.stack([counts, their_counts]).tolist()  # The host must know the sizes.
         ids = batch.ids.new_empty(sum(received))
-        exchanged = dist.all_to_all_single(ids, batch.ids, received, sent, group=self._group, async_op=True)
+        exchanged = dist.all_to_all_single(ids, batch.ids, received, sent, group=self._of_ids.group, async_op=True)
         self._wait(shared_out)
         lengths = lengths.view(-1)
         first_row = self._first_row.repeat_interleave(lengths, output_size=len(ids))
@@ -254,7 +256,7 @@ class Trainer:
     def _reduce_gradients(self) -> tuple[Any, torch.Tensor]:
         """Starts the sum of the dense gradients over ranks."""
         flat = torch.cat([weight.grad.flatten() for weight in self.weights if weight.grad is not None])
-        return dist.all_reduce(flat, group=self._group, async_op=True), flat
+        return dist.all_reduce(flat, group=self._of_rows.group, async_op=True), flat
 
     @torch.no_grad()
     def _update_rows(self, owned: OwnedIds, gradient: torch.Tensor) -> None:

@@ -18,7 +18,8 @@ STEPS = 6
 
 def train(rank: int, backend: str, schedule: Schedule) -> tuple[list[float], np.ndarray, np.ndarray]:
     device = torch.device("cpu")
-    trainer = Trainer(SIZES, Exchange(make_group(backend, max_lag=0)), device)
+    of_rows, of_ids = (Exchange(make_group(backend, max_lag=0)) for _ in range(2))
+    trainer = Trainer(SIZES, of_rows, of_ids, device)
     batches = [make_batch(SIZES, rank, step % 2, device) for step in range(STEPS + 1)]
     losses = [float(trainer.step(batches[step], batches[step + 1], schedule)) for step in range(STEPS)]
     return losses, trainer.rows.numpy(), trainer.weights[0].detach().numpy()
@@ -39,7 +40,8 @@ def test_all_ways_of_training_learn_the_same() -> None:
 
 
 def first_rows(rank: int) -> np.ndarray:
-    return Trainer(SIZES, Exchange(make_group("gloo", max_lag=0)), torch.device("cpu")).rows.numpy()
+    exchange = Exchange(make_group("gloo", max_lag=0))
+    return Trainer(SIZES, exchange, exchange, torch.device("cpu")).rows.numpy()
 
 
 def test_it_learns_what_one_process_learns_with_autograd() -> None:
