@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -41,13 +42,13 @@ class Span(NamedTuple):
 
 
 def read_step(path: Path) -> tuple[list[Span], float]:
-    """What ran in the last whole step of a trace, from its beginning on; and how long the step took."""
+    """What ran in the shortest step of a trace, which the profiler disturbed least; and how long it took."""
     events = json.loads(path.read_text())["traceEvents"]
     on_device = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy")]
     begins = sorted(event["ts"] for event in on_device if _STEP_BEGINS_WITH in event["name"])
     if len(begins) < 2:
         raise SystemExit(f"draw_step: {path} holds no whole step")
-    begin, end = begins[-2], begins[-1]
+    begin, end = min(pairwise(begins), key=lambda step: step[1] - step[0])
     spans = []
     for event in on_device:
         if event["ts"] + event["dur"] > begin and event["ts"] < end:

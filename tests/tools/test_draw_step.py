@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_the_last_whole_step_is_drawn(tmp_path: Path) -> None:
+def test_the_shortest_step_is_drawn(tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "step.svg"
     trace.write_text(json.dumps({"traceEvents": EVENTS}))
     spans, length_us = draw_step.read_step(trace)
