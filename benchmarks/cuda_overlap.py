@@ -7,6 +7,7 @@ exchange by copy engines can do better.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 from benchmarks.harness.arguments import make_parser, size, whole_number
 from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.plots import Panel
-from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_table, format_time
-from benchmarks.harness.torch_ranks import run_torch_ranks
+from benchmarks.harness.torch_ranks import run_torch_rounds
 
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
@@ -52,14 +53,11 @@ def measure(options: argparse.Namespace) -> list[Point]:
             "rounds": options.rounds,
             "timeout_s": options.time_limit,
         }
-        output = run_torch_ranks(
+        rounds = run_torch_rounds(
             "benchmarks.torch_ranks.cuda_overlap_rank", settings, num_ranks=ranks, time_limit_s=options.time_limit
         )
-        lines = [parse_point(line) for line in output.splitlines() if line.startswith("{")]
-        rounds: dict[int, list[Point]] = {}
-        for point in lines:
-            rounds.setdefault(point.extra.pop("round"), []).append(point)
-        points += [with_clock(point, lines) for point in combine_rounds(list(rounds.values()), reference=_ALONE)]
+        of_all_rounds = list(itertools.chain.from_iterable(rounds))
+        points += [with_clock(point, of_all_rounds) for point in combine_rounds(rounds, reference=_ALONE)]
     return points
 
 

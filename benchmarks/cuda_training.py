@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.plots import Panel
-from benchmarks.harness.points import Point, parse_point
+from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_table, format_time
-from benchmarks.harness.torch_ranks import run_torch_ranks
+from benchmarks.harness.torch_ranks import run_torch_rounds
 
 DESCRIPTION = "training steps on GPUs, serial and overlapped, against NCCL"
 
@@ -56,14 +56,11 @@ def measure(options: argparse.Namespace) -> list[Point]:
             "timeout_s": options.time_limit,
             "trace_dir": None if options.trace is None else str(options.trace.resolve()),
         }
-        output = run_torch_ranks(
+        rounds = run_torch_rounds(
             "benchmarks.torch_ranks.cuda_training_rank", settings, num_ranks=ranks, time_limit_s=options.time_limit
         )
-        lines = [parse_point(line) for line in output.splitlines() if line.startswith("{")]
-        rounds: dict[int, list[Point]] = {}
-        for point in lines:
-            rounds.setdefault(point.extra.pop("round"), []).append(point)
-        points += [with_medians(point, lines) for point in combine_rounds(list(rounds.values()), reference="nccl")]
+        of_all_rounds = list(itertools.chain.from_iterable(rounds))
+        points += [with_medians(point, of_all_rounds) for point in combine_rounds(rounds, reference="nccl")]
     return points
 
 

@@ -59,12 +59,24 @@ def measure_torch_ranks(
     Raises:
         BenchmarkError: as ``run_torch_ranks()``.
     """
+    rounds = run_torch_rounds(module, settings, num_ranks=num_ranks, time_limit_s=time_limit_s)
+    return combine_rounds(rounds, reference=reference)
+
+
+def run_torch_rounds(
+    module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int
+) -> list[list[Point]]:
+    """The points that rank 0 printed, by their ``round``.
+
+    Raises:
+        BenchmarkError: as ``run_torch_ranks()``.
+    """
     by_round: dict[int, list[Point]] = defaultdict(list)
     for line in run_torch_ranks(module, settings, num_ranks=num_ranks, time_limit_s=time_limit_s).splitlines():
         if line.startswith("{"):
             point = parse_point(line)
             by_round[point.extra.pop("round")].append(point)
-    return combine_rounds([by_round[index] for index in sorted(by_round)], reference=reference)
+    return [by_round[index] for index in sorted(by_round)]
 
 
 def _start(command: Sequence[str], output: IO[str], errors: IO[str]) -> subprocess.Popen[bytes]:

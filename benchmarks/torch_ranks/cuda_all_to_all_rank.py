@@ -173,13 +173,7 @@ def main() -> None:
     """Connects, measures everything, leaves."""
     settings = CudaSettings(**json.loads(sys.argv[1]))
     settings.act_on_hosts()
-    groups = connect(
-        rank=settings.rank,
-        ranks=settings.ranks,
-        store=settings.store,
-        systems=settings.systems,
-        timeout_s=settings.timeout_s,
-    )
+    groups = connect(settings)
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)

@@ -233,13 +233,7 @@ def print_point(
 def main() -> None:
     """Connects, measures everything, leaves."""
     settings = OverlapSettings(**json.loads(sys.argv[1]))
-    groups = connect(
-        rank=settings.rank,
-        ranks=settings.ranks,
-        store=settings.store,
-        systems=settings.systems,
-        timeout_s=settings.timeout_s,
-    )
+    groups = connect(settings)
     for work in settings.works:
         measure(settings, groups, work)
     leave()

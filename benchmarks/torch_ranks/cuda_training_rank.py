@@ -132,13 +132,7 @@ def write_trace(path: Path, course: Course) -> None:
 def main() -> None:
     """Connects, measures everything, leaves."""
     settings = TrainingSettings(**json.loads(sys.argv[1]))
-    groups = connect(
-        rank=settings.rank,
-        ranks=settings.ranks,
-        store=settings.store,
-        systems=settings.systems,
-        timeout_s=settings.timeout_s,
-    )
+    groups = connect(settings)
     device = device_of(settings.rank)
     sizes = ModelSizes(batch=settings.batch)
     batches = [make_batch(sizes, settings.rank, number, device) for number in range(_NUM_BATCHES)]

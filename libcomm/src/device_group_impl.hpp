@@ -125,6 +125,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void expect_peer(int peer, char const* what) const;
   void add_send(std::span<std::byte const> block, int peer);
   void add_receive(std::span<std::byte> block, int peer);
+
+  // device_start.cpp
   /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
   DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
   void number_fragments(DeviceOperationImpl& operation);

@@ -12,6 +12,7 @@ _PREFIX = "HEADWAY_"
 KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_ENGINE": "transport to use: auto (default), shm, tcp or verbs",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
+    "HEADWAY_HOST_ID": "ranks of one host with different values act as if they were on different hosts",
     "HEADWAY_SLOT_BYTES": "largest block per pair of ranks that may lag; all ranks must give the same",
     "HEADWAY_FLIGHT_RECORDER": "folder where each rank writes what it did last when a group fails",
     "HEADWAY_GROUP_SECRET": "secret of the job, equal on all ranks; without it one is drawn and passed by the store",
