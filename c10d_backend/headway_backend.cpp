@@ -147,11 +147,13 @@ void HeadwayBackend::shutdown() {
   {
     std::lock_guard const lock(mutex_);
     if (!handle_ || handle_->is_inherited()) return;
-    handle = std::exchange(handle_, nullptr);
+    handle = handle_;  // Until the end, so that abort() can cut it short.
     if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second.get();
   }
   // Gloo's is left with its last work. NCCL's would wait for ranks that are lost.
   if (nccl != nullptr) handle->group().health().ok() ? nccl->shutdown() : nccl->abort();
+  std::lock_guard const lock(mutex_);
+  handle_ = nullptr;
 }
 
 void HeadwayBackend::startCoalescing() {

@@ -211,7 +211,12 @@ void DeviceGroupImpl::after_bound(CUstream stream, std::optional<int> max_lag) {
   if (back <= completions.size()) after_event(stream, completions[completions.size() - back].get());
 }
 
-CUstream DeviceGroupImpl::lane(int peer) { return stream_at(exchange_.channel->lanes, static_cast<std::size_t>(peer)); }
+CUstream DeviceGroupImpl::lane(int peer) {
+  // All peers on other hosts share one: each of many lanes that wait for room would take a hardware queue. Both sides
+  // take fragments in the order of their numbers first and of peers second, so that nobody waits for a later one.
+  bool const is_shared = !is_of_messages() && peer != rank_ && link(peer).is_remote();
+  return stream_at(exchange_.channel->lanes, static_cast<std::size_t>(is_shared ? size_ : peer));
+}
 
 CUstream DeviceGroupImpl::receiver(int peer) {
   return stream_at(exchange_.channel->receivers, is_of_messages() ? static_cast<std::size_t>(peer) : 0);

@@ -106,9 +106,13 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// Tells all peers of this rank and its memory, without waiting for any.
   void introduce(LinkSet& set);
   void offer_link(LinkSet& set, int peer);
+  /// Waits until the peer has introduced itself, as one with the same layout.
+  [[nodiscard]] nvlink::Hello await_hello(LinkSet const& set, int peer, Deadline deadline);
   /// Waits for the memory of all peers of an exchange that were not met yet. They need only have introduced theirs.
   void meet_peers(Exchange const& exchange);
   void meet(LinkSet& set, int peer, Deadline deadline);
+  /// For a set that all ranks make at the same time: all peers or, where it throws, none.
+  void meet_all(LinkSet& set);
   [[nodiscard]] std::shared_ptr<nvlink::Link> meet_on_this_host(LinkSet& set, int peer, nvlink::Hello const& theirs,
                                                                 Deadline deadline);
   void forget_links(LinkSet const& set);
@@ -130,6 +134,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
   DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
   void number_fragments(DeviceOperationImpl& operation);
+  [[nodiscard]] nvlink::MessageMeaning meaning_of(Block const& block) const;
   /// Tells the relay what the streams will want of it.
   void hand_to_relay();
   void note_messages();

@@ -2,6 +2,7 @@
 
 #include "device_group_impl.hpp"
 #include "rendezvous/host_identity.hpp"
+#include "rendezvous/socket_address.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -12,8 +13,13 @@ namespace headway::comm {
 
 namespace {
 
-/// How peers are reached that may be on this host, by shared memory or not.
-constexpr char const* kLoopback = "127.0.0.1";
+/// Whether an address of a peer may be one of this host.
+bool is_of_this_host(std::string const& address) {
+  return std::ranges::any_of(host_addresses(), [&](SocketAddress const& each) {
+    auto const own = each.to_string();
+    return own.starts_with(address + ":") || own.starts_with("[" + address + "]:");
+  });
+}
 
 }  // namespace
 
@@ -30,11 +36,13 @@ nvlink::Hello DeviceGroupImpl::own_hello(LinkSet const& set) const {
 void DeviceGroupImpl::introduce(LinkSet& set) {
   set.offered.resize(static_cast<std::size_t>(size_));
   set.links.resize(static_cast<std::size_t>(size_));
+  // Before anybody asks for it: a rank that needs this one's memory may not wait for this one's next call. And all
+  // before anybody is told: what was told cannot be taken back.
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    // Before anybody asks for it: a rank that needs this one's memory may not wait for this one's next call.
-    if (group_.address(peer) == kLoopback) offer_link(set, peer);
-    group_.tell(peer, introductions_.greeting(peer, own_hello(set)));
+    if (peer != rank_ && is_of_this_host(group_.address(peer))) offer_link(set, peer);
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) group_.tell(peer, introductions_.greeting(peer, own_hello(set)));
   }
 }
 
@@ -54,24 +62,29 @@ void DeviceGroupImpl::meet_peers(Exchange const& exchange) {
   for (auto const& block : exchange.receives) meet(*exchange.channel->set, block.peer, exchange.deadline);
 }
 
+nvlink::Hello DeviceGroupImpl::await_hello(LinkSet const& set, int peer, Deadline deadline) {
+  auto const own = own_hello(set);
+  auto const theirs = introductions_.await_hello(set.number, peer, deadline, [this] { throw_if_unhealthy(); });
+  auto const name = "rank " + std::to_string(peer);
+  expects(theirs.slot_bytes == own.slot_bytes && theirs.device_bytes == own.device_bytes &&
+              theirs.host_bytes == own.host_bytes,
+          name + " has slots of " + std::to_string(theirs.slot_bytes) + " bytes, " +
+              std::to_string(theirs.device_bytes) + " in all, on its device, and this rank of " +
+              std::to_string(own.slot_bytes) + ", " + std::to_string(own.device_bytes) + " in all: they must be alike");
+  expects(theirs.host == own.host || !set.remote_layout.channels.empty(),
+          name + " is on another host: slots are for ranks of one host");
+  return theirs;
+}
+
 void DeviceGroupImpl::meet(LinkSet& set, int peer, Deadline deadline) {
   auto const at = static_cast<std::size_t>(peer);
   if (set.links[at] != nullptr) return;
-  auto const own = own_hello(set);
   std::shared_ptr<nvlink::Link> link;
   try {
-    auto const theirs = introductions_.await_hello(set.number, peer, deadline, [this] { throw_if_unhealthy(); });
-    auto const name = "rank " + std::to_string(peer);
-    expects(theirs.slot_bytes == own.slot_bytes && theirs.device_bytes == own.device_bytes &&
-                theirs.host_bytes == own.host_bytes,
-            name + " has slots of " + std::to_string(theirs.slot_bytes) + " bytes, " +
-                std::to_string(theirs.device_bytes) + " in all, on its device, and this rank of " +
-                std::to_string(own.slot_bytes) + ", " + std::to_string(own.device_bytes) +
-                " in all: they must be alike");
-    if (theirs.host == own.host) {
+    auto const theirs = await_hello(set, peer, deadline);
+    if (theirs.host == own_hello(set).host) {
       link = meet_on_this_host(set, peer, theirs, deadline);
     } else {
-      expects(!set.remote_layout.channels.empty(), name + " is on another host: slots are for ranks of one host");
       link = std::make_shared<nvlink::Link>(context_, set.remote_layout);
       if (relay_ == nullptr) relay_ = std::make_unique<nvlink::Relay>(group_);
     }
@@ -82,6 +95,27 @@ void DeviceGroupImpl::meet(LinkSet& set, int peer, Deadline deadline) {
   std::lock_guard const lock(watch_mutex_);
   met_.push_back(link);
   set.links[at] = std::move(link);
+}
+
+void DeviceGroupImpl::meet_all(LinkSet& set) {
+  auto const deadline = Clock::now() + group_.timeout();
+  try {
+    introduce(set);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) static_cast<void>(await_hello(set, peer, deadline));  // Who is refused is so by all.
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) meet(set, peer, deadline);
+    }
+    introductions_.await_room(set.number, deadline, [this] { throw_if_unhealthy(); });
+  } catch (SystemError const& error) {
+    forget_links(set);
+    group_.abort(error.what());
+    throw_if_failed();
+  } catch (std::exception const&) {
+    forget_links(set);
+    throw;
+  }
 }
 
 std::shared_ptr<nvlink::Link> DeviceGroupImpl::meet_on_this_host(LinkSet& set, int peer, nvlink::Hello const& theirs,

@@ -27,20 +27,18 @@ std::unique_ptr<DeviceSlots> DeviceGroupImpl::make_slots(DeviceSlotsOptions cons
 DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options)
     : group_(group),
       options_(options),
-      links_{.number = group.num_link_sets_++,
+      links_{.number = group.num_link_sets_,
              .layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
                                                            static_cast<std::uint64_t>(options.num_slots), group.size_)},
       channel_(group.channels_.emplace_back()) {
+  auto credits = std::make_unique<nvlink::Stream>(group.context_);
   links_.segment = std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes);
+  ++group.num_link_sets_;
+  group.meet_all(links_);
   group.stats_.landing_bytes += links_.layout.device_bytes;
-  channel_.credits = std::make_unique<nvlink::Stream>(group.context_);
+  channel_.credits = std::move(credits);
   channel_.set = &links_;
   channel_.most_lag = static_cast<std::size_t>(options.max_lag);
-  group.introduce(links_);
-  auto const deadline = Clock::now() + group.group_.timeout();
-  for (int peer = 0; peer < group.size_; ++peer) {
-    if (peer != group.rank_) group.meet(links_, peer, deadline);
-  }
 }
 
 DeviceSlotsImpl::~DeviceSlotsImpl() {

@@ -82,29 +82,29 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
   }
 }
 
+nvlink::MessageMeaning DeviceGroupImpl::meaning_of(Block const& block) const {
+  return {.size_bytes = block.num_bytes, .match = exchange_.match, .data_type = exchange_.type, .verb = exchange_.verb};
+}
+
 void DeviceGroupImpl::hand_to_relay() {
   auto const hand = [this](Block const& block, bool is_send) {
-    for (auto i = block.first_fragment; i < block.first_fragment + block.num_fragments; ++i) {
-      nvlink::Relay::Fragment const fragment{.number = i,
-                                             .num_bytes = fragment_size(block, i),
-                                             .is_staged = is_staged(block),
-                                             .data_type = exchange_.type};
-      auto const& link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
-      relay_->add({link, &link->remote_memory()}, block.peer, exchange_.channel->index, is_send, fragment);
-    }
+    auto const& link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
+    if (!link->is_remote()) return;
+    relay_->add({link, &link->remote_memory()},
+                {.peer = block.peer, .channel = exchange_.channel->index, .is_send = is_send},
+                {.meaning = meaning_of(block),
+                 .first_fragment = block.first_fragment,
+                 .num_fragments = block.num_fragments,
+                 .is_staged = is_staged(block)});
   };
-  for (auto const& block : exchange_.sends) {
-    if (link(block.peer).is_remote()) hand(block, true);
-  }
-  for (auto const& block : exchange_.receives) {
-    if (link(block.peer).is_remote()) hand(block, false);
-  }
+  for (auto const& block : exchange_.sends) hand(block, true);
+  for (auto const& block : exchange_.receives) hand(block, false);
 }
 
 void DeviceGroupImpl::note_messages() {
   int const index = exchange_.channel->index;
   for (auto const& block : exchange_.sends) {
-    if (link(block.peer).is_remote()) continue;  // The group compares what both say.
+    if (link(block.peer).is_remote()) continue;  // The relays compare what both say.
     note(link(block.peer).peer_board(index), true, state(block.peer).messages_sent++, block);
   }
   for (auto const& block : exchange_.receives) {
@@ -118,26 +118,12 @@ void DeviceGroupImpl::note(Board& board, bool is_send, std::uint64_t number, Blo
   auto const at = number % Board::kNumNotes;
   auto& own = (is_send ? board.sent : board.expected)[at];
   auto const& other = (is_send ? board.expected : board.sent)[at];
-  own.size_bytes = block.num_bytes;
-  own.match = exchange_.match;
-  own.data_type = exchange_.type;
-  own.verb = static_cast<std::uint16_t>(exchange_.verb);
+  own.meaning = meaning_of(block);
   // Sequentially consistent, as the load below: of the two hosts at least one sees the other's note.
   own.number_plus_1.store(number + 1);
-  if (other.number_plus_1.load() != number + 1) return;
-  bool const agrees = own.size_bytes == other.size_bytes && own.match == other.match &&
-                      own.data_type == other.data_type && own.verb == other.verb;
-  if (agrees) [[likely]] {
-    return;
-  }
-  auto const tell = [](nvlink::MessageNote const& note) {
-    return std::to_string(note.size_bytes) + " bytes of type " + std::to_string(note.data_type) + " in " +
-           verb_name(static_cast<Verb>(note.verb)) + " " + std::to_string(note.match);
-  };
-  auto const sender = std::to_string(is_send ? rank_ : block.peer);
-  auto const receiver = std::to_string(is_send ? block.peer : rank_);
-  group_.abort("rank " + sender + " sends " + tell(is_send ? own : other) + " to rank " + receiver +
-               ", which expects " + tell(is_send ? other : own));
+  if (other.number_plus_1.load() != number + 1 || own.meaning == other.meaning) return;
+  group_.abort(is_send ? disagreement(rank_, own.meaning, block.peer, other.meaning)
+                       : disagreement(block.peer, other.meaning, rank_, own.meaning));
   throw_if_failed();
 }
 

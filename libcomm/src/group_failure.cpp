@@ -144,6 +144,9 @@ std::string GroupImpl::describe_missing() const {
   for (auto const& ring : rings_) {
     if (auto text = ring->describe_missing(); !text.empty()) return text;
   }
+  // Before the messages by which a companion may go on.
+  auto* const companion = companion_.load();
+  if (auto text = companion == nullptr ? "" : companion->describe_missing(); !text.empty()) return text;
   if (auto text = pair_.describe_missing(); !text.empty()) return text;
   for (auto const& operation : pair_operations_) {
     auto const text = transfers_.describe_missing(*operation);
@@ -152,7 +155,7 @@ std::string GroupImpl::describe_missing() const {
     return std::string(verb_name(operation->verb())) + " as collective " + std::to_string(operation->number()) + " " +
            text;
   }
-  return companion_ == nullptr ? "" : companion_.load()->describe_missing();
+  return "";
 }
 
 void GroupImpl::fail(Status status, bool says_so) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import headway
@@ -74,10 +75,32 @@ def make_slots(rank: int) -> str:
     try:
         headway.slots.Ring(capacity=1024, dtype=torch.uint8, device=device, group=group)
     except ValueError as error:
+        text = str(error)
+    output, source = torch.empty(3, device=device), torch.ones(3, device=device)
+    dist.all_to_all_single(output, source, group=group)
+    assert output.tolist() == [1, 1, 1], "the group goes on"
+    return text
+
+
+def test_slots_between_hosts_are_refused_on_all_ranks() -> None:
+    for rank, text in enumerate(run_on_gpus(make_slots, 3, hosts="aba")):
+        assert f"rank {1 if rank != 1 else 0} is on another host" in text, text
+
+
+def disagree(rank: int, what: str) -> str:
+    device = take_device(rank)
+    tensor = torch.ones(2_000_000 if what == "tag" or rank == 0 else 1_500_000, device=device)
+    try:
+        for _ in range(2):
+            dist.send(tensor, 1, tag=1) if rank == 0 else dist.recv(tensor, 0, tag=2 if what == "tag" else 1)
+            torch.cuda.synchronize()
+            time.sleep(1)
+    except dist.DistBackendError as error:
         return str(error)
     return "no error"
 
 
-def test_slots_between_hosts_are_refused() -> None:
-    for rank, text in enumerate(run_on_gpus(make_slots, 2, hosts="ab")):
-        assert f"rank {1 - rank} is on another host" in text, text
+@pytest.mark.parametrize("what", ["size", "tag"])
+def test_ranks_that_disagree_across_hosts_get_no_data(what: str) -> None:
+    for text in run_on_gpus(disagree, 2, what, hosts="ab"):
+        assert "rank 0 sends 8000000 bytes" in text and "which expects" in text, text

@@ -111,6 +111,33 @@ TEST(Introductions, AFullMailboxGetsWhatItLacksLater) {
   }
 }
 
+TEST(Introductions, ItWaitsUntilAFullMailboxHasRoom) {
+  constexpr int kFull = 600;
+  Rank receiver(0), sender(1);
+  for (int set = 0; set < kFull; ++set) {
+    sender.introductions.heard(0, receiver.introductions.greeting(1, {.set = set}));
+    sender.introductions.offer(set, 0, {sender.file.get(), sender.file.get()});
+  }
+  EXPECT_NO_THROW(sender.introductions.await_room(0, later(), never_give_up));
+  EXPECT_THROW(sender.introductions.await_room(kFull - 1, soon(), never_give_up), SystemError);
+  auto const take_some = [&, set = 0]() mutable {
+    EXPECT_TRUE(receiver.introductions.await_descriptors(set++, 1, later(), never_give_up)[0].valid());
+  };
+  sender.introductions.await_room(kFull - 1, later(), take_some);
+}
+
+TEST(Introductions, WhoIntroducesItselfAnewGetsEverythingAgain) {
+  Rank first(1), second(2);
+  first.offer_to(second);
+  second.greet(first);
+  first.greet(second);
+  EXPECT_EQ(second.owner_of_memory_from(first, later()), 1);
+  Rank again(2);  // In the place of the second, which could not make what it needs.
+  first.greet(again);
+  again.greet(first);
+  EXPECT_EQ(again.owner_of_memory_from(first, later()), 1);
+}
+
 TEST(Introductions, APeerThatHasGoneIsNoError) {
   Rank first(1);
   {

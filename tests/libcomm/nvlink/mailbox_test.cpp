@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -69,6 +70,25 @@ TEST(Mailbox, StopsWaitingWhenTheLookThrows) {
   Mailbox receiver;
   auto const fail = [] { throw std::runtime_error("the group has failed"); };
   EXPECT_THROW(static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + kPatience, 3, fail)), std::runtime_error);
+}
+
+TEST(Mailbox, SaysThatThisProcessMayHaveNoMoreDescriptors) {
+  Mailbox receiver, sender;
+  receiver.expect(nonce_of(1));
+  auto const file = file_of("too many");
+  ASSERT_EQ(sender.send(receiver.name(), nonce_of(1), {file.get(), file.get()}, 0), Delivery::kDone);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit const none{.rlim_cur = static_cast<rlim_t>(file.get()), .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string text;
+  try {
+    static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + kPatience, 1, [] {}));
+  } catch (SystemError const& error) {
+    text = error.what();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_NE(text.find("Too many open files"), std::string::npos) << text;
 }
 
 TEST(Mailbox, SaysThatAMailboxIsGoneOrFullAndDoesNotWait) {

@@ -75,7 +75,7 @@ class DeviceSlots {
   virtual void release(std::uint64_t number, std::span<DeviceStream const> streams) = 0;
 };
 
-/// A group's exchanges of memory on CUDA devices of one host, in the order of streams: each call enqueues copies by
+/// A group's exchanges of memory on CUDA devices, in the order of streams: each call enqueues copies by
 /// copy engines, and words that streams write and wait for, and returns. It blocks the host only to connect with a peer
 /// at the first operation with it, and where a peer's host is more than 100 operations behind.
 ///

@@ -199,7 +199,7 @@ class Group {
   /// What is pending, and the last operations that completed (options().flight_records), in the order of their starts.
   /// Of a group that has failed: as it was when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
-  /// For DeviceGroup, which is all that may follow a group's life so: one in all.
+  /// For DeviceGroup, which is all that may follow a group's life so: one at a time.
   virtual void attach(GroupCompanion& companion) = 0;
   virtual void detach(GroupCompanion& companion) noexcept = 0;
   /// Says `text` to the companion of `peer`, in order. Less than kMaxNoticeBytes.

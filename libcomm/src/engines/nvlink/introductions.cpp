@@ -3,9 +3,11 @@
 #include "headway/comm/status.hpp"
 #include "rendezvous/random.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 namespace headway::comm::nvlink {
 
@@ -40,6 +42,7 @@ void Introductions::heard(int peer, std::string_view text) {
   std::lock_guard const lock(mutex_);
   auto& acquaintance = acquaintances_[{hello.set, peer}];
   acquaintance.hello = hello;
+  acquaintance.is_settled = false;  // Who introduces itself anew has nothing of before.
   send(peer, acquaintance);
 }
 
@@ -50,19 +53,22 @@ void Introductions::offer(int set, int peer, std::array<int, 2> descriptors) {
   send(peer, acquaintance);
 }
 
-void Introductions::send(int peer, Acquaintance& acquaintance) const {
+void Introductions::send(int peer, Acquaintance& acquaintance) {
   if (!acquaintance.hello || !acquaintance.offered || acquaintance.is_settled) return;
   auto const& hello = *acquaintance.hello;
   auto const delivery = mailbox_.send(text_of(hello.mailbox), hello.nonce, *acquaintance.offered, peer);
   acquaintance.is_settled = delivery != Delivery::kFull;  // Of a peer that has gone the group hears by itself.
+  has_unsent_ = has_unsent_ || !acquaintance.is_settled;
 }
 
 void Introductions::send_again() noexcept {
   std::lock_guard const lock(mutex_);
+  if (!std::exchange(has_unsent_, false)) return;
   for (auto& [key, acquaintance] : acquaintances_) {
     try {
       send(key.second, acquaintance);
     } catch (SystemError const&) {  // Of this host's resources: they may be there the next time.
+      has_unsent_ = true;
     }
   }
 }
@@ -91,6 +97,23 @@ std::array<FileDescriptor, 2> Introductions::await_descriptors(int set, int peer
     send_again();
     look();
   });
+}
+
+void Introductions::await_room(int set, Deadline deadline, Look const& look) {
+  auto const is_waiting = [&](auto const& each) {
+    auto const& [key, acquaintance] = each;
+    return key.first == set && acquaintance.hello && acquaintance.offered && !acquaintance.is_settled;
+  };
+  for (;;) {
+    send_again();
+    {
+      std::lock_guard const lock(mutex_);
+      if (std::ranges::none_of(acquaintances_, is_waiting)) return;
+    }
+    if (Clock::now() > deadline) throw SystemError("a peer did not take descriptors of CUDA memory in time");
+    look();
+    std::this_thread::sleep_for(kLookInterval);
+  }
 }
 
 void Introductions::forget(int set) {

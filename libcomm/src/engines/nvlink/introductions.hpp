@@ -43,12 +43,14 @@ class Introductions {
   /// Has descriptors sent to `peer`, now or when its hello comes. They must stay open until forget(), or the
   /// end. @throws SystemError as Mailbox::send().
   void offer(int set, int peer, std::array<int, 2> descriptors);
-  /// Sends again what peers had no room for. Called from time to time.
+  /// Sends again what peers had no room for. Called from time to time; cheap where there is nothing.
   void send_again() noexcept;
   /// @throws SystemError naming `peer` when the deadline passes.
   [[nodiscard]] Hello await_hello(int set, int peer, Deadline deadline, Look const& look);
   /// What the peer offers, once.
   [[nodiscard]] std::array<FileDescriptor, 2> await_descriptors(int set, int peer, Deadline deadline, Look const& look);
+  /// Waits until everything offered of a set is with its peers. @throws SystemError when the deadline passes.
+  void await_room(int set, Deadline deadline, Look const& look);
   void forget(int set);
 
  private:
@@ -60,11 +62,12 @@ class Introductions {
   };
   using Key = std::pair<int, int>;  ///< Set and peer.
 
-  void send(int peer, Acquaintance& acquaintance) const;
+  void send(int peer, Acquaintance& acquaintance);
 
   Mailbox mailbox_;
   std::mutex mutex_;
   std::map<Key, Acquaintance> acquaintances_;
+  bool has_unsent_ = false;
 };
 
 }  // namespace headway::comm::nvlink

@@ -6,9 +6,19 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 
+std::string text_of(MessageMeaning const& meaning) {
+  return std::to_string(meaning.size_bytes) + " bytes of type " + std::to_string(meaning.data_type) + " in " +
+         verb_name(meaning.verb) + " " + std::to_string(meaning.match);
+}
+
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
+
+std::string disagreement(int sender, MessageMeaning const& sent, int receiver, MessageMeaning const& expected) {
+  return "rank " + std::to_string(sender) + " sends " + text_of(sent) + " to rank " + std::to_string(receiver) +
+         ", which expects " + text_of(expected);
+}
 
 void LinkLayout::add_channel(std::size_t slot_bytes, std::uint64_t num_slots) {
   channels.push_back({.slot_bytes = slot_bytes,

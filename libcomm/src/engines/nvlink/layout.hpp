@@ -1,22 +1,40 @@
 #pragma once
 
+#include "message_header.hpp"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 namespace headway::comm::nvlink {
+
+/// What a rank means by a message, in which its sender and its receiver must agree.
+struct MessageMeaning {
+  std::uint64_t size_bytes = 0;
+  std::uint64_t match = 0;  ///< The tag of a send, or the number of an all-to-all or collective.
+  std::uint16_t data_type = 0;
+  Verb verb{};
+  std::array<std::uint8_t, 5> unused{};  ///< It is sent as it is.
+
+  friend bool operator==(MessageMeaning const&, MessageMeaning const&) = default;
+};
+
+static_assert(std::has_unique_object_representations_v<MessageMeaning>);
+
+/// The error of two ranks that do not.
+[[nodiscard]] std::string disagreement(int sender, MessageMeaning const& sent, int receiver,
+                                       MessageMeaning const& expected);
 
 /// What a host says of one message, at its start. The sender and the receiver each write theirs into the receiver's
 /// board and then read the other's, so that at least one of them sees both.
 struct MessageNote {
   std::atomic<std::uint64_t> number_plus_1;  ///< Of the message in its channel and direction; written last.
-  std::uint64_t size_bytes;
-  std::uint64_t match;  ///< The tag of a send, or the number of an all-to-all or collective.
-  std::uint16_t data_type;
-  std::uint16_t verb;
+  MessageMeaning meaning;
 };
 
 /// The part of one channel in the host memory that a rank shares with one peer. The peer's stream writes the words.

@@ -69,6 +69,9 @@ bool Mailbox::take_letter() {
   auto descriptors = message.take();
   bool const is_whole = count == static_cast<ssize_t>(nonce.size()) && descriptors[1].valid();
   auto const found = expected_.find(nonce);
+  if (found != expected_.end() && !is_whole && (message.header().msg_flags & MSG_CTRUNC) != 0) {
+    throw SystemError("recvmsg", EMFILE, "descriptors of a peer's CUDA memory");
+  }
   if (is_whole && found != expected_.end()) found->second = std::move(descriptors);
   return true;
 }

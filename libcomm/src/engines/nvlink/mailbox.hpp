@@ -32,7 +32,8 @@ class Mailbox {
   /// From now on what comes with `nonce` is kept; what comes with another is closed.
   void expect(Nonce const& nonce) { expected_[nonce]; }
   /// The descriptors that came with an expected `nonce`, once they have. @throws SystemError naming `peer` when the
-  /// deadline passes; what `look` throws, which is called several times a second.
+  /// deadline passes, or where this process may have no more
+  /// descriptors; what `look` throws, which is called several times a second.
   [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
                                                       std::function<void()> const& look);
 

@@ -32,11 +32,10 @@ Relay::~Relay() {
   thread_.join();
 }
 
-void Relay::add(std::shared_ptr<RemoteMemory const> memory, int peer, int channel, bool is_send,
-                Fragment const& fragment) {
+void Relay::add(std::shared_ptr<RemoteMemory const> memory, Direction direction, Message const& message) {
   {
     std::lock_guard const lock(mutex_);
-    added_.push_back({{peer, channel, is_send}, std::move(memory), fragment});
+    added_.push_back({direction, std::move(memory), message});
   }
   changed_.notify_all();
 }
@@ -58,7 +57,10 @@ void Relay::run() noexcept {
 void Relay::relay() {
   for (auto moved_at = Clock::now(); take_added();) {
     bool has_moved = false;
-    for (auto& [key, lane] : lanes_) has_moved = step(key, lane) || has_moved;
+    for (auto& [direction, lane] : lanes_) {
+      has_moved = post(direction, lane) || has_moved;
+      has_moved = complete(direction, lane) || has_moved;
+    }
     auto const now = Clock::now();
     if (has_moved) {
       moved_at = now;
@@ -76,45 +78,77 @@ bool Relay::take_added() {
   std::unique_lock lock(mutex_);
   if (is_idle()) changed_.wait(lock, [this] { return stops_ || !added_.empty(); });
   if (is_idle() && added_.empty()) return false;
-  for (auto& [key, memory, fragment] : added_) {
-    auto& lane = lanes_[key];
+  for (auto& [direction, memory, message] : added_) {
+    auto& lane = lanes_[direction];
     lane.memory = std::move(memory);
-    lane.waiting.push_back(fragment);
+    lane.waiting.push_back(message);
   }
   added_.clear();
   return true;
 }
 
-bool Relay::step(Key const& key, Lane& lane) {
+bool Relay::post(Direction const& direction, Lane& lane) {
   bool has_moved = false;
-  for (; !lane.waiting.empty() && may_post(key, lane); lane.waiting.pop_front(), has_moved = true) {
-    lane.posted.push_back({lane.waiting.front().number, post(key, lane, lane.waiting.front())});
-  }
-  auto const [peer, channel, is_send] = key;
-  auto& board = lane.memory->board(channel);
-  for (; !lane.posted.empty() && group_.test(*lane.posted.front().operation); lane.posted.pop_front()) {
-    if (auto status = lane.posted.front().operation->status(); !status.ok()) throw OperationError(std::move(status));
-    (is_send ? board.consumed : board.arrived).store(lane.posted.front().number + 1, std::memory_order_release);
-    has_moved = true;
+  for (; !lane.waiting.empty(); has_moved = true) {
+    if (!lane.is_announced) announce(direction, lane);
+    auto const& message = lane.waiting.front();
+    auto const number = message.first_fragment + lane.num_posted;
+    auto const& stream = lane.memory->stream_board(direction.channel);
+    bool const may_go = direction.is_send ? stream.arrived.load(std::memory_order_acquire) > number
+                                          : number < stream.consumed.load(std::memory_order_acquire) +
+                                                         lane.memory->layout.of(direction.channel).num_slots;
+    if (!may_go) break;
+    post_fragment(direction, lane);
+    if (++lane.num_posted < message.num_fragments) continue;
+    lane.waiting.pop_front();
+    lane.num_posted = 0;
+    lane.is_announced = false;
   }
   return has_moved;
 }
 
-bool Relay::may_post(Key const& key, Lane const& lane) {
-  auto const [peer, channel, is_send] = key;
-  auto const& stream = lane.memory->stream_board(channel);
-  auto const number = lane.waiting.front().number;
-  if (is_send) return stream.arrived.load(std::memory_order_acquire) > number;
-  return number < stream.consumed.load(std::memory_order_acquire) + lane.memory->layout.of(channel).num_slots;
+void Relay::announce(Direction const& direction, Lane& lane) {
+  Posted posted{.operation = nullptr, .own = std::make_unique<MessageMeaning>(lane.waiting.front().meaning)};
+  if (!direction.is_send) posted.peers = std::make_unique<MessageMeaning>();
+  auto& said = direction.is_send ? *posted.own : *posted.peers;
+  posted.operation = start(direction, std::as_writable_bytes(std::span(&said, 1)), 0);
+  lane.posted.push_back(std::move(posted));
+  lane.is_announced = true;
 }
 
-OperationPtr Relay::post(Key const& key, Lane const& lane, Fragment const& fragment) {
-  auto const [peer, channel, is_send] = key;
-  std::span const bytes(lane.memory->fragment(!is_send, channel, fragment.number, fragment.is_staged),
-                        fragment.num_bytes);
-  auto const match = kFirstMatch + static_cast<std::uint64_t>(channel);
-  return is_send ? group_.send(bytes, peer, match, fragment.data_type)
-                 : group_.receive(bytes, peer, match, fragment.data_type);
+void Relay::post_fragment(Direction const& direction, Lane& lane) {
+  auto const& message = lane.waiting.front();
+  auto const number = message.first_fragment + lane.num_posted;
+  auto const each = lane.memory->layout.of(direction.channel).fragment_bytes(message.meaning.size_bytes);
+  auto const offset = lane.num_posted * each;
+  auto* const bytes = lane.memory->fragment(!direction.is_send, direction.channel, number, message.is_staged);
+  auto const size = message.num_fragments == 1 ? message.meaning.size_bytes
+                                               : std::min<std::uint64_t>(each, message.meaning.size_bytes - offset);
+  lane.posted.push_back({.operation = start(direction, {bytes, size}, message.meaning.data_type), .fragment = number});
+}
+
+OperationPtr Relay::start(Direction const& direction, std::span<std::byte> bytes, DataType type) {
+  auto const match = kFirstMatch + static_cast<std::uint64_t>(direction.channel);
+  return direction.is_send ? group_.send(bytes, direction.peer, match, type)
+                           : group_.receive(bytes, direction.peer, match, type);
+}
+
+bool Relay::complete(Direction const& direction, Lane& lane) {
+  bool has_moved = false;
+  auto& board = lane.memory->board(direction.channel);
+  for (; !lane.posted.empty() && group_.test(*lane.posted.front().operation); has_moved = true) {
+    auto const& done = lane.posted.front();
+    if (auto status = done.operation->status(); !status.ok()) throw OperationError(std::move(status));
+    if (done.peers && *done.peers != *done.own) {
+      group_.abort(disagreement(direction.peer, *done.peers, group_.rank(), *done.own));
+      throw OperationError(group_.health());
+    }
+    if (done.fragment) {
+      (direction.is_send ? board.consumed : board.arrived).store(*done.fragment + 1, std::memory_order_release);
+    }
+    lane.posted.pop_front();
+  }
+  return has_moved;
 }
 
 }  // namespace headway::comm::nvlink

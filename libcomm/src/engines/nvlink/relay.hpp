@@ -3,6 +3,7 @@
 #include "engines/nvlink/layout.hpp"
 #include "headway/comm/group.hpp"
 
+#include <compare>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +11,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 namespace headway::comm::nvlink {
@@ -19,14 +21,21 @@ namespace headway::comm::nvlink {
 /// The peer's part of remote links, played by a thread: it sends what streams have copied to the host, and receives
 /// what they wait for, over the group. It looks at the words that streams write, and writes those that streams wait
 /// for; it calls no driver. When the group fails it leaves everything as it is.
+///
+/// A message is first what its sender means by it, which the receiver compares, then its fragments.
 class Relay {
  public:
-  /// One that a stream will copy to the host, or waits for.
-  struct Fragment {
-    std::uint64_t number;
-    std::size_t num_bytes;
+  /// One direction of a channel to a peer.
+  struct Direction {
+    int peer, channel;
+    bool is_send;
+    friend auto operator<=>(Direction const&, Direction const&) = default;
+  };
+  /// Whose fragments a stream will copy to the host, or waits for.
+  struct Message {
+    MessageMeaning meaning;
+    std::uint64_t first_fragment, num_fragments;
     bool is_staged;
-    DataType data_type;
   };
 
   explicit Relay(Group& group);
@@ -35,40 +44,43 @@ class Relay {
   Relay(Relay const&) = delete;
   Relay& operator=(Relay const&) = delete;
 
-  /// Fragments of a peer, channel and direction come in the order of their numbers. Thread-safe; does not wait for what
-  /// is under way.
-  void add(std::shared_ptr<RemoteMemory const> memory, int peer, int channel, bool is_send, Fragment const& fragment);
+  /// Messages of a direction come in the order of their fragments. Thread-safe; does not wait for what is under way.
+  void add(std::shared_ptr<RemoteMemory const> memory, Direction direction, Message const& message);
 
  private:
+  /// An operation of the group: a fragment, or what the peer means by a message.
   struct Posted {
-    std::uint64_t number;
     OperationPtr operation;
+    std::optional<std::uint64_t> fragment{};
+    std::unique_ptr<MessageMeaning> own{}, peers{};  ///< The second where it is received.
   };
-  /// One direction of a channel to a peer.
   struct Lane {
     std::shared_ptr<RemoteMemory const> memory{};
-    std::deque<Fragment> waiting{};
+    std::deque<Message> waiting{};
+    std::uint64_t num_posted = 0;  ///< Fragments of the first that waits.
+    bool is_announced = false;     ///< Of that one: what it means is posted.
     std::deque<Posted> posted{};
   };
-  using Key = std::tuple<int, int, bool>;  ///< Peer, channel, and whether it sends.
   struct Added {
-    Key key;
+    Direction direction;
     std::shared_ptr<RemoteMemory const> memory;
-    Fragment fragment;
+    Message message;
   };
 
   void run() noexcept;
   void relay();
   /// Puts what was added into its lanes; waits for more where there is nothing to do. @returns whether to go on.
   bool take_added();
-  /// @returns whether anything moved on. @throws std::exception: the group fails.
-  bool step(Key const& key, Lane& lane);
-  [[nodiscard]] static bool may_post(Key const& key, Lane const& lane);
-  [[nodiscard]] OperationPtr post(Key const& key, Lane const& lane, Fragment const& fragment);
+  /// Both: @returns whether anything moved on. @throws std::exception: the group fails.
+  bool post(Direction const& direction, Lane& lane);
+  bool complete(Direction const& direction, Lane& lane);
+  void announce(Direction const& direction, Lane& lane);
+  void post_fragment(Direction const& direction, Lane& lane);
+  [[nodiscard]] OperationPtr start(Direction const& direction, std::span<std::byte> bytes, DataType type);
   [[nodiscard]] bool is_idle() const;
 
   Group& group_;
-  std::map<Key, Lane> lanes_;  ///< Of the thread alone.
+  std::map<Direction, Lane> lanes_;  ///< Of the thread alone.
 
   std::mutex mutex_;  ///< Guards what follows.
   std::condition_variable changed_;
