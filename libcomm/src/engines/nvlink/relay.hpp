@@ -3,7 +3,6 @@
 #include "engines/nvlink/layout.hpp"
 #include "headway/comm/group.hpp"
 
-#include <compare>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 namespace headway::comm::nvlink {
@@ -29,7 +29,9 @@ class Relay {
   struct Direction {
     int peer, channel;
     bool is_send;
-    friend auto operator<=>(Direction const&, Direction const&) = default;
+    friend bool operator<(Direction const& left, Direction const& right) {
+      return std::tie(left.peer, left.channel, left.is_send) < std::tie(right.peer, right.channel, right.is_send);
+    }
   };
   /// Whose fragments a stream will copy to the host, or waits for.
   struct Message {
