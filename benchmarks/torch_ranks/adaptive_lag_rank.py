@@ -5,7 +5,6 @@ Started by ``benchmarks.adaptive_lag`` with one argument, a JSON object with the
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import time
@@ -17,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+
+from benchmarks.torch_ranks.joining import join, leave
 
 _ROW_BYTES = 256
 _WARM_UP_STEPS = 5
@@ -133,18 +134,11 @@ def main() -> None:
     """Connects, measures everything, leaves."""
     settings = RankSettings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{settings.store}",
-        rank=settings.rank,
-        world_size=settings.ranks,
-        timeout=datetime.timedelta(seconds=settings.timeout_s),
-    )
+    join(settings)
     for pattern in settings.patterns:
         for index in range(settings.rounds):
             measure(settings, pattern, index)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Started by ``benchmarks.torch_all_to_all`` with one argument, a JSON object with
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import time
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.torch_ranks.block_sizes import block_sizes
+from benchmarks.torch_ranks.joining import join, leave
 
 _STEPS = ((64 << 10, 1000), (1 << 20, 200), (8 << 20, 40))
 _REPETITIONS_ABOVE = 8
@@ -173,20 +173,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if "headway" in settings.systems:
         import headway  # noqa: F401  importing registers the backend
-    timeout = datetime.timedelta(seconds=settings.timeout_s)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{settings.store}",
-        rank=settings.rank,
-        world_size=settings.ranks,
-        timeout=timeout,
-    )
+    timeout = join(settings)
     groups = {system: dist.new_group(backend=system, timeout=timeout) for system in settings.systems}
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from benchmarks.torch_ranks.all_to_all_rank import (
     summary_of,
 )
 from benchmarks.torch_ranks.block_sizes import block_sizes
-from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of
+from benchmarks.torch_ranks.joining import leave
 
 #: A host that waits after each call, and one that waits after many.
 WAITS = ("each", "last")

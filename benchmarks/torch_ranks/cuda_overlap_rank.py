@@ -20,7 +20,8 @@ import pynvml
 import torch
 import torch.distributed as dist
 
-from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of
+from benchmarks.torch_ranks.joining import leave
 
 
 @dataclass(frozen=True, kw_only=True)

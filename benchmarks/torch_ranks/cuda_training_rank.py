@@ -17,7 +17,8 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
-from benchmarks.torch_ranks.cuda_ranks import connect, device_of, leave
+from benchmarks.torch_ranks.cuda_ranks import connect, device_of
+from benchmarks.torch_ranks.joining import leave
 from benchmarks.torch_ranks.training_model import (
     Batch,
     Exchange,

@@ -58,6 +58,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   struct LinkSet {
     int number;                                        ///< Alike on all ranks.
     nvlink::LinkLayout layout, remote_layout{};        ///< The second of links between hosts; empty: there may be none.
+    nvlink::Hello hello{};                             ///< What this rank says of it to all peers.
     std::shared_ptr<nvlink::SharedSegment> segment{};  ///< Of all links; null: each has one.
     std::vector<std::shared_ptr<nvlink::Link>> offered{}, links{};  ///< (size) This rank's side; those of both.
   };

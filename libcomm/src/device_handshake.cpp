@@ -8,14 +8,15 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace headway::comm {
 
 namespace {
 
-/// Whether an address of a peer may be one of this host.
-bool is_of_this_host(std::string const& address) {
-  return std::ranges::any_of(host_addresses(), [&](SocketAddress const& each) {
+/// Whether an address of a peer is one of `addresses`.
+bool is_among(std::vector<SocketAddress> const& addresses, std::string const& address) {
+  return std::ranges::any_of(addresses, [&](SocketAddress const& each) {
     auto const own = each.to_string();
     return own.starts_with(address + ":") || own.starts_with("[" + address + "]:");
   });
@@ -36,13 +37,15 @@ nvlink::Hello DeviceGroupImpl::own_hello(LinkSet const& set) const {
 void DeviceGroupImpl::introduce(LinkSet& set) {
   set.offered.resize(static_cast<std::size_t>(size_));
   set.links.resize(static_cast<std::size_t>(size_));
+  set.hello = own_hello(set);
+  auto const own_addresses = host_addresses();
   // Before anybody asks for it: a rank that needs this one's memory may not wait for this one's next call. And all
   // before anybody is told: what was told cannot be taken back.
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && is_of_this_host(group_.address(peer))) offer_link(set, peer);
+    if (peer != rank_ && is_among(own_addresses, group_.address(peer))) offer_link(set, peer);
   }
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_) group_.tell(peer, introductions_.greeting(peer, own_hello(set)));
+    if (peer != rank_) group_.tell(peer, introductions_.greeting(peer, set.hello));
   }
 }
 
@@ -63,7 +66,7 @@ void DeviceGroupImpl::meet_peers(Exchange const& exchange) {
 }
 
 nvlink::Hello DeviceGroupImpl::await_hello(LinkSet const& set, int peer, Deadline deadline) {
-  auto const own = own_hello(set);
+  auto const& own = set.hello;
   auto const theirs = introductions_.await_hello(set.number, peer, deadline, [this] { throw_if_unhealthy(); });
   auto const name = "rank " + std::to_string(peer);
   expects(theirs.slot_bytes == own.slot_bytes && theirs.device_bytes == own.device_bytes &&
@@ -82,7 +85,7 @@ void DeviceGroupImpl::meet(LinkSet& set, int peer, Deadline deadline) {
   std::shared_ptr<nvlink::Link> link;
   try {
     auto const theirs = await_hello(set, peer, deadline);
-    if (theirs.host == own_hello(set).host) {
+    if (theirs.host == set.hello.host) {
       link = meet_on_this_host(set, peer, theirs, deadline);
     } else {
       link = std::make_shared<nvlink::Link>(context_, set.remote_layout);
@@ -123,8 +126,7 @@ std::shared_ptr<nvlink::Link> DeviceGroupImpl::meet_on_this_host(LinkSet& set, i
   auto const& link = set.offered[static_cast<std::size_t>(peer)];
   if (link == nullptr) offer_link(set, peer);
   link->map_peer(introductions_.await_descriptors(set.number, peer, deadline, [this] { throw_if_unhealthy(); }));
-  CUuuid const device = context_->uuid();
-  link->shares_device = std::memcmp(&theirs.device, &device, sizeof device) == 0;
+  link->shares_device = std::memcmp(&theirs.device, &set.hello.device, sizeof theirs.device) == 0;
   return link;
 }
 

@@ -98,32 +98,34 @@ TEST(Introductions, AWaitEndsInTimeAndNamesThePeer) {
   EXPECT_THROW(static_cast<void>(first.introductions.await_hello(kSet + 1, 2, later(), fail)), std::runtime_error);
 }
 
-TEST(Introductions, AFullMailboxGetsWhatItLacksLater) {
-  constexpr int kPeers = 600;  // More than any queue of datagrams holds by default.
-  Rank receiver(0), sender(1);
-  for (int set = 0; set < kPeers; ++set) {
-    sender.introductions.offer(set, 0, {sender.file.get(), sender.file.get()});
-    sender.introductions.heard(0, receiver.introductions.greeting(1, {.set = set}));
+constexpr int kManySets = 600;  ///< More than any queue of datagrams holds by default.
+
+/// Offers so many sets that the receiver's mailbox is full.
+void fill_mailbox(Rank& receiver, Rank& sender) {
+  for (int set = 0; set < kManySets; ++set) {
+    sender.introductions.offer(set, receiver.rank, {sender.file.get(), sender.file.get()});
+    sender.introductions.heard(receiver.rank, receiver.introductions.greeting(sender.rank, {.set = set}));
   }
-  for (int set = kPeers - 1; set >= 0; --set) {
+}
+
+TEST(Introductions, AFullMailboxGetsWhatItLacksLater) {
+  Rank receiver(0), sender(1);
+  fill_mailbox(receiver, sender);
+  for (int set = kManySets - 1; set >= 0; --set) {
     auto const send_again = [&] { sender.introductions.send_again(); };
     EXPECT_TRUE(receiver.introductions.await_descriptors(set, 1, later(), send_again)[0].valid()) << set;
   }
 }
 
 TEST(Introductions, ItWaitsUntilAFullMailboxHasRoom) {
-  constexpr int kFull = 600;
   Rank receiver(0), sender(1);
-  for (int set = 0; set < kFull; ++set) {
-    sender.introductions.heard(0, receiver.introductions.greeting(1, {.set = set}));
-    sender.introductions.offer(set, 0, {sender.file.get(), sender.file.get()});
-  }
+  fill_mailbox(receiver, sender);
   EXPECT_NO_THROW(sender.introductions.await_room(0, later(), never_give_up));
-  EXPECT_THROW(sender.introductions.await_room(kFull - 1, soon(), never_give_up), SystemError);
+  EXPECT_THROW(sender.introductions.await_room(kManySets - 1, soon(), never_give_up), SystemError);
   auto const take_some = [&, set = 0]() mutable {
     EXPECT_TRUE(receiver.introductions.await_descriptors(set++, 1, later(), never_give_up)[0].valid());
   };
-  sender.introductions.await_room(kFull - 1, later(), take_some);
+  sender.introductions.await_room(kManySets - 1, later(), take_some);
 }
 
 TEST(Introductions, WhoIntroducesItselfAnewGetsEverythingAgain) {
