@@ -178,6 +178,9 @@ TEST_P(RelayTest, ADisagreementNamesWhatBothMean) {
       {{.size_bytes = 8, .match = 5, .data_type = 1, .verb = Verb::kSend},
        {.size_bytes = 8, .match = 6, .data_type = 1, .verb = Verb::kSend},
        "rank 0 sends 8 bytes of type 1 in send 5 to rank 1, which expects 8 bytes of type 1 in send 6"},
+      {{.size_bytes = 8, .match = 5, .data_type = 1, .verb = Verb::kSend},
+       {.size_bytes = 12, .match = 5, .data_type = 1, .verb = Verb::kSend},
+       "rank 0 sends 8 bytes of type 1 in send 5 to rank 1, which expects 12 bytes of type 1 in send 5"},
       // Of the same first fragments.
       {{.size_bytes = 5 * kSlotBytes, .match = 5, .data_type = 1, .verb = Verb::kAllToAll},
        {.size_bytes = 4 * kSlotBytes, .match = 5, .data_type = 1, .verb = Verb::kAllToAll},

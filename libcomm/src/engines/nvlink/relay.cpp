@@ -91,6 +91,8 @@ bool Relay::post(Direction const& direction, Lane& lane) {
   bool has_moved = false;
   for (; !lane.waiting.empty(); has_moved = true) {
     if (!lane.is_announced) announce(direction, lane);
+    // A fragment of another size than the sender's would fail the group with less to say.
+    if (!direction.is_send && !lane.is_agreed) break;
     auto const& message = lane.waiting.front();
     auto const number = message.first_fragment + lane.num_posted;
     auto const& stream = lane.memory->stream_board(direction.channel);
@@ -114,6 +116,7 @@ void Relay::announce(Direction const& direction, Lane& lane) {
   posted.operation = start(direction, std::as_writable_bytes(std::span(&said, 1)), 0);
   lane.posted.push_back(std::move(posted));
   lane.is_announced = true;
+  lane.is_agreed = false;
 }
 
 void Relay::post_fragment(Direction const& direction, Lane& lane) {
@@ -143,6 +146,7 @@ bool Relay::complete(Direction const& direction, Lane& lane) {
       group_.abort(disagreement(direction.peer, *done.peers, group_.rank(), *done.own));
       throw OperationError(group_.health());
     }
+    if (done.peers) lane.is_agreed = true;
     if (done.fragment) {
       (direction.is_send ? board.consumed : board.arrived).store(*done.fragment + 1, std::memory_order_release);
     }

@@ -60,7 +60,8 @@ class Relay {
     std::shared_ptr<RemoteMemory const> memory{};
     std::deque<Message> waiting{};
     std::uint64_t num_posted = 0;  ///< Fragments of the first that waits.
-    bool is_announced = false;     ///< Of that one: what it means is posted.
+    bool is_announced = false;     ///< Of that one: what it means is posted,
+    bool is_agreed = false;        ///< and the peer means the same, if it is received.
     std::deque<Posted> posted{};
   };
   struct Added {
