@@ -16,7 +16,7 @@ from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
-_HEADWAY = ("headway", "headway_slots")
+_HEADWAY = ("headway", "headway_empty", "headway_slots")
 _NCCL = "nccl"
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
-    systems = _HEADWAY if options.hosts == 1 else _HEADWAY[:1]  # Slots are for ranks of one host.
+    systems = _HEADWAY if options.hosts == 1 else _HEADWAY[:1]  # The others are for ranks of one host.
     return measure_exchanges(
         "benchmarks.torch_ranks.cuda_all_to_all_rank", options, systems=systems, reference=_NCCL, hosts=options.hosts
     )

@@ -23,7 +23,7 @@ from benchmarks.harness.torch_ranks import run_torch_rounds
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
 _ALONE = "none"
-_SYSTEMS = (_ALONE, "copies", "headway_slots", "headway", "nccl")
+_SYSTEMS = (_ALONE, "copies", "headway_slots", "headway_empty", "headway", "nccl")
 _WORKS = ("products", "attention")
 
 

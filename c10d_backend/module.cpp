@@ -6,6 +6,8 @@
 #include "slot_ring.hpp"
 #include "torch_headers.hpp"
 
+#include <headway/comm/device_memory.hpp>
+
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -193,6 +195,7 @@ py::dict device_statistics(HeadwayBackend const& backend) {
   row["local_copies"] = stats.local_copies;
   row["local_copy_bytes"] = stats.local_copy_bytes;
   row["landing_bytes"] = stats.landing_bytes;
+  row["mapped_bytes"] = stats.mapped_bytes;
   return row;
 }
 
@@ -318,4 +321,5 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_slots(module);
   module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("cuda_memory_generation", &headway::comm::device_memory_generation);
 }

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import headway
@@ -131,13 +131,16 @@ def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[lis
 def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
     """Prints one point a round, system and way to wait at rank 0."""
     plain = make_blocks(settings, split, size)
-    uses_slots = "headway_slots" in settings.systems
-    in_slots = make_slot_blocks(settings, split, size, groups["headway"]) if uses_slots else plain
+    blocks_of: dict[str, Blocks] = dict.fromkeys(settings.systems, plain)
+    if "headway_slots" in settings.systems:
+        blocks_of["headway_slots"] = make_slot_blocks(settings, split, size, groups["headway"])
+    if "headway_empty" in settings.systems:
+        output_B = headway.empty(len(plain.output_B), dtype=plain.output_B.dtype, device=settings.device)
+        blocks_of["headway_empty"] = replace(plain, output_B=output_B)
     calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _CALLS_ABOVE)
     for index in range(settings.rounds):
         for system in settings.systems if index % 2 == 0 else reversed(settings.systems):
-            blocks = in_slots if system == "headway_slots" else plain
-            group = groups[system]
+            blocks, group = blocks_of[system], groups[system]
             exchange_and_check(settings, split, blocks, group, salt=2 * index)
             for wait in WAITS:
                 time_calls = time_each if wait == "each" else time_last

@@ -109,7 +109,8 @@ def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]
         return exchange
     if system == "copies":
         return make_copies(source.split(block), settings)
-    output = torch.empty_like(source)
+    make_output = headway.empty if system == "headway_empty" else torch.empty
+    output = make_output(settings.bytes_per_rank, dtype=torch.uint8, device=settings.device)
     return lambda: dist.all_to_all_single(output, source, group=groups[system])
 
 

@@ -27,11 +27,11 @@ class ConnectSettings(JoinSettings, Protocol):
 
 
 def connect(settings: ConnectSettings) -> dict[str, dist.ProcessGroup]:
-    """Joins the default group, of Gloo, and makes a group for each system; slots are exchanged in Headway's."""
+    """Joins the default group, of Gloo, and makes a group for each system; Headway's have one."""
     torch.cuda.set_device(device_of(settings.rank))
     timeout = join(settings)
     groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
-    groups["headway_slots"] = groups["headway"]
+    groups["headway_slots"] = groups["headway_empty"] = groups["headway"]
     if "nccl" in settings.systems:
         groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)
     return groups

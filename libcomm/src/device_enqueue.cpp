@@ -6,8 +6,10 @@
 
 namespace headway::comm {
 
+using nvlink::Board;
 using nvlink::kCreditStep;
 using nvlink::kStageBytes;
+using nvlink::Way;
 
 void DeviceGroupImpl::enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   auto const start = events_->record(user);
@@ -41,7 +43,7 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
   copies_.enqueue(receive);
   after_stream(receive, send);
   operation.set_completion(events_->record(receive));
-  for (auto const& block : exchange_.receives) give_credit(block, block.first_fragment);
+  for (auto const& block : exchange_.receives) give_credit(block, block.first_fragment, block.end_fragment());
   words_.enqueue(receive);
 }
 
@@ -57,13 +59,13 @@ void DeviceGroupImpl::add_small_sends(CUstream stream) {
   for (auto const& block : exchange_.sends) {
     copies_.add(landing_at_peer(block, block.first_fragment), block.address, block.num_bytes);
     if (!is_staged(block) && link(block.peer).shares_device) count_local_copy(block.num_bytes);
-    words_.write(link(block.peer).peer_arrived_word(exchange_.channel->index), block.first_fragment + 1);
+    words_.write(link(block.peer).peer_word(exchange_.channel->index, &Board::arrived), block.first_fragment + 1);
   }
 }
 
 void DeviceGroupImpl::add_small_receives() {
   for (auto const& block : exchange_.receives) {
-    words_.wait(link(block.peer).arrived_word(exchange_.channel->index), block.first_fragment + 1);
+    words_.wait(link(block.peer).word(exchange_.channel->index, &Board::arrived), block.first_fragment + 1);
     if (!exchange_.is_in_slots) copies_.add(block.address, landing(block, block.first_fragment), block.num_bytes);
   }
   copies_.add(nvlink::address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
@@ -71,17 +73,22 @@ void DeviceGroupImpl::add_small_receives() {
 
 void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   auto const& x = exchange_;
+  open_outputs(start, max_lag);
   std::uint64_t most = 0;
   for (auto const& block : x.sends) {
     CUstream const stream = lane(block.peer);
     after_event(stream, start);
     after_bound(stream, max_lag);
     take_over(state(block.peer).sender, stream);
-    most = std::max(most, block.num_fragments);
+    if (block.way == Way::kSlots) {
+      most = std::max(most, block.num_fragments);
+    } else {
+      send_directly(block, stream);
+    }
   }
   for (std::uint64_t i = 0; i < most; ++i) {
     for (auto const& block : x.sends) {
-      if (i < block.num_fragments) send_fragment(block, block.first_fragment + i, lane(block.peer));
+      if (block.way == Way::kSlots && i < block.num_fragments) send_fragment(block, i, lane(block.peer));
     }
   }
   bool const is_only_sent = is_of_messages() && x.receives.empty();
@@ -89,46 +96,78 @@ void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, D
       is_only_sent ? lane(x.sends.front().peer) : receiver(x.receives.empty() ? rank_ : x.receives.front().peer);
   if (!is_only_sent) after_event(last, start);
   copy_own(last);
+  auto const is_cut = [&](Block const& block) { return !x.is_in_slots && block.way == Way::kSlots; };
   most = 0;
   for (auto const& block : x.receives) {
     take_over(state(block.peer).receiver, last);
-    if (x.is_in_slots) {
-      words_.wait(link(block.peer).arrived_word(x.channel->index), block.first_fragment + 1);
-    } else {
-      most = std::max(most, block.num_fragments);
-    }
+    if (is_cut(block)) most = std::max(most, block.num_fragments);
   }
-  words_.enqueue(last);
   for (std::uint64_t i = 0; i < most; ++i) {
     for (auto const& block : x.receives) {
-      if (i < block.num_fragments) receive_fragment(block, block.first_fragment + i, last);
+      if (is_cut(block) && i < block.num_fragments) receive_fragment(block, i, last);
     }
   }
+  for (auto const& block : x.receives) {  // What is where it belongs when it has come.
+    if (!is_cut(block)) words_.wait(link(block.peer).word(x.channel->index, &Board::arrived), block.end_fragment());
+  }
+  for (auto const& block : x.receives) {
+    if (block.way == Way::kDirectly) give_credit(block, block.first_fragment, block.end_fragment());
+  }
+  words_.enqueue(last);
   for (auto const& block : x.sends) after_stream(last, lane(block.peer));
   operation.set_completion(events_->record(last));
 }
 
-void DeviceGroupImpl::send_fragment(Block const& block, std::uint64_t fragment, CUstream stream) {
-  auto& to = link(block.peer);
-  std::size_t const num_bytes = fragment_size(block, fragment);
+void DeviceGroupImpl::open_outputs(CUevent start, std::optional<int> max_lag) {
+  auto& channel = *exchange_.channel;
+  for (auto const& block : exchange_.receives) {
+    if (block.way != Way::kDirectly) continue;
+    words_.write(link(block.peer).peer_word(channel.index, &Board::ready), block.message + 1);
+  }
+  if (words_.empty()) return;
+  if (channel.credits == nullptr) channel.credits = std::make_unique<nvlink::Stream>(context_);
+  after_event(channel.credits->get(), start);
+  after_bound(channel.credits->get(), max_lag);
+  words_.enqueue(channel.credits->get());
+}
+
+void DeviceGroupImpl::send_fragment(Block const& block, std::uint64_t index, CUstream stream) {
+  auto const& to = link(block.peer);
+  auto const fragment = block.first_fragment + index;
+  auto const part = layout(block.peer).part(block.num_bytes, block.num_fragments, index);
   await_room(block, fragment);
   words_.enqueue(stream);
-  copies_.add(landing_at_peer(block, fragment), block.address + fragment_offset(block, fragment), num_bytes);
+  copies_.add(landing_at_peer(block, fragment), block.address + part.offset, part.num_bytes);
   copies_.enqueue(stream);
-  if (!is_staged(block) && to.shares_device) count_local_copy(num_bytes);
-  words_.write(to.peer_arrived_word(exchange_.channel->index), fragment + 1);
+  if (!is_staged(block) && to.shares_device) count_local_copy(part.num_bytes);
+  words_.write(to.peer_word(exchange_.channel->index, &Board::arrived), fragment + 1);
   words_.enqueue(stream);
 }
 
-void DeviceGroupImpl::receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream) {
-  std::size_t const num_bytes = fragment_size(block, fragment);
-  auto const& from = link(block.peer);
-  words_.wait(from.arrived_word(exchange_.channel->index), fragment + 1);
+void DeviceGroupImpl::send_directly(Block const& block, CUstream stream) {
+  auto const& to = link(block.peer);
+  int const index = exchange_.channel->index;
+  if (to.board(index).ready.load(std::memory_order_acquire) <= block.message) {
+    words_.wait(to.word(index, &Board::ready), block.message + 1);
+  }
   words_.enqueue(stream);
-  copies_.add(block.address + fragment_offset(block, fragment), landing(block, fragment), num_bytes);
+  copies_.add(block.output, block.address, block.num_bytes);
   copies_.enqueue(stream);
-  if (!is_staged(block) && !from.is_remote()) count_local_copy(num_bytes);
-  give_credit(block, fragment);
+  if (to.shares_device) count_local_copy(block.num_bytes);
+  words_.write(to.peer_word(index, &Board::arrived), block.end_fragment());
+  words_.enqueue(stream);
+}
+
+void DeviceGroupImpl::receive_fragment(Block const& block, std::uint64_t index, CUstream stream) {
+  auto const& from = link(block.peer);
+  auto const fragment = block.first_fragment + index;
+  auto const part = layout(block.peer).part(block.num_bytes, block.num_fragments, index);
+  words_.wait(from.word(exchange_.channel->index, &Board::arrived), fragment + 1);
+  words_.enqueue(stream);
+  copies_.add(block.address + part.offset, landing(block, fragment), part.num_bytes);
+  copies_.enqueue(stream);
+  if (!is_staged(block) && !from.is_remote()) count_local_copy(part.num_bytes);
+  give_credit(block, fragment, fragment + 1);
   words_.enqueue(stream);
 }
 
@@ -148,16 +187,6 @@ CUdeviceptr DeviceGroupImpl::landing(Block const& block, std::uint64_t fragment)
   return is_staged(block) ? from.stage(index, fragment) : from.slot(index, fragment);
 }
 
-std::size_t DeviceGroupImpl::fragment_offset(Block const& block, std::uint64_t fragment) const {
-  return (fragment - block.first_fragment) * layout(block.peer).fragment_bytes(block.num_bytes);
-}
-
-std::size_t DeviceGroupImpl::fragment_size(Block const& block, std::uint64_t fragment) const {
-  if (block.num_fragments == 1) return block.num_bytes;
-  return std::min(layout(block.peer).fragment_bytes(block.num_bytes),
-                  block.num_bytes - fragment_offset(block, fragment));
-}
-
 void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
   auto const& to = link(block.peer);
   int const index = exchange_.channel->index;
@@ -166,12 +195,13 @@ void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
   auto const needed = fragment + 1 - num_slots;
   // What the CPU sees already, no stream need wait for.
   if (to.board(index).consumed.load(std::memory_order_acquire) >= needed) return;
-  words_.wait(to.consumed_word(index), needed);
+  words_.wait(to.word(index, &Board::consumed), needed);
 }
 
-void DeviceGroupImpl::give_credit(Block const& block, std::uint64_t fragment) {
-  if (exchange_.is_in_slots || (fragment + 1) % kCreditStep != 0) return;
-  words_.write(link(block.peer).peer_consumed_word(exchange_.channel->index), fragment + 1);
+void DeviceGroupImpl::give_credit(Block const& block, std::uint64_t first, std::uint64_t end) {
+  auto const consumed = end / kCreditStep * kCreditStep;
+  if (exchange_.is_in_slots || consumed <= first) return;
+  words_.write(link(block.peer).peer_word(exchange_.channel->index, &Board::consumed), consumed);
 }
 
 void DeviceGroupImpl::copy_own(CUstream stream) {

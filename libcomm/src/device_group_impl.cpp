@@ -34,7 +34,8 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       links_{.number = 0, .layout = {}},
       events_(std::make_shared<nvlink::EventPool>(context_)),
       words_(*context_),
-      copies_(*context_) {
+      copies_(*context_),
+      offered_memory_(context_, introductions_, links_.number) {
   expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
   // A rank that starts operation t holds all of t - k - 1, so its peers are done with t - 2(k + 1). They say so after
   // each kCreditStep fragments only, so that many more slots are needed.
@@ -93,7 +94,9 @@ void DeviceGroupImpl::refuse_capture(CUstream stream) const {
 
 DeviceStats DeviceGroupImpl::stats() {
   std::lock_guard const lock(mutex_);
-  return stats_;
+  auto stats = stats_;
+  stats.mapped_bytes = offered_memory_.mapped_bytes();
+  return stats;
 }
 
 // The watch
@@ -117,12 +120,22 @@ std::string DeviceGroupImpl::describe_missing() {
   return found == pending_.end() ? "" : (*found)->describe_missing();
 }
 
+void DeviceGroupImpl::heard(int peer, std::string_view text) {
+  if (nvlink::OfferedMemory::is_for_us(text)) {
+    offered_memory_.heard(peer, text);
+  } else {
+    introductions_.heard(peer, text);
+  }
+}
+
 void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   std::lock_guard const lock(watch_mutex_);
   if (!has_failed()) {
     failure_->status = failure;
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
     pending_.clear();
+    // Streams of peers may still write to what they were offered.
+    if (offered_memory_.has_offered()) nvlink::SharedMemory::of_process().quarantine();
   }
   for (auto const& each : met_) each->release_waits();
 }

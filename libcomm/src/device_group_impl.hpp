@@ -3,6 +3,7 @@
 #include "device_operation.hpp"
 #include "engines/nvlink/introductions.hpp"
 #include "engines/nvlink/link.hpp"
+#include "engines/nvlink/offered_memory.hpp"
 #include "engines/nvlink/relay.hpp"
 #include "engines/nvlink/streams.hpp"
 #include "group_companion.hpp"
@@ -27,6 +28,9 @@ namespace headway::comm {
 /// receiver's stream writes), copies, and writes the count of arrived fragments; the receiver's stream waits for that,
 /// copies the fragment out, and writes what it has consumed. All words are in host memory, so that a CPU can watch
 /// them, and let every wait pass when the group has failed.
+///
+/// A large block whose output the sender can reach (nvlink::OfferedMemory) is copied there at once, if its host knows
+/// where that is when it comes to it. Its fragments are counted, though it is not cut.
 ///
 /// Lock order: the group's lock, then watch_mutex_. mutex_ is held while operations are enqueued, which may block in
 /// the driver; it comes before both, and nothing that must end such a wait takes it.
@@ -72,16 +76,22 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     std::vector<std::unique_ptr<nvlink::Stream>> lanes{};
     /// Streams that receive: one, or one for each peer where messages have no order.
     std::vector<std::unique_ptr<nvlink::Stream>> receivers{};
-    /// Of slots: waits for the end of leases, so that it must be neither a lane nor a receiver.
+    /// Tells peers what they may write, after leases or the start of an operation: so neither a lane nor a receiver.
     std::unique_ptr<nvlink::Stream> credits{};
     std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Of the latest operations, as far as a bound reaches.
   };
-  /// What goes to a peer or comes from it, and the number of its first fragment.
+  /// What goes to a peer or comes from it.
   struct Block {
     int peer;
     CUdeviceptr address;
     std::size_t num_bytes;
+    std::uint64_t message = 0;  ///< Its number in the channel, among those to the peer or from it.
     std::uint64_t first_fragment = 0, num_fragments = 0;
+    nvlink::Way way = nvlink::Way::kSlots;
+    nvlink::MemoryPlace place{};  ///< Of what comes: where the peer can reach the output.
+    CUdeviceptr output = 0;       ///< Of what goes directly.
+
+    [[nodiscard]] std::uint64_t end_fragment() const { return first_fragment + num_fragments; }
   };
   struct Exchange {
     Verb verb;
@@ -99,7 +109,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] bool is_late(Clock::time_point now) override;
   [[nodiscard]] bool needs(int peer) override;
   [[nodiscard]] std::string describe_missing() override;
-  void heard(int peer, std::string_view text) override { introductions_.heard(peer, text); }
+  void heard(int peer, std::string_view text) override;
   void group_failed(Status const& failure) noexcept override;
 
   // device_handshake.cpp
@@ -139,7 +149,11 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   /// Tells the relay what the streams will want of it.
   void hand_to_relay();
   void note_messages();
-  void note(nvlink::Board& board, bool is_send, std::uint64_t number, Block const& block);
+  void note(nvlink::Board& board, bool is_send, Block const& block);
+  /// Whether a block may be copied into the output by its sender, as both ranks see it.
+  [[nodiscard]] bool may_go_directly(Block const& block) const;
+  void offer_output(nvlink::Board& board, Block& block);
+  void choose_ways();
   void wait_for_room(nvlink::Board const& board, bool is_send, std::uint64_t number, int peer);
 
   // device_enqueue.cpp
@@ -151,18 +165,19 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void add_small_sends(CUstream stream);
   /// Adds words to wait for, and copies to make after them.
   void add_small_receives();
-  void send_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
-  void receive_fragment(Block const& block, std::uint64_t fragment, CUstream stream);
+  /// Tells peers that they may write into outputs.
+  void open_outputs(CUevent start, std::optional<int> max_lag);
+  void send_fragment(Block const& block, std::uint64_t index, CUstream stream);
+  void send_directly(Block const& block, CUstream stream);
+  void receive_fragment(Block const& block, std::uint64_t index, CUstream stream);
   /// Where a fragment lands at the peer, or here.
   [[nodiscard]] CUdeviceptr landing_at_peer(Block const& block, std::uint64_t fragment);
   [[nodiscard]] CUdeviceptr landing(Block const& block, std::uint64_t fragment);
   [[nodiscard]] bool is_staged(Block const& block) const;
   void await_room(Block const& block, std::uint64_t fragment);
-  void give_credit(Block const& block, std::uint64_t fragment);
+  /// Adds a word that says that fragments from `first` to `end` are consumed, where that is to be said of one of them.
+  void give_credit(Block const& block, std::uint64_t first, std::uint64_t end);
   void copy_own(CUstream stream);
-  /// Which part of a block a fragment is.
-  [[nodiscard]] std::size_t fragment_offset(Block const& block, std::uint64_t fragment) const;
-  [[nodiscard]] std::size_t fragment_size(Block const& block, std::uint64_t fragment) const;
   void after_event(CUstream stream, CUevent event);
   void after_stream(CUstream stream, CUstream earlier);
   /// Lets `stream` go on, in order, with what `last` did so far.
@@ -212,6 +227,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   DeviceStats stats_;
 
   nvlink::Introductions introductions_;
+  nvlink::OfferedMemory offered_memory_;
 
   std::unique_ptr<nvlink::Relay> relay_;  ///< Null: all peers met so far are on this host.
 

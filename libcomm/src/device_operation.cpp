@@ -43,7 +43,8 @@ std::string DeviceOperationImpl::describe_missing() const {
   for (auto const& word : awaited_) {
     if (word.has_come()) continue;
     text += text.empty() ? " lacks " : " and ";
-    text += word.is_credit ? "room at rank " : std::to_string(word.num_bytes) + " bytes from rank ";
+    bool const is_of_receive = word.word == &nvlink::Board::arrived;
+    text += is_of_receive ? std::to_string(word.num_bytes) + " bytes from rank " : "room at rank ";
     text += std::to_string(word.peer);
   }
   bool const is_ring = verb_ == Verb::kAllToAll;

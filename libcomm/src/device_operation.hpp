@@ -25,14 +25,13 @@ struct AwaitedWord {
   std::shared_ptr<nvlink::Link const> link;
   int peer;
   int channel;
-  bool is_credit;  ///< The peer says what it has consumed, not what it has sent.
+  std::atomic<std::uint64_t> nvlink::Board::*word;  ///< `arrived`, or one that lets something go.
   std::uint64_t value;
   std::size_t num_bytes;  ///< Of the block.
 
   /// Read by a CPU, without the driver.
   [[nodiscard]] bool has_come() const {
-    auto const& board = link->board(channel);
-    auto const now = (is_credit ? board.consumed : board.arrived).load(std::memory_order_acquire);
+    auto const now = (link->board(channel).*word).load(std::memory_order_acquire);
     return now >= value && now < nvlink::kReleased;
   }
 };

@@ -131,7 +131,7 @@ void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const
   for (; !leases_.empty() && leases_.front().is_released; leases_.pop_front()) ++num_released_;
   if (!is_oldest) return;
   for (auto const& link : links_.links) {
-    if (link != nullptr) group_.words_.write(link->peer_consumed_word(0), num_released_);
+    if (link != nullptr) group_.words_.write(link->peer_word(0, &nvlink::Board::consumed), num_released_);
   }
   group_.words_.enqueue(channel_.credits->get());
 }

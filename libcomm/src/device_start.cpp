@@ -8,7 +8,16 @@
 
 namespace headway::comm {
 
+namespace {
+
+/// How long the host of a sender looks for a place in the output, where it expects one. Copying 40 MB inside the
+/// receiver's device takes as long.
+constexpr auto kPlaceTime = std::chrono::microseconds(20);
+
+}  // namespace
+
 using nvlink::Board;
+using nvlink::Way;
 
 DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall const& call) {
   throw_if_failed();
@@ -22,10 +31,12 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   refuse_capture(user);
   exchange_.deadline = Clock::now() + call.timeout.value_or(group_.timeout());
   meet_peers(x);
+  offered_memory_.forget_freed([this](int peer, std::string const& text) { group_.tell(peer, text); });
   auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, x.verb, x.channel->index,
                                                          x.channel->num_operations++, x.deadline);
   try {
     note_messages();
+    choose_ways();
     number_fragments(*operation);
     {
       std::lock_guard const lock(watch_mutex_);
@@ -55,30 +66,31 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
 }
 
 void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
-  AwaitedWord word{};
-  word.channel = exchange_.channel->index;
-  word.is_credit = true;
+  auto const number = [&](Block& block, std::uint64_t& next) {
+    block.first_fragment = next;
+    block.num_fragments = exchange_.is_in_slots ? 1 : layout(block.peer).num_fragments(block.num_bytes);
+    next = block.end_fragment();
+  };
+  auto const await = [&](Block const& block, nvlink::BoardWord word, std::uint64_t value) {
+    operation.await({.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)],
+                     .peer = block.peer,
+                     .channel = exchange_.channel->index,
+                     .word = word,
+                     .value = value,
+                     .num_bytes = block.num_bytes});
+  };
   for (auto& block : exchange_.sends) {
-    block.first_fragment = state(block.peer).fragments_sent;
-    block.num_fragments = exchange_.is_in_slots ? 1 : layout(block.peer).num_fragments(block.num_bytes);
-    auto const end = state(block.peer).fragments_sent += block.num_fragments;
+    number(block, state(block.peer).fragments_sent);
     auto const num_slots = layout(block.peer).num_slots;
-    if (end <= num_slots) continue;
-    word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
-    word.peer = block.peer;
-    word.value = end - num_slots;
-    word.num_bytes = block.num_bytes;
-    operation.await(word);
+    if (block.way == Way::kDirectly) {
+      await(block, &Board::ready, block.message + 1);
+    } else if (block.end_fragment() > num_slots) {
+      await(block, &Board::consumed, block.end_fragment() - num_slots);
+    }
   }
-  word.is_credit = false;
   for (auto& block : exchange_.receives) {
-    block.first_fragment = state(block.peer).fragments_received;
-    block.num_fragments = exchange_.is_in_slots ? 1 : layout(block.peer).num_fragments(block.num_bytes);
-    word.link = exchange_.channel->set->links[static_cast<std::size_t>(block.peer)];
-    word.peer = block.peer;
-    word.value = state(block.peer).fragments_received += block.num_fragments;
-    word.num_bytes = block.num_bytes;
-    operation.await(word);
+    number(block, state(block.peer).fragments_received);
+    await(block, &Board::arrived, block.end_fragment());
   }
 }
 
@@ -103,17 +115,22 @@ void DeviceGroupImpl::hand_to_relay() {
 
 void DeviceGroupImpl::note_messages() {
   int const index = exchange_.channel->index;
-  for (auto const& block : exchange_.sends) {
+  for (auto& block : exchange_.receives) {       // Before the sends: peers may be looking for places.
     if (link(block.peer).is_remote()) continue;  // The relays compare what both say.
-    note(link(block.peer).peer_board(index), true, state(block.peer).messages_sent++, block);
+    auto& board = link(block.peer).board(index);
+    block.message = state(block.peer).messages_expected++;
+    note(board, false, block);
+    offer_output(board, block);
   }
-  for (auto const& block : exchange_.receives) {
+  for (auto& block : exchange_.sends) {
     if (link(block.peer).is_remote()) continue;
-    note(link(block.peer).board(index), false, state(block.peer).messages_expected++, block);
+    block.message = state(block.peer).messages_sent++;
+    note(link(block.peer).peer_board(index), true, block);
   }
 }
 
-void DeviceGroupImpl::note(Board& board, bool is_send, std::uint64_t number, Block const& block) {
+void DeviceGroupImpl::note(Board& board, bool is_send, Block const& block) {
+  auto const number = block.message;
   wait_for_room(board, is_send, number, block.peer);
   auto const at = number % Board::kNumNotes;
   auto& own = (is_send ? board.sent : board.expected)[at];
@@ -125,6 +142,37 @@ void DeviceGroupImpl::note(Board& board, bool is_send, std::uint64_t number, Blo
   group_.abort(is_send ? disagreement(rank_, own.meaning, block.peer, other.meaning)
                        : disagreement(block.peer, other.meaning, rank_, own.meaning));
   throw_if_failed();
+}
+
+bool DeviceGroupImpl::may_go_directly(Block const& block) const {
+  // A message may be sent before anybody thinks of receiving it. What goes to slots does so already.
+  return !exchange_.is_in_slots && !is_of_messages() && !is_staged(block) && !link(block.peer).is_remote();
+}
+
+void DeviceGroupImpl::offer_output(Board& board, Block& block) {
+  if (!may_go_directly(block)) return;
+  block.place = offered_memory_.offer(block.peer, {reinterpret_cast<std::byte*>(block.address), block.num_bytes});
+  bool const has_place = block.place.segment != 0;
+  board.has_places.store(has_place, std::memory_order_relaxed);
+  if (!has_place) return;
+  auto& placement = board.placements[block.message % Board::kNumNotes];
+  placement.place = block.place;
+  block.way = placement.choose(block.message, Way::kDirectly);
+}
+
+void DeviceGroupImpl::choose_ways() {
+  auto const deadline = Clock::now() + kPlaceTime;
+  for (auto& block : exchange_.sends) {
+    if (!may_go_directly(block)) continue;
+    auto& board = link(block.peer).peer_board(exchange_.channel->index);
+    auto& placement = board.placements[block.message % Board::kNumNotes];
+    // A receiver that had a place for the last block has probably one for this.
+    while (board.has_places.load(std::memory_order_relaxed) && !placement.is_chosen(block.message) &&
+           Clock::now() < deadline) {
+    }
+    block.way = placement.choose(block.message, Way::kSlots);
+    if (block.way == Way::kDirectly) block.output = offered_memory_.address_of(block.peer, placement.place);
+  }
 }
 
 void DeviceGroupImpl::wait_for_room(Board const& board, bool is_send, std::uint64_t number, int peer) {

@@ -1,11 +1,24 @@
 // In place of device_group_impl.cpp in a build without cuda.h.
 
 #include "headway/comm/device_group.hpp"
+#include "headway/comm/device_memory.hpp"
 
 namespace headway::comm {
 
-std::unique_ptr<DeviceGroup> DeviceGroup::make(Group& /*group*/, DeviceOptions const& /*options*/) {
+namespace {
+
+[[noreturn]] void refuse() {
   throw UsageError("this build of Headway has no CUDA: cuda.h was not found when it was made");
 }
+
+}  // namespace
+
+std::unique_ptr<DeviceGroup> DeviceGroup::make(Group& /*group*/, DeviceOptions const& /*options*/) { refuse(); }
+
+void* allocate_device_memory(int /*ordinal*/, std::size_t /*num_bytes*/) { refuse(); }
+
+void free_device_memory(void* /*memory*/) { refuse(); }
+
+std::uint64_t device_memory_generation() { return 0; }
 
 }  // namespace headway::comm

@@ -20,7 +20,7 @@ from headway.flight_recorder import dump_flight_records, flight_records  # noqa:
 from headway.groups import backend_of, set_max_lag  # noqa: E402
 from headway.lag_queue import LagQueue  # noqa: E402
 from headway.launchers import adopt_launcher_environment  # noqa: E402
-from headway.memory import empty  # noqa: E402
+from headway.memory import empty, mem_pool  # noqa: E402
 from headway.shrinking import ShrunkGroup, shrink  # noqa: E402
 from headway.statistics import reset_stats, stats  # noqa: E402
 from headway.torchrec_shim import install as _install_torchrec_shim  # noqa: E402
@@ -37,6 +37,7 @@ __all__ = [
     "dump_flight_records",
     "empty",
     "flight_records",
+    "mem_pool",
     "reset_stats",
     "set_max_lag",
     "shrink",

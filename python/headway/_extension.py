@@ -21,6 +21,8 @@ HeadwayBackend = _C.HeadwayBackend
 Options = _C.Options
 Slot = _C.Slot
 SlotRing = _C.SlotRing
+cuda_memory_generation = _C.cuda_memory_generation
 empty = _C.empty
+path = _C.__file__
 
-__all__ = ["HeadwayBackend", "Options", "Slot", "SlotRing", "empty"]
+__all__ = ["HeadwayBackend", "Options", "Slot", "SlotRing", "cuda_memory_generation", "empty", "path"]

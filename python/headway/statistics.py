@@ -30,6 +30,7 @@ class CudaStatistics(TypedDict):
     local_copies: int  #: inside the device, on its multiprocessors: out of slots, and of a rank's blocks to itself
     local_copy_bytes: int
     landing_bytes: int  #: memory of the device that is reserved for what peers send
+    mapped_bytes: int  #: memory of peers' devices that this rank may write to: their outputs of ``headway.empty()``
 
 
 class GroupStatistics(TypedDict):

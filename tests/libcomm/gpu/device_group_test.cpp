@@ -2,11 +2,13 @@
 
 #include "headway/comm/device_group.hpp"
 
+#include "headway/comm/device_memory.hpp"
 #include "test_bytes.hpp"
 #include "test_gpu.hpp"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -105,6 +107,39 @@ TEST_F(DeviceGroupTest, BlocksOfAllSizesArriveUnderABound) {
       ++number;
     }
   });
+}
+
+TEST_F(DeviceGroupTest, SendersWriteIntoMemoryThatTheyWereOffered) {
+  constexpr std::size_t kBytes = 300'000, kStride = 1 << 20;
+  GroupOptions options;
+  options.max_lag = 1;
+  std::atomic<std::uint64_t> copies = 0;
+  on_each_rank(options, {}, [&](Rank& own) {
+    int const rank = own.group->rank();
+    auto const source = gpu_.allocate(kBytes);
+    auto* const memory = static_cast<std::byte*>(allocate_device_memory(0, kRanks * kStride));
+    std::vector<std::span<std::byte const>> const sends(kRanks, source);
+    std::vector<std::span<std::byte>> receives;
+    for (std::size_t peer = 0; peer < kRanks; ++peer) receives.emplace_back(memory + peer * kStride, kBytes);
+    for (int number = 0; number < 20; ++number) {
+      gpu_.write(source, block(rank, 0, kBytes, number));
+      auto const operation =
+          own.device->all_to_all_v({.sends = sends, .receives = receives}, {.stream = own.stream, .timeout = {}});
+      operation->join(own.stream);
+      gpu_.finish(own.stream);
+      for (int peer = 0; peer < kRanks; ++peer) {
+        auto const got = gpu_.read(receives[static_cast<std::size_t>(peer)]);
+        EXPECT_TRUE(same_bytes(got, block(peer, 0, kBytes, number))) << number << " of rank " << peer;
+      }
+    }
+    static_cast<void>(own.group->wait(*own.group->barrier()));
+    copies += own.device->stats().local_copies;
+    free_device_memory(memory);
+    EXPECT_THROW(free_device_memory(memory), UsageError);
+  });
+  // The ranks share a device: each block is copied inside it, and of two ranks the earlier one's may be copied twice.
+  EXPECT_GE(copies, 20U * 4);
+  EXPECT_LE(copies, 20U * 5);
 }
 
 TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {

@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -70,6 +72,51 @@ TEST(ChannelLayout, FragmentsCoverABlockAndFitTheirSlots) {
       EXPECT_LT((count - 1) * each, size) << size;
     }
   }
+}
+
+TEST(ChannelLayout, PartsOfABlockFollowEachOther) {
+  LinkLayout layout;
+  layout.add_channel(std::size_t{16} << 20, 5);
+  auto const& channel = layout.channels.front();
+  for (std::size_t const size : {0UL, 1UL, 4'194'305UL, 134'217'728UL}) {
+    auto const count = channel.num_fragments(size);
+    std::size_t end = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      auto const part = channel.part(size, count, i);
+      EXPECT_EQ(part.offset, end) << size;
+      end += part.num_bytes;
+    }
+    EXPECT_EQ(end, size);
+  }
+  EXPECT_EQ(channel.part(134'217'728, 1, 0).num_bytes, 134'217'728U);  // What is not cut.
+}
+
+TEST(Placement, IsOfWhoeverComesFirst) {
+  Placement placement{};
+  EXPECT_EQ(placement.choose(0, Way::kSlots), Way::kSlots);
+  EXPECT_EQ(placement.choose(0, Way::kDirectly), Way::kSlots);
+  EXPECT_FALSE(placement.is_chosen(Board::kNumNotes));
+  EXPECT_EQ(placement.choose(Board::kNumNotes, Way::kDirectly), Way::kDirectly);  // The next message there.
+  EXPECT_EQ(placement.choose(Board::kNumNotes, Way::kSlots), Way::kDirectly);
+  EXPECT_TRUE(placement.is_chosen(Board::kNumNotes));
+}
+
+TEST(Placement, IsOneWhenBothComeAtTheSameTime) {
+  constexpr std::uint64_t kMessages = 20'000;
+  Placement placement{};
+  std::vector<Way> of_sender, of_receiver;
+  std::barrier both(2);
+  auto const choose_all = [&](std::vector<Way>& ways, Way own) {
+    for (std::uint64_t number = 0; number < kMessages; ++number) {
+      both.arrive_and_wait();
+      ways.push_back(placement.choose(number, own));
+    }
+  };
+  {
+    std::jthread const sender([&] { choose_all(of_sender, Way::kSlots); });
+    choose_all(of_receiver, Way::kDirectly);
+  }
+  EXPECT_EQ(of_sender, of_receiver);
 }
 
 }  // namespace

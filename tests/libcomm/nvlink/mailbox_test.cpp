@@ -55,6 +55,20 @@ TEST(Mailbox, GivesWhatCameWithANonceInAnyOrder) {
   EXPECT_EQ(text_in(sooner[1]), "second");
 }
 
+TEST(Mailbox, GivesSeveralLettersInTheirOrderUntilTheyAreForgotten) {
+  Mailbox receiver, sender;
+  receiver.expect(nonce_of(1));
+  for (auto const* const text : {"first", "second", "third"}) {
+    auto const file = file_of(text);
+    ASSERT_EQ(sender.send(receiver.name(), nonce_of(1), {file.get(), file.get()}, 0), Delivery::kDone);
+  }
+  auto const receive = [&](auto patience) { return receiver.receive(nonce_of(1), Clock::now() + patience, 1, [] {}); };
+  EXPECT_EQ(text_in(receive(kPatience)[0]), "first");
+  EXPECT_EQ(text_in(receive(kPatience)[1]), "second");
+  receiver.forget(nonce_of(1));
+  EXPECT_THROW(static_cast<void>(receive(std::chrono::milliseconds(10))), SystemError);
+}
+
 TEST(Mailbox, NamesThePeerFromWhichNothingCame) {
   Mailbox receiver, sender;
   auto const file = file_of("of somebody else");

@@ -31,6 +31,7 @@ struct DeviceStats {
   /// Copies inside a device, which run on its multiprocessors: out of slots, and of blocks to the own rank.
   std::uint64_t local_copies = 0, local_copy_bytes = 0;
   std::uint64_t landing_bytes = 0;  ///< Memory of the device that is reserved for what peers send.
+  std::uint64_t mapped_bytes = 0;   ///< Memory of peers (allocate_device_memory()) into which this rank can write.
 };
 
 /// One rank's part of an operation on device memory. Thread-safe.
@@ -77,7 +78,8 @@ class DeviceSlots {
 
 /// A group's exchanges of memory on CUDA devices, in the order of streams: each call enqueues copies by
 /// copy engines, and words that streams write and wait for, and returns. It blocks the host only to connect with a peer
-/// at the first operation with it, and where a peer's host is more than 100 operations behind.
+/// at the first operation with it, where a peer's host is more than 100 operations behind, and for up to 20 us to learn
+/// where a block may go directly (allocate_device_memory()).
 ///
 /// An operation begins when what was enqueued on `stream` before the call is done. Until join(), or done(), its source
 /// and output memory belong to the library. It fails with its group, whatever happens on the device: then its output is

@@ -1,7 +1,5 @@
 #include "engines/nvlink/context.hpp"
 
-#include "headway/comm/status.hpp"
-
 #include <utility>
 
 namespace headway::comm::nvlink {
@@ -30,8 +28,10 @@ CUuuid Context::uuid() const {
 void Context::refuse(CUresult result, char const* call, std::string const& detail) const {
   char const* name = nullptr;
   this->call().get_error_name(result, &name);
-  throw SystemError(std::string(call) + " failed: " + (name == nullptr ? std::to_string(result) : name) + " (" +
-                    (detail.empty() ? "" : detail + "; ") + "CUDA device " + std::to_string(ordinal_) + ")");
+  auto const text = std::string(call) + " failed: " + (name == nullptr ? std::to_string(result) : name) + " (" +
+                    (detail.empty() ? "" : detail + "; ") + "CUDA device " + std::to_string(ordinal_) + ")";
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfDeviceMemory(text);
+  throw SystemError(text);
 }
 
 }  // namespace headway::comm::nvlink

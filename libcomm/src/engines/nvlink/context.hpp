@@ -1,11 +1,18 @@
 #pragma once
 
 #include "engines/cuda_driver.hpp"
+#include "headway/comm/status.hpp"
 
 #include <memory>
 #include <string>
 
 namespace headway::comm::nvlink {
+
+/// A device has no memory left for what was asked of it.
+class OutOfDeviceMemory : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
 
 /// The primary context of a CUDA device, the one that torch and CUDA's runtime use; alive as long as this is.
 class Context {
@@ -23,7 +30,8 @@ class Context {
   [[nodiscard]] int ordinal() const { return ordinal_; }
   /// The device's own name, alike in all processes.
   [[nodiscard]] CUuuid uuid() const;
-  /// @throws SystemError that names `call`, CUDA's error, `detail` and the device, unless `result` is success.
+  /// @throws SystemError (OutOfDeviceMemory) that names `call`, CUDA's error, `detail` and the device, unless `result`
+  /// is success.
   void check(CUresult result, char const* call, std::string const& detail = {}) const {
     if (result != CUDA_SUCCESS) [[unlikely]] {
       refuse(result, call, detail);

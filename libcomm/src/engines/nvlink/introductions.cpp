@@ -88,15 +88,28 @@ Hello Introductions::await_hello(int set, int peer, Deadline deadline, Look cons
 }
 
 std::array<FileDescriptor, 2> Introductions::await_descriptors(int set, int peer, Deadline deadline, Look const& look) {
-  Nonce nonce;
-  {
-    std::lock_guard const lock(mutex_);
-    nonce = acquaintances_[{set, peer}].own_nonce;
-  }
-  return mailbox_.receive(nonce, deadline, peer, [&] {
+  return mailbox_.receive(own_nonce(set, peer), deadline, peer, [&] {
     send_again();
     look();
   });
+}
+
+bool Introductions::add(int set, int peer, int descriptor) {
+  std::lock_guard const lock(mutex_);
+  auto const& acquaintance = acquaintances_[{set, peer}];
+  if (!acquaintance.hello || !acquaintance.offered || !acquaintance.is_settled) return false;
+  auto const& hello = *acquaintance.hello;
+  // Every letter has two.
+  return mailbox_.send(text_of(hello.mailbox), hello.nonce, {descriptor, descriptor}, peer) == Delivery::kDone;
+}
+
+FileDescriptor Introductions::await_added(int set, int peer, Deadline deadline) {
+  return std::move(mailbox_.receive(own_nonce(set, peer), deadline, peer, [] {})[0]);
+}
+
+Nonce Introductions::own_nonce(int set, int peer) {
+  std::lock_guard const lock(mutex_);
+  return acquaintances_[{set, peer}].own_nonce;
 }
 
 void Introductions::await_room(int set, Deadline deadline, Look const& look) {
@@ -118,7 +131,11 @@ void Introductions::await_room(int set, Deadline deadline, Look const& look) {
 
 void Introductions::forget(int set) {
   std::lock_guard const lock(mutex_);
-  std::erase_if(acquaintances_, [&](auto const& each) { return each.first.first == set; });
+  std::erase_if(acquaintances_, [&](auto const& each) {
+    bool const is_of_set = each.first.first == set;
+    if (is_of_set) mailbox_.forget(each.second.own_nonce);
+    return is_of_set;
+  });
 }
 
 }  // namespace headway::comm::nvlink

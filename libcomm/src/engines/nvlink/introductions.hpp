@@ -49,6 +49,11 @@ class Introductions {
   [[nodiscard]] Hello await_hello(int set, int peer, Deadline deadline, Look const& look);
   /// What the peer offers, once.
   [[nodiscard]] std::array<FileDescriptor, 2> await_descriptors(int set, int peer, Deadline deadline, Look const& look);
+  /// Sends `peer`, which has all that was offered, one descriptor more. @returns false, and sends nothing, where it
+  /// cannot be done now. @throws SystemError as Mailbox::send().
+  [[nodiscard]] bool add(int set, int peer, int descriptor);
+  /// The next that the peer added. @throws SystemError naming it when the deadline passes.
+  [[nodiscard]] FileDescriptor await_added(int set, int peer, Deadline deadline);
   /// Waits until everything offered of a set is with its peers. @throws SystemError when the deadline passes.
   void await_room(int set, Deadline deadline, Look const& look);
   void forget(int set);
@@ -63,6 +68,7 @@ class Introductions {
   using Key = std::pair<int, int>;  ///< Set and peer.
 
   void send(int peer, Acquaintance& acquaintance);
+  [[nodiscard]] Nonce own_nonce(int set, int peer);
 
   Mailbox mailbox_;
   std::mutex mutex_;

@@ -20,6 +20,14 @@ std::string disagreement(int sender, MessageMeaning const& sent, int receiver, M
          ", which expects " + text_of(expected);
 }
 
+Way Placement::choose(std::uint64_t number, Way own) {
+  auto seen = word_.load();
+  while (seen / kNumWays != number + 1) {
+    if (word_.compare_exchange_weak(seen, (number + 1) * kNumWays + static_cast<std::uint64_t>(own))) return own;
+  }
+  return static_cast<Way>(seen % kNumWays);
+}
+
 void LinkLayout::add_channel(std::size_t slot_bytes, std::uint64_t num_slots) {
   channels.push_back({.slot_bytes = slot_bytes,
                       .num_slots = num_slots,

@@ -37,18 +37,54 @@ struct MessageNote {
   MessageMeaning meaning;
 };
 
+/// A part of a segment of device memory that its owner has offered to a peer.
+struct MemoryPlace {
+  std::uint64_t segment = 0;  ///< Counted from 1 in the order of the offers; 0: there is none.
+  std::uint64_t segment_bytes = 0, offset = 0;
+};
+
+/// How a large block goes.
+enum class Way : std::uint64_t {
+  kSlots,     ///< In fragments: the sender's streams copy them into slots, the receiver's out of them.
+  kDirectly,  ///< The sender's streams copy it into the output.
+};
+
+/// The way of one message, which is chosen by whichever of two hosts comes to it first: directly by a receiver that has
+/// a place for it, through slots by a sender, which does not know one yet. So neither has to wait for the other.
+class Placement {
+ public:
+  /// Written by the receiver before it chooses.
+  MemoryPlace place;
+
+  /// For message `number`. @returns what holds: `own`, or what the other has chosen.
+  Way choose(std::uint64_t number, Way own);
+  /// Whether anybody has chosen.
+  [[nodiscard]] bool is_chosen(std::uint64_t number) const { return word_.load() / kNumWays == number + 1; }
+
+ private:
+  static constexpr std::uint64_t kNumWays = 2;
+
+  std::atomic<std::uint64_t> word_;  ///< The latest message's number plus 1, and its way in the lowest bit.
+};
+
 /// The part of one channel in the host memory that a rank shares with one peer. The peer's stream writes the words.
 struct Board {
   static constexpr std::size_t kNumNotes = 128;
 
   alignas(128) std::atomic<std::uint64_t> arrived;   ///< Fragments that have come from the peer.
   alignas(128) std::atomic<std::uint64_t> consumed;  ///< Fragments to the peer that it needs no more, at least.
+  alignas(128) std::atomic<std::uint64_t> ready;     ///< Messages to the peer up to which its outputs may be written.
   alignas(
       128) std::atomic<std::uint32_t> peer_failed;  ///< In the first channel's: the peer's waits pass, come what may.
+  std::atomic<bool> has_places;                     ///< Whether the owner had a place for the latest large block.
   alignas(128) std::array<MessageNote, kNumNotes> sent;      ///< Of messages from the peer, by the peer.
   alignas(128) std::array<MessageNote, kNumNotes> expected;  ///< Of the same messages, by the owner.
+  alignas(128) std::array<Placement, kNumNotes> placements;  ///< Of the same messages, by both.
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// One of those that streams wait for.
+using BoardWord = std::atomic<std::uint64_t> Board::*;
 
 /// A word with this value lets every wait pass: streams compare cyclically, and nobody counts this far.
 inline constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
@@ -60,6 +96,11 @@ inline constexpr std::size_t kStageBytes = 64 * 1024;
 /// A receiver says after each fragment whose number is a multiple of this what it has consumed, where its stream
 /// consumes them one by one.
 inline constexpr std::uint64_t kCreditStep = 4;
+
+/// A part of a block.
+struct BlockPart {
+  std::size_t offset, num_bytes;
+};
 
 /// How one channel cuts its messages, and where its slots are. Alike on all ranks.
 struct ChannelLayout {
@@ -86,6 +127,12 @@ struct ChannelLayout {
     if (block_bytes == 0) return 1;
     std::size_t const each = fragment_bytes(block_bytes);
     return (block_bytes + each - 1) / each;
+  }
+  /// The fragment `index` of the `count` that a block is cut into.
+  [[nodiscard]] BlockPart part(std::size_t block_bytes, std::uint64_t count, std::uint64_t index) const {
+    if (count == 1) return {.offset = 0, .num_bytes = block_bytes};
+    std::size_t const each = fragment_bytes(block_bytes);
+    return {.offset = index * each, .num_bytes = std::min(each, block_bytes - index * each)};
   }
 };
 

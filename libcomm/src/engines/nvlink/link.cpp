@@ -34,8 +34,10 @@ void Link::release_waits() const noexcept {
   peer_board(0).peer_failed.store(1, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (std::size_t channel = 0; channel < channels_.size(); ++channel) {
-    board(static_cast<int>(channel)).arrived.store(kReleased, std::memory_order_relaxed);
-    board(static_cast<int>(channel)).consumed.store(kReleased, std::memory_order_relaxed);
+    auto& own = board(static_cast<int>(channel));
+    for (auto* const word : {&own.arrived, &own.consumed, &own.ready}) {
+      word->store(kReleased, std::memory_order_relaxed);
+    }
   }
 }
 

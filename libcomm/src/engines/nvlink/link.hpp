@@ -11,15 +11,6 @@
 
 namespace headway::comm::nvlink {
 
-/// Device memory of this rank, with a descriptor of it for peers.
-struct SharedSegment {
-  SharedSegment(std::shared_ptr<Context const> context, std::size_t num_bytes)
-      : memory(DeviceSegment::create(std::move(context), num_bytes, descriptor)) {}
-
-  FileDescriptor descriptor;
-  DeviceSegment memory;
-};
-
 /// One side of what two ranks share: host and device memory for what comes from the other, and the state of each
 /// channel. Fragments of a channel are numbered from 0 in each direction.
 ///
@@ -51,8 +42,7 @@ class Link {
   [[nodiscard]] Channel& channel(int channel) { return channels_[index(channel)]; }
   /// Of this side: for what comes.
   [[nodiscard]] Board& board(int channel) const { return board_in(host_, channel); }
-  [[nodiscard]] CUdeviceptr arrived_word(int channel) const { return arrived_in(host_, channel); }
-  [[nodiscard]] CUdeviceptr consumed_word(int channel) const { return consumed_in(host_, channel); }
+  [[nodiscard]] CUdeviceptr word(int channel, BoardWord word) const { return word_in(host_, channel, word); }
   [[nodiscard]] CUdeviceptr stage(int channel, std::uint64_t fragment) const {
     return host_.address() + layout(channel).stage_offset(fragment);
   }
@@ -61,8 +51,7 @@ class Link {
   }
   /// Of the peer's side: for what goes.
   [[nodiscard]] Board& peer_board(int channel) const { return board_in(peer_host_, channel); }
-  [[nodiscard]] CUdeviceptr peer_arrived_word(int channel) const { return arrived_in(peer_host_, channel); }
-  [[nodiscard]] CUdeviceptr peer_consumed_word(int channel) const { return consumed_in(peer_host_, channel); }
+  [[nodiscard]] CUdeviceptr peer_word(int channel, BoardWord word) const { return word_in(peer_host_, channel, word); }
   [[nodiscard]] CUdeviceptr peer_stage(int channel, std::uint64_t fragment) const {
     return peer_host_.address() + layout(channel).stage_offset(fragment);
   }
@@ -83,11 +72,10 @@ class Link {
   [[nodiscard]] Board& board_in(HostSegment const& host, int channel) const {
     return *reinterpret_cast<Board*>(host.data() + layout(channel).board_offset);
   }
-  [[nodiscard]] CUdeviceptr arrived_in(HostSegment const& host, int channel) const {
-    return host.address() + layout(channel).board_offset + offsetof(Board, arrived);
-  }
-  [[nodiscard]] CUdeviceptr consumed_in(HostSegment const& host, int channel) const {
-    return host.address() + layout(channel).board_offset + offsetof(Board, consumed);
+  /// Where the device sees it.
+  [[nodiscard]] CUdeviceptr word_in(HostSegment const& host, int channel, BoardWord word) const {
+    auto const* const here = reinterpret_cast<std::byte const*>(&(board_in(host, channel).*word));
+    return host.address() + static_cast<std::size_t>(here - host.data());
   }
 
   std::shared_ptr<Context const> context_;

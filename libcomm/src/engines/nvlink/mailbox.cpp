@@ -61,6 +61,16 @@ Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int
   }
 }
 
+std::optional<Mailbox::Letter> Mailbox::take(Nonce const& nonce) {
+  auto const found = expected_.find(nonce);
+  while (found != expected_.end() && found->second.empty() && take_letter()) {
+  }
+  if (found == expected_.end() || found->second.empty()) return std::nullopt;
+  auto letter = std::move(found->second.front());
+  found->second.pop_front();
+  return letter;
+}
+
 bool Mailbox::take_letter() {
   Nonce nonce{};
   DescriptorMessage message(nonce);
@@ -72,19 +82,14 @@ bool Mailbox::take_letter() {
   if (found != expected_.end() && !is_whole && (message.header().msg_flags & MSG_CTRUNC) != 0) {
     throw SystemError("recvmsg", EMFILE, "descriptors of a peer's CUDA memory");
   }
-  if (is_whole && found != expected_.end()) found->second = std::move(descriptors);
+  if (is_whole && found != expected_.end()) found->second.push_back(std::move(descriptors));
   return true;
 }
 
 std::array<FileDescriptor, 2> Mailbox::receive(Nonce const& nonce, Deadline deadline, int peer,
                                                std::function<void()> const& look) {
   for (;;) {
-    if (auto& come = expected_[nonce]) {
-      auto descriptors = std::move(*come);
-      expected_.erase(nonce);
-      return descriptors;
-    }
-    if (take_letter()) continue;
+    if (auto letter = take(nonce)) return *std::move(letter);
     look();
     if (Clock::now() > deadline) {
       throw SystemError("rank " + std::to_string(peer) + " sent no descriptors of its CUDA memory in time");

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -29,21 +30,26 @@ class Mailbox {
   /// @throws SystemError naming `peer`.
   [[nodiscard]] Delivery send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors,
                               int peer) const;
-  /// From now on what comes with `nonce` is kept; what comes with another is closed.
+  /// Until forget() what comes with `nonce` is kept; what comes with another is closed.
   void expect(Nonce const& nonce) { expected_[nonce]; }
-  /// The descriptors that came with an expected `nonce`, once they have. @throws SystemError naming `peer` when the
-  /// deadline passes, or where this process may have no more
-  /// descriptors; what `look` throws, which is called several times a second.
+  void forget(Nonce const& nonce) { expected_.erase(nonce); }
+  /// The next descriptors that come with an expected `nonce`, in the order in which they were sent. @throws SystemError
+  /// naming `peer` when the deadline passes, or where this process may have no more descriptors; what `look` throws,
+  /// which is called several times a second.
   [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
                                                       std::function<void()> const& look);
 
  private:
+  using Letter = std::array<FileDescriptor, 2>;
+
+  /// What has come with `nonce`; none: nothing so far.
+  [[nodiscard]] std::optional<Letter> take(Nonce const& nonce);
   /// @returns whether one was there.
   bool take_letter();
 
   std::string name_;
   FileDescriptor socket_;
-  std::map<Nonce, std::optional<std::array<FileDescriptor, 2>>> expected_;  ///< Null: not here yet.
+  std::map<Nonce, std::deque<Letter>> expected_;
 };
 
 }  // namespace headway::comm::nvlink

@@ -23,6 +23,7 @@ class DeviceSegment {
   ~DeviceSegment();
 
   [[nodiscard]] CUdeviceptr address() const { return address_; }
+  [[nodiscard]] std::size_t num_bytes() const { return mapped_bytes_; }
 
  private:
   void map_handle(CUmemGenericAllocationHandle handle, std::size_t num_bytes);
@@ -30,6 +31,15 @@ class DeviceSegment {
   std::shared_ptr<Context const> context_;
   CUdeviceptr address_ = 0;
   std::size_t mapped_bytes_ = 0;
+};
+
+/// Device memory of this process, with a descriptor of it for peers.
+struct SharedSegment {
+  SharedSegment(std::shared_ptr<Context const> context, std::size_t num_bytes)
+      : memory(DeviceSegment::create(std::move(context), num_bytes, descriptor)) {}
+
+  FileDescriptor descriptor;
+  DeviceSegment memory;
 };
 
 /// Memory of the host that processes share and that their devices read and write: words that streams write and wait

@@ -122,12 +122,11 @@ void Relay::announce(Direction const& direction, Lane& lane) {
 void Relay::post_fragment(Direction const& direction, Lane& lane) {
   auto const& message = lane.waiting.front();
   auto const number = message.first_fragment + lane.num_posted;
-  auto const each = lane.memory->layout.of(direction.channel).fragment_bytes(message.meaning.size_bytes);
-  auto const offset = lane.num_posted * each;
+  auto const part = lane.memory->layout.of(direction.channel)
+                        .part(message.meaning.size_bytes, message.num_fragments, lane.num_posted);
   auto* const bytes = lane.memory->fragment(!direction.is_send, direction.channel, number, message.is_staged);
-  auto const size = message.num_fragments == 1 ? message.meaning.size_bytes
-                                               : std::min<std::uint64_t>(each, message.meaning.size_bytes - offset);
-  lane.posted.push_back({.operation = start(direction, {bytes, size}, message.meaning.data_type), .fragment = number});
+  lane.posted.push_back(
+      {.operation = start(direction, {bytes, part.num_bytes}, message.meaning.data_type), .fragment = number});
 }
 
 OperationPtr Relay::start(Direction const& direction, std::span<std::byte> bytes, DataType type) {

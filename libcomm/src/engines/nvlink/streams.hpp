@@ -59,6 +59,7 @@ class WordBatch {
   /// After all that the stream did before, for everybody to see.
   void write(CUdeviceptr word, std::uint64_t value);
   void enqueue(CUstream stream);
+  [[nodiscard]] bool empty() const { return words_.empty(); }
   /// Drops what was not enqueued.
   void clear() { words_.clear(); }
 
