@@ -62,8 +62,9 @@ std::string rank_or_null(int number) { return number < 0 ? "null" : std::to_stri
 std::string row_of(comm::FlightRecord const& record) {
   auto const type = c10::getDtypeNames(static_cast<c10::ScalarType>(record.data_type)).first;
   return "{\"operation\": " + json_string(record.verb) + ", \"number\": " + std::to_string(record.number) +
-         ", \"channel\": " + rank_or_null(record.channel) + ", \"peer\": " + rank_or_null(record.peer) +
-         ", \"data_type\": " + json_string(type) + ", \"input_bytes\": " + std::to_string(record.input_bytes) +
+         ", \"channel\": " + rank_or_null(record.channel) + ", \"device\": " + rank_or_null(record.device) +
+         ", \"peer\": " + rank_or_null(record.peer) + ", \"data_type\": " + json_string(type) +
+         ", \"input_bytes\": " + std::to_string(record.input_bytes) +
          ", \"output_bytes\": " + std::to_string(record.output_bytes) +
          ", \"state\": " + json_string(name_of(record.state)) + ", \"started_ns\": " + time_or_null(record.started) +
          ", \"posted_ns\": " + time_or_null(record.posted) + ", \"completed_ns\": " + time_or_null(record.completed) +

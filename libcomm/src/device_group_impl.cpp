@@ -35,7 +35,8 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       events_(std::make_shared<nvlink::EventPool>(context_)),
       words_(*context_),
       copies_(*context_),
-      offered_memory_(context_, introductions_, links_.number) {
+      offered_memory_(context_, introductions_, links_.number),
+      flight_recorder_(group.options().flight_records, size_) {
   expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
   // A rank that starts operation t holds all of t - k - 1, so its peers are done with t - 2(k + 1). They say so after
   // each kCreditStep fragments only, so that many more slots are needed.
@@ -133,6 +134,7 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   if (!has_failed()) {
     failure_->status = failure;
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
+    note_failed_records();
     pending_.clear();
     // Streams of peers may still write to what they were offered.
     if (offered_memory_.has_offered()) nvlink::SharedMemory::of_process().quarantine();
@@ -140,17 +142,37 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   for (auto const& each : met_) each->release_waits();
 }
 
+void DeviceGroupImpl::note_failed_records() {
+  if (!flight_recorder_.is_on()) return;
+  auto const clock = flight_recorder_.read_clock();
+  for (auto const& each : pending_) {
+    failed_records_.push_back(each->flight_record(FlightState::kFailed, clock));
+    failed_records_.back().completed = clock.time();
+  }
+}
+
+void DeviceGroupImpl::append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) {
+  std::lock_guard const lock(watch_mutex_);
+  forget_completed();
+  flight_recorder_.append_completed(clock, records);
+  records.insert(records.end(), failed_records_.begin(), failed_records_.end());
+  for (auto const& each : pending_) records.push_back(each->flight_record(FlightState::kPosted, clock));
+}
+
 void DeviceGroupImpl::forget_completed() {
-  while (!pending_.empty() && pending_.front()->has_all()) pending_.pop_front();
+  for (; !pending_.empty() && pending_.front()->has_all(); pending_.pop_front()) {
+    if (flight_recorder_.is_on()) flight_recorder_.complete(pending_.front()->flight());
+  }
 }
 
 // What each call exchanges
 
-void DeviceGroupImpl::new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match) {
+void DeviceGroupImpl::new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match, int peer) {
   exchange_.verb = verb;
   exchange_.channel = &channel;
   exchange_.type = type;
   exchange_.match = match;
+  exchange_.peer = peer;
   exchange_.is_in_slots = false;
   exchange_.sends.clear();
   exchange_.receives.clear();
@@ -209,7 +231,7 @@ DeviceOperationPtr DeviceGroupImpl::broadcast(std::span<std::byte> block, int ro
                                               DeviceCall const& call) {
   expect_root(root, "broadcast");
   std::lock_guard const lock(mutex_);
-  new_collective(Verb::kBroadcast, type);
+  new_collective(Verb::kBroadcast, type, root);
   for (int step = 1; step < size_; ++step) {
     if (rank_ == root) add_send(block, (rank_ + step) % size_);
   }
@@ -223,7 +245,7 @@ DeviceOperationPtr DeviceGroupImpl::gather(std::span<std::byte const> block,
   expect_root(root, "gather");
   if (rank_ == root) expect_one_for_each(receives.size(), "gather");
   std::lock_guard const lock(mutex_);
-  new_collective(Verb::kGather, type);
+  new_collective(Verb::kGather, type, root);
   add_send(block, root);
   for (int peer = 0; rank_ == root && peer < size_; ++peer) add_receive(receives[static_cast<std::size_t>(peer)], peer);
   return start(0, call);
@@ -235,7 +257,7 @@ DeviceOperationPtr DeviceGroupImpl::scatter(std::span<std::span<std::byte const>
   expect_root(root, "scatter");
   if (rank_ == root) expect_one_for_each(sends.size(), "scatter");
   std::lock_guard const lock(mutex_);
-  new_collective(Verb::kScatter, type);
+  new_collective(Verb::kScatter, type, root);
   for (int peer = 0; rank_ == root && peer < size_; ++peer) add_send(sends[static_cast<std::size_t>(peer)], peer);
   add_receive(block, root);
   return start(0, call);
@@ -259,7 +281,7 @@ DeviceOperationPtr DeviceGroupImpl::send(std::span<std::byte const> block, int p
                                          DeviceCall const& call) {
   expect_peer(peer, "send");
   std::lock_guard const lock(mutex_);
-  new_exchange(Verb::kSend, messages(), type, match);
+  new_exchange(Verb::kSend, messages(), type, match, peer);
   add_send(block, peer);
   return start(std::nullopt, call);
 }
@@ -268,7 +290,7 @@ DeviceOperationPtr DeviceGroupImpl::receive(std::span<std::byte> block, int peer
                                             DeviceCall const& call) {
   expect_peer(peer, "receive");
   std::lock_guard const lock(mutex_);
-  new_exchange(Verb::kSend, messages(), type, match);
+  new_exchange(Verb::kSend, messages(), type, match, peer);
   add_receive(block, peer);
   return start(std::nullopt, call);
 }

@@ -6,6 +6,7 @@
 #include "engines/nvlink/offered_memory.hpp"
 #include "engines/nvlink/relay.hpp"
 #include "engines/nvlink/streams.hpp"
+#include "flight_recorder.hpp"
 #include "group_companion.hpp"
 #include "headway/comm/device_group.hpp"
 #include "message_header.hpp"
@@ -98,6 +99,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     Channel* channel;
     DataType type;
     std::uint64_t match;
+    int peer;  ///< The root, or the other side of a message; else -1.
     Deadline deadline;
     bool is_in_slots;  ///< Blocks stay in the slot where they land.
     std::vector<Block> sends, receives;
@@ -109,6 +111,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] bool is_late(Clock::time_point now) override;
   [[nodiscard]] bool needs(int peer) override;
   [[nodiscard]] std::string describe_missing() override;
+  void append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) override;
   void heard(int peer, std::string_view text) override;
   void group_failed(Status const& failure) noexcept override;
 
@@ -131,9 +134,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
   [[nodiscard]] Channel& collectives() { return ring(group_.options().num_channels); }
   [[nodiscard]] Channel& messages() { return ring(group_.options().num_channels + 1); }
-  void new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match);
-  void new_collective(Verb verb, DataType type) {
-    new_exchange(verb, collectives(), type, collectives().num_operations);
+  void new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match, int peer = -1);
+  void new_collective(Verb verb, DataType type, int root = -1) {
+    new_exchange(verb, collectives(), type, collectives().num_operations, root);
   }
   void expect_one_for_each(std::size_t count, char const* what) const;
   void expect_root(int root, char const* what) const;
@@ -144,6 +147,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   // device_start.cpp
   /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
   DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
+  [[nodiscard]] PairFlight new_flight();
   void number_fragments(DeviceOperationImpl& operation);
   [[nodiscard]] nvlink::MessageMeaning meaning_of(Block const& block) const;
   /// Tells the relay what the streams will want of it.
@@ -206,6 +210,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void throw_if_unhealthy();
   void refuse_capture(CUstream stream) const;
   void forget_completed();
+  void note_failed_records();
   /// Of one channel, or of all where that is null.
   [[nodiscard]] bool is_idle(Channel const* channel) noexcept;
   void drain(Channel const* channel) noexcept;
@@ -233,6 +238,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
 
   std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
+  FlightRecorder flight_recorder_;
+  std::vector<FlightRecord> failed_records_;
   std::vector<std::shared_ptr<nvlink::Link const>> met_;
   std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
 };

@@ -38,18 +38,31 @@ bool DeviceOperationImpl::needs(int peer) const {
   return std::ranges::any_of(awaited_, [&](auto const& word) { return word.peer == peer && !word.has_come(); });
 }
 
+FlightRecord DeviceOperationImpl::flight_record(FlightState state, FlightClock::Reading const& clock) const {
+  auto record = make_flight_record(flight_.title, flight_.entry, state, clock);
+  auto const has = [&](int peer, bool is_of_receive) {
+    return std::ranges::any_of(awaited_, [&](auto const& word) {
+      return word.peer == peer && word.is_of_receive() == is_of_receive && !word.has_come();
+    });
+  };
+  int most = 0;
+  for (auto const& word : awaited_) most = std::max(most, word.peer + 1);
+  record.waiting_for = select_ranks(
+      most, [&](int peer) { return has(peer, true); }, [&](int peer) { return has(peer, false); });
+  return record;
+}
+
 std::string DeviceOperationImpl::describe_missing() const {
   std::string text;
   for (auto const& word : awaited_) {
     if (word.has_come()) continue;
     text += text.empty() ? " lacks " : " and ";
-    bool const is_of_receive = word.word == &nvlink::Board::arrived;
-    text += is_of_receive ? std::to_string(word.num_bytes) + " bytes from rank " : "room at rank ";
+    text += word.is_of_receive() ? std::to_string(word.num_bytes) + " bytes from rank " : "room at rank ";
     text += std::to_string(word.peer);
   }
-  bool const is_ring = verb_ == Verb::kAllToAll;
-  return "operation " + std::to_string(number_) + " of " + verb_name(verb_) + " on CUDA device " +
-         std::to_string(context_->ordinal()) + (is_ring ? ", channel " + std::to_string(channel_) + "," : "") +
+  auto const& title = flight_.title;
+  return "operation " + std::to_string(title.number) + " of " + title.verb + " on CUDA device " +
+         std::to_string(title.device) + (title.channel < 0 ? "" : ", channel " + std::to_string(title.channel) + ",") +
          (text.empty() ? " is under way" : text);
 }
 

@@ -2,6 +2,7 @@
 
 #include "engines/nvlink/link.hpp"
 #include "engines/nvlink/streams.hpp"
+#include "flight_recorder.hpp"
 #include "headway/comm/device_group.hpp"
 #include "message_header.hpp"
 
@@ -29,6 +30,7 @@ struct AwaitedWord {
   std::uint64_t value;
   std::size_t num_bytes;  ///< Of the block.
 
+  [[nodiscard]] bool is_of_receive() const { return word == &nvlink::Board::arrived; }
   /// Read by a CPU, without the driver.
   [[nodiscard]] bool has_come() const {
     auto const now = (link->board(channel).*word).load(std::memory_order_acquire);
@@ -38,21 +40,20 @@ struct AwaitedWord {
 
 class DeviceOperationImpl final : public DeviceOperation {
  public:
+  /// `flight.entry`: posted when all of it is enqueued.
   DeviceOperationImpl(std::shared_ptr<nvlink::Context const> context, std::shared_ptr<DeviceFailure const> failure,
-                      Verb verb, int channel, std::uint64_t number, Deadline deadline)
-      : context_(std::move(context)),
-        failure_(std::move(failure)),
-        verb_(verb),
-        channel_(channel),
-        number_(number),
-        deadline_(deadline) {}
+                      PairFlight const& flight, Deadline deadline)
+      : context_(std::move(context)), failure_(std::move(failure)), flight_(flight), deadline_(deadline) {}
 
   [[nodiscard]] bool done() override;
   [[nodiscard]] Status status() override;
   void join(DeviceStream stream) override;
 
   /// When its last part is enqueued.
-  void set_completion(std::shared_ptr<CUevent_st> completion) { completion_ = std::move(completion); }
+  void set_completion(std::shared_ptr<CUevent_st> completion) {
+    completion_ = std::move(completion);
+    flight_.entry.posted = FlightClock::ticks();
+  }
   [[nodiscard]] std::shared_ptr<CUevent_st> const& completion() const { return completion_; }
   void await(AwaitedWord word) { awaited_.push_back(std::move(word)); }
 
@@ -60,6 +61,8 @@ class DeviceOperationImpl final : public DeviceOperation {
   [[nodiscard]] bool has_all() const;
   [[nodiscard]] bool needs(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
+  [[nodiscard]] PairFlight const& flight() const { return flight_; }
+  [[nodiscard]] FlightRecord flight_record(FlightState state, FlightClock::Reading const& clock) const;
 
  private:
   /// Of this group or of a peer; ok: there is none so far.
@@ -67,9 +70,7 @@ class DeviceOperationImpl final : public DeviceOperation {
 
   std::shared_ptr<nvlink::Context const> context_;
   std::shared_ptr<DeviceFailure const> failure_;
-  Verb verb_;
-  int channel_;
-  std::uint64_t number_;
+  PairFlight flight_;
   Deadline deadline_;
   std::vector<AwaitedWord> awaited_;
   std::shared_ptr<CUevent_st> completion_;

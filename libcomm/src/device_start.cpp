@@ -32,8 +32,7 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   exchange_.deadline = Clock::now() + call.timeout.value_or(group_.timeout());
   meet_peers(x);
   offered_memory_.forget_freed([this](int peer, std::string const& text) { group_.tell(peer, text); });
-  auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, x.verb, x.channel->index,
-                                                         x.channel->num_operations++, x.deadline);
+  auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, new_flight(), x.deadline);
   try {
     note_messages();
     choose_ways();
@@ -63,6 +62,29 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   for (auto const& block : x.sends) stats_.bytes_sent += block.num_bytes;
   for (auto const& block : x.receives) stats_.bytes_received += block.num_bytes;
   return operation;
+}
+
+PairFlight DeviceGroupImpl::new_flight() {
+  auto const& x = exchange_;
+  PairFlight flight{.title = {.verb = verb_name(x.verb),
+                              .number = x.channel->num_operations++,
+                              .peer = x.peer,
+                              .device = context_->ordinal()},
+                    .entry = {.input_bytes = x.own_source.size(),
+                              .output_bytes = x.own_output.size(),
+                              .started = FlightClock::ticks(),
+                              .data_type = x.type}};
+  for (auto const& block : x.sends) flight.entry.input_bytes += block.num_bytes;
+  for (auto const& block : x.receives) flight.entry.output_bytes += block.num_bytes;
+  auto& title = flight.title;
+  if (is_of_messages()) {
+    bool const is_send = !x.sends.empty();
+    title.verb = is_send ? "send" : "receive";
+    title.number = is_send ? flight_recorder_.next_send(x.peer) : flight_recorder_.next_receive(x.peer);
+  } else if (x.verb == Verb::kAllToAll) {
+    title.channel = x.channel->index + (x.is_in_slots ? group_.options().num_channels + x.channel->set->number - 1 : 0);
+  }
+  return flight;
 }
 
 void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {

@@ -7,6 +7,7 @@ FlightRecord make_flight_record(FlightTitle const& title, FlightEntry const& ent
   return {.verb = title.verb,
           .number = title.number,
           .channel = title.channel,
+          .device = title.device,
           .peer = title.peer,
           .data_type = entry.data_type,
           .input_bytes = entry.input_bytes,

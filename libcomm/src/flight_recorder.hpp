@@ -30,6 +30,7 @@ struct FlightTitle {
   std::uint64_t number = 0;
   int channel = -1;
   int peer = -1;
+  int device = -1;
 };
 
 /// `entry` as users see it.

@@ -36,6 +36,7 @@ std::vector<FlightRecord> GroupImpl::all_flight_records() {
   std::vector<FlightRecord> records;
   for (auto const& ring : rings_) ring->append_completed_flights(clock, records);
   wire_.flight_recorder().append_completed(clock, records);
+  if (auto* const companion = companion_.load()) companion->append_flights(clock, records);
   auto const pending = failed_ ? failed_records_ : pending_flight_records(clock);
   records.insert(records.end(), pending.begin(), pending.end());
   std::ranges::stable_sort(records, {}, &FlightRecord::started);

@@ -1,10 +1,13 @@
 #pragma once
 
+#include "flight_clock.hpp"
 #include "headway/comm/endpoint.hpp"
+#include "headway/comm/flight_record.hpp"
 #include "headway/comm/status.hpp"
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace headway::comm {
 
@@ -19,6 +22,9 @@ class GroupCompanion {
   [[nodiscard]] virtual bool needs(int peer) = 0;
   /// The oldest operation, and what it waits for; empty: none is pending.
   [[nodiscard]] virtual std::string describe_missing() = 0;
+  /// Adds the records of its last operations that are done, and of those that are pending, or were when the group
+  /// failed; where the group keeps records.
+  virtual void append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) = 0;
   /// The companion of `peer` said `text` by Group::tell(), perhaps before this one was there. @throws std::exception:
   /// the group fails.
   virtual void heard(int peer, std::string_view text) = 0;

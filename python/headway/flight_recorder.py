@@ -37,7 +37,8 @@ class FlightRecord(TypedDict):
 
     operation: str  #: "all_to_all_v", "broadcast", "gather", "scatter", "all_gather", "barrier", "send", "receive", ...
     number: int  #: alike on all ranks: of a channel's all-to-alls, of all other collectives, or of a pair's messages
-    channel: int | None  #: of an all-to-all
+    channel: int | None  #: of an all-to-all; those of ``headway.slots`` have numbers after the group's own
+    device: int | None  #: of CUDA tensors: operations on them are numbered by themselves
     peer: int | None  #: root, or other side of a message; a rank in the group
     data_type: str
     input_bytes: int  #: what this rank gives, its own part included
@@ -56,7 +57,7 @@ class FlightDump(TypedDict):
     rank: int  #: in the group
     global_ranks: list[int]  #: rank in the default group, by rank in this one
     failure: str | None
-    capacity: int  #: completed operations kept: of each channel's all-to-alls, and of all others together
+    capacity: int  #: completed operations kept: of each channel's all-to-alls, of all others, of all on CUDA tensors
     records: list[FlightRecord]
 
 
@@ -65,7 +66,9 @@ def flight_records(group: dist.ProcessGroup | None = None) -> list[FlightRecord]
 
     Local; works from any thread, and after the group has failed: then it tells what was pending at that moment.
     ``Options(flight_records=)``, rounded up to a power of two, is how many are kept of each channel's exchanges, and of
-    all other operations together; 0 switches the recorder off. Reductions are Gloo's or NCCL's, and not among them.
+    all other operations together, and of all on CUDA tensors; 0 switches the recorder off. Reductions are Gloo's or
+    NCCL's, and not among them. An operation on CUDA tensors is posted when it is enqueued, and completed when it was
+    seen that all had come that its streams wait for, which is looked at several times a second.
 
     Raises:
         ValueError: the group is not a headway group.
@@ -91,8 +94,9 @@ def export(folder: str | pathlib.Path, output: str | pathlib.Path) -> list[pathl
 
     The analyzer compares the ranks' sequences of each process group. Headway has several sequences in a group that
     need not be started in one order: the all-to-alls of each channel, the other collectives, and the messages of each
-    pair. Each is a process group to the analyzer, named ``GROUP:all_to_all:CHANNEL``, ``GROUP:collectives`` or
-    ``GROUP:messages:SOURCE:DESTINATION`` (global ranks). Messages are left out of a group in which a rank receives
+    pair; those on CUDA tensors by themselves. Each is a process group to the analyzer, named
+    ``GROUP:all_to_all:CHANNEL``, ``GROUP:collectives`` or ``GROUP:messages:SOURCE:DESTINATION`` (global ranks), with
+    ``:cuda`` after ``GROUP`` of CUDA tensors. Messages are left out of a group in which a rank receives
     from any rank, since nothing then says which of them belong together.
 
     Args:
@@ -134,8 +138,9 @@ class _Sequence(NamedTuple):
 
 
 def _sequences_of(dump: FlightDump) -> Iterator[tuple[_Sequence, FlightRecord]]:
-    group, ranks = dump["group"], tuple(dump["global_ranks"])
+    ranks = tuple(dump["global_ranks"])
     for record in dump["records"]:
+        group = dump["group"] if record["device"] is None else f"{dump['group']}:cuda"
         if record["channel"] is not None:
             yield _Sequence(f"{group}:all_to_all:{record['channel']}", ranks), record
         elif record["operation"] not in ("send", "receive", "receive_any"):
@@ -184,9 +189,11 @@ def _torch_dumps(dumps: list[FlightDump]) -> dict[int, dict[str, Any]]:
 
 
 def _has_forgotten(dump: FlightDump) -> bool:
-    """Whether collectives or messages of the group may be no longer among the records."""
-    others = [record for record in dump["records"] if record["channel"] is None and record["state"] == "completed"]
-    return len(others) >= dump["capacity"]
+    """Whether collectives or messages of the group, or anything on a device, may be no longer among the records."""
+    completed = [record for record in dump["records"] if record["state"] == "completed"]
+    on_device = [record for record in completed if record["device"] is not None]
+    others = [record for record in completed if record["device"] is None and record["channel"] is None]
+    return max(len(on_device), len(others)) >= dump["capacity"]
 
 
 def _first_comparable(by_rank: dict[int, list[FlightRecord]], forgetful: set[int]) -> int:

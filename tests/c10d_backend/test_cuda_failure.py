@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import headway
 import pytest
 import torch
 import torch.distributed as dist
-from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
+from cuda_ranks import NEEDS_GPU, num_gpus, run_on_gpus, take_device
 from rank_processes import DIED, kill_self
 
 pytestmark = NEEDS_GPU
@@ -112,3 +113,37 @@ def test_a_peer_that_does_not_come_is_named_when_the_time_is_over() -> None:
     text, seconds = run_on_gpus(wait_in_vain, 2)[0]
     assert "timed out" in text and "4 bytes from rank 1" in text, text
     assert 2.5 < seconds < 6
+
+
+def record_flights(rank: int) -> tuple[list[Any], Any]:
+    """What completed, and what is pending while rank 1 has not come."""
+    device = take_device(rank)
+    output, source = torch.empty(2, 1000, device=device), torch.ones(2, 1000, device=device)
+    dist.broadcast(source[0], src=1)
+    dist.all_to_all_single(output, source)
+    torch.cuda.synchronize()
+    dist.barrier()
+    completed = [each for each in headway.flight_records() if each["device"] is not None]
+    pending = None
+    if rank == 0:
+        work = dist.all_to_all_single(output, source, async_op=True)
+        time.sleep(0.5)
+        pending = headway.flight_records()[-1]
+    dist.barrier()
+    if rank == 1:
+        work = dist.all_to_all_single(output, source, async_op=True)
+    work.wait()
+    torch.cuda.synchronize()
+    return completed, pending
+
+
+def test_flight_records_tell_of_operations_on_devices() -> None:
+    results = run_on_gpus(record_flights, 2)
+    for rank, (completed, _) in enumerate(results):
+        broadcast, exchange = completed
+        assert (broadcast["operation"], broadcast["peer"], broadcast["number"]) == ("broadcast", 1, 0)
+        assert (exchange["operation"], exchange["channel"], exchange["number"]) == ("all_to_all_v", 0, 0)
+        assert (exchange["input_bytes"], exchange["output_bytes"], exchange["state"]) == (8000, 8000, "completed")
+        assert exchange["device"] == rank % num_gpus()
+    pending = results[0][1]
+    assert (pending["state"], pending["waiting_for"], pending["number"]) == ("posted", [1], 1)

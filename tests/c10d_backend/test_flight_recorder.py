@@ -174,6 +174,7 @@ def record(number: int, **changes: Any) -> FlightRecord:
         "operation": "all_to_all_v",
         "number": number,
         "channel": 0,
+        "device": None,
         "peer": None,
         "data_type": "float32",
         "input_bytes": 8,

@@ -1,9 +1,11 @@
+#include "flight_recorder.hpp"
 #include "group_companion.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <stdexcept>
@@ -27,6 +29,11 @@ class CompanionTest : public GroupTest {
     bool is_late(Clock::time_point /*now*/) override { return false; }
     bool needs(int /*peer*/) override { return false; }
     std::string describe_missing() override { return ""; }
+    void append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) override {
+      records.push_back(make_flight_record({.verb = "send", .number = 7, .peer = 1, .device = 3},
+                                           {.input_bytes = 8, .started = FlightClock::ticks()}, FlightState::kPosted,
+                                           clock));
+    }
     void heard(int peer, std::string_view text) override {
       if (text == "nonsense") throw std::runtime_error("rank " + std::to_string(peer) + " talks nonsense");
       said.emplace_back(peer, text);
@@ -84,6 +91,31 @@ TEST_P(CompanionTest, TheGroupFailsWithWhatItsCompanionThrows) {
       EXPECT_EQ(group.health().message(), "rank 0 talks nonsense");
     }
     all.arrive_and_wait();
+  });
+}
+
+TEST_P(CompanionTest, ItsOperationsAreAmongTheFlightRecords) {
+  run_ranks(2, options(), [&](Group& group) {
+    static_cast<void>(group.wait(*group.barrier()));
+    Listener const listener(group);
+    auto const records = group.flight_records();
+    ASSERT_EQ(records.size(), 2U);
+    EXPECT_STREQ(records[0].verb, "barrier");
+    EXPECT_EQ(records[0].device, -1);
+    EXPECT_EQ(records[1].device, 3);
+    EXPECT_EQ(records[1].number, 7U);
+    static_cast<void>(group.wait(*group.barrier()));
+  });
+}
+
+TEST_P(CompanionTest, ItsOperationsAreAmongTheRecordsOfAFailure) {
+  run_ranks(2, options(), [&](Group& group) {
+    Listener const listener(group);
+    std::vector<FlightRecord> at_failure;
+    group.on_failure(
+        [&](Status const& /*failure*/, std::vector<FlightRecord> const& records) { at_failure = records; });
+    group.abort("enough");
+    EXPECT_TRUE(std::ranges::any_of(at_failure, [](auto const& record) { return record.device == 3; }));
   });
 }
 
