@@ -78,7 +78,20 @@ void DeviceWork::look_for_failure() {
 
 void DeviceWork::join(c10::Stream const& stream) {
   WorkTensors released;  // Freed without the lock: Python may own tensors.
-  std::lock_guard const lock(join_mutex_);
+  std::vector<comm::DeviceOperationPtr> pending;
+  {
+    std::lock_guard const lock(join_mutex_);
+    if (!join_once(stream)) return;
+    released = tensors_.release();
+    pending = operations_;
+  }
+  // What peers write into must not be used again in the order of this stream alone: it may pass by a failure.
+  if (std::ranges::any_of(pending, [](auto const& operation) { return operation->is_written_by_peers(); })) {
+    handle_->keep_until_done(std::move(pending), std::move(released));
+  }
+}
+
+bool DeviceWork::join_once(c10::Stream const& stream) {
   translate_errors(title_.name, [&] {
     for (auto const& operation : operations_) operation->join(stream.native_handle());
   });
@@ -91,8 +104,7 @@ void DeviceWork::join(c10::Stream const& stream) {
     written_.emplace(device_.type());
     written_->record(stream);
   }
-  if (stream != stream_ || std::exchange(is_released_, true)) return;
-  released = tensors_.release();
+  return stream == stream_ && !std::exchange(is_released_, true);
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {

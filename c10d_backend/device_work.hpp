@@ -47,6 +47,8 @@ class DeviceWork final : public c10d::Work {
  private:
   /// Lets `stream` wait, and writes results back there, once.
   void join(c10::Stream const& stream);
+  /// @returns whether the tensors are needed no more than `stream` needs them.
+  bool join_once(c10::Stream const& stream);
   void wait_on_host(std::chrono::milliseconds timeout);
   [[nodiscard]] bool all_done();
   /// Keeps the first failure, if there is one.

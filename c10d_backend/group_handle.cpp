@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <utility>
 
 namespace headway::c10d_backend {
@@ -37,8 +36,19 @@ GroupHandle::~GroupHandle() {
   }
   ReleasedGil const released;  // Leaving a group waits for the progress thread, and for its device.
   device_group_.reset();
+  for (auto& kept : kept_) {
+    if (is_lost(kept)) leave(std::move(kept.tensors));
+  }
   group_.reset();
 }
+
+bool GroupHandle::is_lost(Kept const& kept) {
+  return std::ranges::any_of(kept.operations, [](auto const& operation) {
+    return operation->is_written_by_peers() && !operation->status().ok();
+  });
+}
+
+void GroupHandle::leave(WorkTensors tensors) { static_cast<void>(new WorkTensors(std::move(tensors))); }
 
 bool GroupHandle::is_inherited() const { return getpid() != owner_; }
 
@@ -77,7 +87,13 @@ void GroupHandle::let_go_of_done() {
     return !std::ranges::all_of(kept.operations, [](auto const& operation) { return operation->done(); });
   };
   auto const first_done = std::partition(kept_.begin(), kept_.end(), is_pending);
-  done.assign(std::move_iterator(first_done), std::move_iterator(kept_.end()));
+  for (auto kept = first_done; kept != kept_.end(); ++kept) {
+    if (is_lost(*kept)) {
+      leave(std::move(kept->tensors));
+    } else {
+      done.push_back(std::move(*kept));
+    }
+  }
   kept_.erase(first_done, kept_.end());
 }
 

@@ -59,6 +59,10 @@ class GroupHandle final {
     WorkTensors tensors;
   };
 
+  /// Whether peers that live may still write to its tensors: then they stay for ever.
+  static bool is_lost(Kept const& kept);
+  static void leave(WorkTensors tensors);
+
   std::unique_ptr<comm::Group> group_;
   std::size_t device_slot_bytes_;
   mutable std::mutex device_mutex_;  ///< Guards the next two; of the group's locks it comes first.

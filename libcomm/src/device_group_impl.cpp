@@ -17,6 +17,8 @@ constexpr std::uint64_t kCollectiveSlots = 8;
 /// Between hosts a slot is pinned memory of the host, and fragments overlap with each other on their three legs.
 constexpr std::size_t kRemoteSlotBytes = std::size_t{1} << 20;
 constexpr auto kDrainTime = std::chrono::seconds(10);
+/// After a failure: a peer that has not failed too by then is lost, and one that has is done with what it does.
+constexpr auto kLossTime = std::chrono::seconds(2), kOutputTime = std::chrono::seconds(8);
 constexpr auto kDrainPoll = std::chrono::microseconds(200);
 
 }  // namespace
@@ -132,6 +134,7 @@ void DeviceGroupImpl::heard(int peer, std::string_view text) {
 void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   std::lock_guard const lock(watch_mutex_);
   if (!has_failed()) {
+    failed_at_ = Clock::now();
     failure_->status = failure;
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
     note_failed_records();
@@ -139,7 +142,11 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
     // Streams of peers may still write to what they were offered.
     if (offered_memory_.has_offered()) nvlink::SharedMemory::of_process().quarantine();
   }
-  for (auto const& each : met_) each->release_waits();
+  auto const age = Clock::now() - failed_at_;
+  for (auto const& each : met_) {
+    each->release_waits();
+    if (age > (each->peer_has_failed() ? kOutputTime : kLossTime)) each->release_outputs();
+  }
 }
 
 void DeviceGroupImpl::note_failed_records() {

@@ -240,6 +240,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
   FlightRecorder flight_recorder_;
   std::vector<FlightRecord> failed_records_;
+  Clock::time_point failed_at_{};
   std::vector<std::shared_ptr<nvlink::Link const>> met_;
   std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
 };

@@ -47,6 +47,7 @@ class DeviceOperationImpl final : public DeviceOperation {
 
   [[nodiscard]] bool done() override;
   [[nodiscard]] Status status() override;
+  [[nodiscard]] bool is_written_by_peers() const override { return is_written_by_peers_; }
   void join(DeviceStream stream) override;
 
   /// When its last part is enqueued.
@@ -55,6 +56,7 @@ class DeviceOperationImpl final : public DeviceOperation {
     flight_.entry.posted = FlightClock::ticks();
   }
   [[nodiscard]] std::shared_ptr<CUevent_st> const& completion() const { return completion_; }
+  void set_written_by_peers() { is_written_by_peers_ = true; }
   void await(AwaitedWord word) { awaited_.push_back(std::move(word)); }
 
   [[nodiscard]] bool is_late(Clock::time_point now) const { return now >= deadline_; }
@@ -74,6 +76,7 @@ class DeviceOperationImpl final : public DeviceOperation {
   Deadline deadline_;
   std::vector<AwaitedWord> awaited_;
   std::shared_ptr<CUevent_st> completion_;
+  bool is_written_by_peers_ = false;
   std::atomic<bool> is_good_ = false;  ///< Was seen to be done before any failure.
 };
 

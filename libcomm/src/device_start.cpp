@@ -31,9 +31,10 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   refuse_capture(user);
   exchange_.deadline = Clock::now() + call.timeout.value_or(group_.timeout());
   meet_peers(x);
-  offered_memory_.forget_freed([this](int peer, std::string const& text) { group_.tell(peer, text); });
   auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, new_flight(), x.deadline);
   try {
+    offered_memory_.take_news([this](int peer, std::string const& text) { group_.tell(peer, text); });
+    if (!is_small() && !x.is_in_slots) introductions_.take_letters();  // Peers may offer more than there is room for.
     note_messages();
     choose_ways();
     number_fragments(*operation);
@@ -111,6 +112,7 @@ void DeviceGroupImpl::number_fragments(DeviceOperationImpl& operation) {
     }
   }
   for (auto& block : exchange_.receives) {
+    if (block.way == Way::kDirectly) operation.set_written_by_peers();
     number(block, state(block.peer).fragments_received);
     await(block, &Board::arrived, block.end_fragment());
   }
@@ -177,6 +179,10 @@ void DeviceGroupImpl::offer_output(Board& board, Block& block) {
   bool const has_place = block.place.segment != 0;
   board.has_places.store(has_place, std::memory_order_relaxed);
   if (!has_place) return;
+  {
+    std::lock_guard const lock(watch_mutex_);  // A failure after this knows that something was offered.
+    throw_if_failed();
+  }
   auto& placement = board.placements[block.message % Board::kNumNotes];
   placement.place = block.place;
   block.way = placement.choose(block.message, Way::kDirectly);

@@ -33,8 +33,10 @@ def empty(
     sender, where those for other outputs land in slots, out of which they are copied on the device's multiprocessors.
     The sender's host must know the output when it comes to the exchange. So of two ranks the later one always copies
     directly; the earlier one looks for the other for up to 20 us, and fills slots if it is not there. Such a copy
-    starts when both ranks' streams have come to the exchange, where slots are filled at once. Where nothing may be
-    copied inside a device, use ``headway.slots``.
+    starts when both ranks' streams have come to the exchange, where slots are filled at once: so ranks must start the
+    operations of a group in one order, messages included. Where nothing may be copied inside a device, use
+    ``headway.slots``. The memory is used again when the host has seen that the exchange is done; what is free stays
+    with the pool, as with any private pool of torch.
 
     Args:
         size: the shape, as integers or as one sequence of them.
@@ -66,9 +68,9 @@ def empty(
 def mem_pool(device: torch.device | str | int | None = None) -> torch.cuda.MemPool:
     """The pool of CUDA memory that peers can write to, for ``torch.cuda.use_mem_pool()``: see ``empty()``.
 
-    One for each device, of torch's caching allocator. When a group fails, peers may still be writing to what was
-    received into: that memory is not given out again, and from then on this returns a new pool. So ask for it each
-    time.
+    One for each device, of torch's caching allocator. When a group fails, peers may still be writing to outputs of
+    exchanges that were pending: these stay for ever, and from then on this returns a new pool, whose memory no peer has
+    ever known. So ask for it each time.
 
     Args:
         device: a CUDA device; the current one where it is None or has no index.

@@ -131,13 +131,20 @@ def wait_for_the_receiver(rank: int) -> bool:
     torch.cuda.synchronize()
     dist.barrier()
     source.fill_(2)
+    before, _ = local_copies()
     if rank == 1:
-        keep_busy(100)
+        keep_busy(1000)
     else:
-        time.sleep(0.05)  # Its host comes second, and copies into what rank 1 still reads.
+        time.sleep(0.1)  # Its host comes second, and copies into what rank 1 still reads.
     seen = output.clone()
     dist.all_to_all_single(output, source)
+    torch.cuda.synchronize()
+    assert rank == 0 or num_gpus() < 2 or local_copies()[0] == before + 1, "rank 0 did not send directly"
     return bool((seen == 1).all()) and bool((output == 2).all())
+
+
+def test_an_output_is_written_after_what_its_stream_did_before() -> None:
+    assert all(run_on_gpus(wait_for_the_receiver, 2))
 
 
 def collect(rank: int) -> int:
@@ -172,7 +179,7 @@ def free_and_exchange(rank: int) -> list[int]:
         for _ in range(2):
             output, received, _ = exchange(rank, even(2, 50_000_000), number, device)
             check(rank, output, received, number)
-            time.sleep(0.02 * rank)  # Rank 1 sends last, into the output of rank 0.
+            time.sleep(0.2 * rank)  # Rank 1 sends last, into the output of rank 0.
         mapped.append(headway.stats()["cuda"]["mapped_bytes"])
         del output
         headway.memory._pools.clear()  # Frees all that no tensor uses.
@@ -217,7 +224,7 @@ def test_what_a_lost_peer_may_still_write_to_is_not_used_again() -> None:
     assert took_s < 10
 
 
-def allocate(rank: int) -> None:
+def allocate(rank: int) -> int:
     device = take_device(rank)
     for size in ((), (0,), (2, 3)):
         tensor, expected = headway.empty(size, device="cuda"), torch.empty(size, device=device)
@@ -227,11 +234,14 @@ def allocate(rank: int) -> None:
     with torch.cuda.use_mem_pool(headway.mem_pool()):
         output = torch.zeros(2, LARGE, device=device)
     for _ in range(3):
+        dist.barrier()
+        time.sleep(0.1 * rank)
         dist.all_to_all_single(output, torch.ones_like(output))
     assert bool((output == 1).all())
+    return headway.stats()["cuda"]["mapped_bytes"]
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_tensors_are_those_of_torch(expandable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")
-    run_on_gpus(allocate, 2)
+    assert run_on_gpus(allocate, 2)[1] > 0, "rank 1 comes last, and writes into the output of rank 0"

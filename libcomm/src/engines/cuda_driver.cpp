@@ -35,7 +35,8 @@ bool find_streams(void* handle, CudaStreamFunctions& all) {
          find(handle, "cuStreamWaitEvent", all.stream_wait_event) &&
          find(handle, "cuStreamBatchMemOp_v2", all.stream_batch_mem_op) &&
          find(handle, "cuEventCreate", all.event_create) && find(handle, "cuEventDestroy_v2", all.event_destroy) &&
-         find(handle, "cuEventRecord", all.event_record) && find(handle, "cuEventQuery", all.event_query);
+         find(handle, "cuEventRecord", all.event_record) && find(handle, "cuEventQuery", all.event_query) &&
+         find(handle, "cuCtxSynchronize", all.ctx_synchronize);
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ struct CudaStreamFunctions {
   decltype(&::cuEventDestroy) event_destroy;
   decltype(&::cuEventRecord) event_record;
   decltype(&::cuEventQuery) event_query;
+  decltype(&::cuCtxSynchronize) ctx_synchronize;
 #if CUDA_VERSION >= 13000
   decltype(&::cuMemcpyBatchAsync) memcpy_batch_async;  ///< Null: a driver before CUDA 13.
 #endif

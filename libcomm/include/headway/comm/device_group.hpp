@@ -43,6 +43,9 @@ class DeviceOperation {
   /// Ok while it is pending. What was not seen to be done when this group, or a peer's, failed counts as failed: the
   /// streams of a rank that fails go on, and may overwrite what has come.
   [[nodiscard]] virtual Status status() = 0;
+  /// Whether peers write into its output themselves (allocate_device_memory()). Such memory must be used for nothing
+  /// else until done(), and never again if status() is an error then.
+  [[nodiscard]] virtual bool is_written_by_peers() const = 0;
   /// Lets all that is enqueued on `stream` from now on come after the operation; the host does not wait.
   virtual void join(DeviceStream stream) = 0;
 };

@@ -13,7 +13,8 @@ namespace headway::comm {
 /// @returns null where the device has no memory left.
 [[nodiscard]] void* allocate_device_memory(int ordinal, std::size_t num_bytes);
 
-/// Frees it when no group needs it any more; peers are told. @throws UsageError: it was not allocated so.
+/// Waits until the device is done with all that was enqueued, and frees it; peers are told when their group starts
+/// something again. No operation may be pending that receives into it. @throws UsageError: it was not allocated so.
 void free_device_memory(void* memory);
 
 /// Counts how often such memory became unsafe to use again: when a group fails, streams of peers may still write to

@@ -52,6 +52,8 @@ class Introductions {
   /// Sends `peer`, which has all that was offered, one descriptor more. @returns false, and sends nothing, where it
   /// cannot be done now. @throws SystemError as Mailbox::send().
   [[nodiscard]] bool add(int set, int peer, int descriptor);
+  /// Makes room in the mailbox, which holds few letters. @throws SystemError as Mailbox::receive().
+  void take_letters() { mailbox_.take_letters(); }
   /// The next that the peer added. @throws SystemError naming it when the deadline passes.
   [[nodiscard]] FileDescriptor await_added(int set, int peer, Deadline deadline);
   /// Waits until everything offered of a set is with its peers. @throws SystemError when the deadline passes.

@@ -35,9 +35,14 @@ void Link::release_waits() const noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (std::size_t channel = 0; channel < channels_.size(); ++channel) {
     auto& own = board(static_cast<int>(channel));
-    for (auto* const word : {&own.arrived, &own.consumed, &own.ready}) {
-      word->store(kReleased, std::memory_order_relaxed);
-    }
+    own.arrived.store(kReleased, std::memory_order_relaxed);
+    own.consumed.store(kReleased, std::memory_order_relaxed);
+  }
+}
+
+void Link::release_outputs() const noexcept {
+  for (std::size_t channel = 0; channel < channels_.size(); ++channel) {
+    board(static_cast<int>(channel)).ready.store(kReleased, std::memory_order_relaxed);
   }
 }
 

@@ -61,9 +61,12 @@ class Link {
   /// Of a remote link: all of it, for a CPU.
   [[nodiscard]] RemoteMemory const& remote_memory() const { return remote_; }
 
-  /// Lets all waits for this peer pass, now and later, and tells it so first. Thread-safe; calls no driver. The peer's
+  /// Lets waits for this peer pass, now and later, and tells it so first. Thread-safe; calls no driver. The peer's
   /// stream may still write a word that was under way, so it is to be called again from time to time.
   void release_waits() const noexcept;
+  /// The same of those for its outputs to be ready, which its streams write themselves while it lives: until then it
+  /// may use them for something else.
+  void release_outputs() const noexcept;
   /// Whether the peer did that, so that what came from it may have been overwritten.
   [[nodiscard]] bool peer_has_failed() const { return board(0).peer_failed.load(std::memory_order_acquire) != 0; }
 

@@ -38,6 +38,11 @@ class Mailbox {
   /// which is called several times a second.
   [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
                                                       std::function<void()> const& look);
+  /// Keeps what has come for receive(). @throws SystemError where this process may have no more descriptors.
+  void take_letters() {
+    while (take_letter()) {
+    }
+  }
 
  private:
   using Letter = std::array<FileDescriptor, 2>;

@@ -84,6 +84,11 @@ void DeviceSegment::map_handle(CUmemGenericAllocationHandle handle, std::size_t 
             "are the two devices linked, and both visible to this process?");
 }
 
+void DeviceSegment::wait_for_device() const noexcept {
+  QuietContextScope const scope(*context_);
+  context_->call().ctx_synchronize();
+}
+
 DeviceSegment& DeviceSegment::operator=(DeviceSegment&& other) noexcept {
   std::swap(context_, other.context_);
   std::swap(address_, other.address_);

@@ -24,6 +24,8 @@ class DeviceSegment {
 
   [[nodiscard]] CUdeviceptr address() const { return address_; }
   [[nodiscard]] std::size_t num_bytes() const { return mapped_bytes_; }
+  /// Waits until the device is done with all that was enqueued so far, as unmapping memory may not.
+  void wait_for_device() const noexcept;
 
  private:
   void map_handle(CUmemGenericAllocationHandle handle, std::size_t num_bytes);

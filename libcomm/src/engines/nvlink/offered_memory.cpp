@@ -21,7 +21,11 @@ MemoryPlace OfferedMemory::offer(int peer, std::span<std::byte const> memory) {
   auto& offered = offered_[peer];
   auto found = std::ranges::find_if(offered, [&](auto const& each) { return each.lock() == part.segment; });
   if (found == offered.end()) {
-    if (!introductions_.add(set_, peer, part.segment->descriptor.get())) return {};
+    try {
+      if (!introductions_.add(set_, peer, part.segment->descriptor.get())) return {};
+    } catch (SystemError const&) {  // Of this host's resources. There are slots.
+      return {};
+    }
     has_offered_ = true;
     found = offered.insert(found, part.segment);
   }
@@ -54,7 +58,7 @@ std::uint64_t OfferedMemory::mapped_bytes() const {
   return sum;
 }
 
-void OfferedMemory::forget_freed(std::function<void(int peer, std::string text)> const& tell) {
+void OfferedMemory::take_news(std::function<void(int peer, std::string text)> const& tell) {
   std::vector<std::pair<int, std::uint64_t>> freed;
   {
     std::lock_guard const lock(freed_mutex_);

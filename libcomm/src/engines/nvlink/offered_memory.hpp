@@ -28,7 +28,7 @@ class OfferedMemory {
       : context_(std::move(context)), introductions_(introductions), set_(set) {}
 
   /// Where `peer` finds `memory` of this rank, which is offered to it first. No segment: it is other memory, or the
-  /// peer cannot be told just now.
+  /// peer cannot be told of it now.
   [[nodiscard]] MemoryPlace offer(int peer, std::span<std::byte const> memory);
   /// Whether peers may have been given anything. Thread-safe.
   [[nodiscard]] bool has_offered() const { return has_offered_; }
@@ -38,9 +38,9 @@ class OfferedMemory {
   [[nodiscard]] std::uint64_t mapped_bytes() const;
 
   /// Says to `tell` which peer is to hear what of segments that were freed since the last time, and lets go of those
-  /// that peers have freed.
-  void forget_freed(std::function<void(int peer, std::string text)> const& tell);
-  /// What forget_freed() said at `peer`. Thread-safe; calls no driver. @throws UsageError if it is none.
+  /// that peers have freed. Cheap where there is nothing.
+  void take_news(std::function<void(int peer, std::string text)> const& tell);
+  /// What take_news() said at `peer`. Thread-safe; calls no driver. @throws UsageError if it is none.
   void heard(int peer, std::string_view text);
   [[nodiscard]] static bool is_for_us(std::string_view text) { return text.size() == sizeof(std::uint64_t); }
 

@@ -36,7 +36,9 @@ void SharedMemory::free(CUdeviceptr address) {
     freed = segments_.extract(address);
     count_ = segments_.size();
   }
-  expects(!freed.empty(), "no device memory that peers can be given begins there");
+  expects(!freed.empty(), "no device memory that peers can write to begins there");
+  // Then peers are done with it as well, and may hear that it is gone.
+  freed.mapped().segment->memory.wait_for_device();
   freed = {};
   num_freed_.fetch_add(1, std::memory_order_release);
 }
