@@ -18,6 +18,8 @@ DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
 _HEADWAY = ("headway", "headway_empty", "headway_slots")
 _NCCL = "nccl"
+#: Between hosts; as ``Options(engine=)`` names them.
+WIRES = ("tcp", "shm")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +28,10 @@ def main(argv: Sequence[str]) -> int:
                          against=_NCCL, rounds=5)  # fmt: skip
     add_exchange_options(parser, splits=SPLITS)
     parser.add_argument("--hosts", type=whole_number(1), default=1, metavar="N",
-                        help="let the ranks of this host act as if they were on so many, NCCL's over sockets "
+                        help="let the ranks of this host act as if they were on so many "
+                             "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--wire", choices=WIRES, default=WIRES[0],
+                        help="between these hosts: sockets, or shared memory for the messages of both systems "
                              "(default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
     return measure_and_report(
@@ -38,7 +43,12 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
     systems = _HEADWAY if options.hosts == 1 else _HEADWAY[:1]  # The others are for ranks of one host.
     return measure_exchanges(
-        "benchmarks.torch_ranks.cuda_all_to_all_rank", options, systems=systems, reference=_NCCL, hosts=options.hosts
+        "benchmarks.torch_ranks.cuda_all_to_all_rank",
+        options,
+        systems=systems,
+        reference=_NCCL,
+        hosts=options.hosts,
+        wire=options.wire,
     )
 
 
@@ -64,7 +74,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _describe(point: Point) -> str:
-    hosts = "" if point.params["hosts"] == 1 else f"{point.params['hosts']} hosts, "
+    hosts = "" if point.params["hosts"] == 1 else f"{point.params['hosts']} hosts over {point.params['wire']}, "
     return "{ranks} ranks, {}{split}, waits for {wait}".format(hosts, **point.params)
 
 

@@ -36,7 +36,7 @@ build() {
 
 main() {
   cd "$(dirname "$0")/.."
-  local sizes=64,4K,64K,1M,16M,128M,512M rounds=5
+  local sizes=64,4K,64K,1M,16M,128M,512M rounds=5 wire
   tests=ON
   targets=libcomm_gpu_test
   if [ "${1:-}" = --quick ]; then
@@ -64,8 +64,10 @@ main() {
       -q -rfEs --timeout 100 -p no:warnings ${parallel:-}
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
-  stage cuda_hosts 100 python3 -m benchmarks.cuda_all_to_all --ranks "$gpus" --hosts 2 --sizes 64,64K,1M,16M,128M \
-    --split even --rounds "$rounds" --repetitions 10 --json "$out/cuda_hosts.jsonl" --out "$out/hosts"
+  for wire in tcp shm; do
+    stage "cuda_hosts_$wire" 100 python3 -m benchmarks.cuda_all_to_all --ranks "$gpus" --hosts 2 --wire "$wire" --split even \
+      --sizes 64,64K,1M,16M,128M --rounds "$rounds" --repetitions 10 --json "$out/cuda_hosts_$wire.jsonl" --out "$out/hosts"
+  done
   bench cuda_overlap 120 --rounds $((rounds * 3))
   bench cuda_training 120 --rounds "$rounds" --trace "$out/traces"
   stage dlrm 180 python3 -m benchmarks.dlrm --device cuda --ranks "$gpus" --settings short_delays balanced --no-ali-ccp \

@@ -42,16 +42,20 @@ class CudaSettings(RankSettings):
 
     Attributes:
         hosts: as many as the ranks act as if they were on, in even parts.
+        wire: between these; an engine of Headway's.
     """
 
     hosts: int
+    wire: str
 
     def act_on_hosts(self) -> None:
         """Keeps ranks of different hosts from what they share in truth; before any group is made."""
         if self.hosts == 1:
             return
         os.environ["HEADWAY_HOST_ID"] = str(self.rank * self.hosts // self.ranks)
-        os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+        if self.wire == "tcp":
+            os.environ |= {"NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
     @property
     def device(self) -> torch.device:
@@ -163,6 +167,7 @@ def make_point(
         "params": {
             "ranks": settings.ranks,
             "hosts": settings.hosts,
+            "wire": settings.wire if settings.hosts > 1 else None,
             "bytes_per_rank": size,
             "lag": 0,
             "split": split,
@@ -177,7 +182,7 @@ def main() -> None:
     """Connects, measures everything, leaves."""
     settings = CudaSettings(**json.loads(sys.argv[1]))
     settings.act_on_hosts()
-    groups = connect(settings)
+    groups = connect(settings, engine=settings.wire if settings.hosts > 1 else "auto")
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)

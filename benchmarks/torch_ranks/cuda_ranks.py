@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import headway  # noqa: F401  importing registers the backend
+import headway
 import torch
 import torch.distributed as dist
 
@@ -26,11 +26,12 @@ class ConnectSettings(JoinSettings, Protocol):
     def systems(self) -> Sequence[str]: ...
 
 
-def connect(settings: ConnectSettings) -> dict[str, dist.ProcessGroup]:
+def connect(settings: ConnectSettings, *, engine: str = "auto") -> dict[str, dist.ProcessGroup]:
     """Joins the default group, of Gloo, and makes a group for each system; Headway's have one."""
     torch.cuda.set_device(device_of(settings.rank))
     timeout = join(settings)
-    groups = {"headway": dist.new_group(backend="headway", timeout=timeout)}
+    options = headway.Options(engine=engine)
+    groups = {"headway": dist.new_group(backend="headway", timeout=timeout, pg_options=options)}
     groups["headway_slots"] = groups["headway_empty"] = groups["headway"]
     if "nccl" in settings.systems:
         groups["nccl"] = dist.new_group(backend="nccl", timeout=timeout)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
 from rank_processes import DIED
-from test_cuda import MIB, exchange_all, move_otherwise, run_ahead, send_around, use_streams
+from test_cuda import MIB, exchange, exchange_all, move_otherwise, run_ahead, send_around, use_streams
 from test_cuda_failure import lose_a_peer, wait_in_vain
 
 pytestmark = NEEDS_GPU
@@ -25,6 +25,18 @@ def test_blocks_arrive_whole_from_hosts_near_and_far(hosts: str) -> None:
     even = [[MIB] * size for _ in range(size)]
     cases = [(even, torch.int64), (mixed, torch.float32), (mixed, torch.uint8), (even, torch.bfloat16)] * 4
     run_on_gpus(exchange_all, size, cases, 16 * MIB, hosts=hosts)
+
+
+def exchange_over_shm(rank: int) -> None:
+    device = take_device(rank)
+    group = dist.new_group(backend="headway", pg_options=headway.Options(engine="shm"))
+    for number, lengths in enumerate([[[MIB] * 2] * 2, [[3, 70_000], [0, 2_000_000]]] * 3):
+        output, expected, _ = exchange(rank, lengths, device, torch.int32, number, group=group)
+        torch.testing.assert_close(output.cpu(), expected, rtol=0, atol=0, msg=f"exchange {number}")
+
+
+def test_messages_may_go_through_shared_memory_all_the_same() -> None:
+    run_on_gpus(exchange_over_shm, 2, hosts="ab")
 
 
 def test_results_are_those_of_one_host_under_any_bound() -> None:

@@ -26,18 +26,14 @@ def test_ranks_on_different_hosts_reach_each_other(hosts: str) -> None:
     assert run_ranks(exchange, size, hosts=hosts) == [[*map(float, range(size)), float(size)]] * size
 
 
-def share_memory(rank: int) -> str:
-    options = headway.Options(engine="shm", connect_timeout=timedelta(seconds=20))
-    try:
-        dist.all_to_all_single(
-            torch.empty(2), torch.ones(2), group=dist.new_group(backend="headway", pg_options=options)
-        )
-    except (dist.DistBackendError, ValueError, RuntimeError) as error:
-        return str(error)
-    return "no error"
+def engine_to_the_other(rank: int, engine: str) -> str:
+    options = headway.Options(engine=engine, connect_timeout=timedelta(seconds=20))
+    group = dist.new_group(backend="headway", pg_options=options)
+    dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)
+    return headway.backend_of(group).engines()[1 - rank]
 
 
-def test_ranks_on_different_hosts_share_no_memory() -> None:
-    assert run_ranks(share_memory, 2) == ["no error", "no error"]
-    for text in run_ranks(share_memory, 2, hosts="ab"):
-        assert "shm" in text and "host" in text, text
+def test_ranks_on_different_hosts_share_no_memory_unless_they_are_asked_to() -> None:
+    assert run_ranks(engine_to_the_other, 2, "auto") == ["shm", "shm"]
+    assert run_ranks(engine_to_the_other, 2, "auto", hosts="ab") == ["tcp", "tcp"]
+    assert run_ranks(engine_to_the_other, 2, "shm", hosts="ab") == ["shm", "shm"]

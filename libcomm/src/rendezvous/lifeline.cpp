@@ -33,7 +33,8 @@ struct Reachability {
 Reachability become_reachable(HandshakeSelf const& self, GroupOptions const& options) {
   Reachability result;
   result.contact.instance = self.instance;
-  result.contact.host = host_identity();
+  // Who asks for shared memory gets it wherever there is some, also between ranks that act as if there were none.
+  result.contact.host = options.engine == Engine::kShm ? physical_host_identity() : host_identity();
   if (self.rank == self.size - 1) return result;
   if (options.engine != Engine::kTcp) {
     result.contact.local_name = "headway-" + to_hex(self.instance);

@@ -17,6 +17,7 @@ TEST(HostIdentity, ProcessesMayDeclareToBeOnDifferentHosts) {
   EXPECT_EQ(host_identity(), declared);
   ::setenv("HEADWAY_HOST_ID", "b", 1);
   EXPECT_NE(host_identity(), declared);
+  EXPECT_EQ(physical_host_identity(), own);
   ::unsetenv("HEADWAY_HOST_ID");
 }
 
