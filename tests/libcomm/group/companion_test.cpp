@@ -109,11 +109,13 @@ TEST_P(CompanionTest, ItsOperationsAreAmongTheFlightRecords) {
 }
 
 TEST_P(CompanionTest, ItsOperationsAreAmongTheRecordsOfAFailure) {
+  std::barrier all(2);
   run_ranks(2, options(), [&](Group& group) {
     Listener const listener(group);
     std::vector<FlightRecord> at_failure;
     group.on_failure(
         [&](Status const& /*failure*/, std::vector<FlightRecord> const& records) { at_failure = records; });
+    all.arrive_and_wait();  // Neither has failed before both have a companion.
     group.abort("enough");
     EXPECT_TRUE(std::ranges::any_of(at_failure, [](auto const& record) { return record.device == 3; }));
   });
