@@ -30,10 +30,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--hosts", type=whole_number(1), default=1, metavar="N",
                         help="let the ranks of this host act as if they were on so many "
                              "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--wire", choices=WIRES, default=WIRES[0],
+    parser.add_argument("--wire", choices=WIRES,
                         help="between these hosts: sockets, or shared memory for the messages of both systems "
-                             "(default: %(default)s)")  # fmt: skip
+                             f"(default: {WIRES[0]})")  # fmt: skip
     options = parser.parse_args(argv)
+    if options.hosts == 1 and options.wire is not None:
+        parser.error("--wire is between hosts: give --hosts too")
     return measure_and_report(
         "cuda_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
     )
@@ -48,7 +50,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         systems=systems,
         reference=_NCCL,
         hosts=options.hosts,
-        wire=options.wire,
+        wire=options.wire or WIRES[0],
     )
 
 

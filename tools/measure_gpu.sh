@@ -5,7 +5,7 @@
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
 #   --quick  no tests, and few sizes
 # Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
-# into python/headway. A stage that fails is named, and the others go on. Two GPUs take about 6 minutes.
+# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes.
 set -uo pipefail
 
 failed=()

@@ -108,10 +108,9 @@ void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, D
     }
   }
   for (auto const& block : x.receives) {  // What is where it belongs when it has come.
-    if (!is_cut(block)) words_.wait(link(block.peer).word(x.channel->index, &Board::arrived), block.end_fragment());
-  }
-  for (auto const& block : x.receives) {
-    if (block.way == Way::kDirectly) give_credit(block, block.first_fragment, block.end_fragment());
+    if (is_cut(block)) continue;
+    words_.wait(link(block.peer).word(x.channel->index, &Board::arrived), block.end_fragment());
+    give_credit(block, block.first_fragment, block.end_fragment());
   }
   words_.enqueue(last);
   for (auto const& block : x.sends) after_stream(last, lane(block.peer));

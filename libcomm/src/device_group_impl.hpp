@@ -89,8 +89,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     std::uint64_t message = 0;  ///< Its number in the channel, among those to the peer or from it.
     std::uint64_t first_fragment = 0, num_fragments = 0;
     nvlink::Way way = nvlink::Way::kSlots;
-    nvlink::MemoryPlace place{};  ///< Of what comes: where the peer can reach the output.
-    CUdeviceptr output = 0;       ///< Of what goes directly.
+    CUdeviceptr output = 0;  ///< Of what goes directly.
 
     [[nodiscard]] std::uint64_t end_fragment() const { return first_fragment + num_fragments; }
   };

@@ -26,7 +26,7 @@ struct AwaitedWord {
   std::shared_ptr<nvlink::Link const> link;
   int peer;
   int channel;
-  std::atomic<std::uint64_t> nvlink::Board::*word;  ///< `arrived`, or one that lets something go.
+  nvlink::BoardWord word;  ///< `arrived`, or one that lets something go.
   std::uint64_t value;
   std::size_t num_bytes;  ///< Of the block.
 

@@ -3,6 +3,7 @@
 
 #include "device_group_impl.hpp"
 
+#include <algorithm>
 #include <string>
 #include <thread>
 
@@ -34,7 +35,6 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
   auto operation = std::make_shared<DeviceOperationImpl>(context_, failure_, new_flight(), x.deadline);
   try {
     offered_memory_.take_news([this](int peer, std::string const& text) { group_.tell(peer, text); });
-    if (!is_small() && !x.is_in_slots) introductions_.take_letters();  // Peers may offer more than there is room for.
     note_messages();
     choose_ways();
     number_fragments(*operation);
@@ -175,8 +175,8 @@ bool DeviceGroupImpl::may_go_directly(Block const& block) const {
 
 void DeviceGroupImpl::offer_output(Board& board, Block& block) {
   if (!may_go_directly(block)) return;
-  block.place = offered_memory_.offer(block.peer, {reinterpret_cast<std::byte*>(block.address), block.num_bytes});
-  bool const has_place = block.place.segment != 0;
+  auto const place = offered_memory_.offer(block.peer, {reinterpret_cast<std::byte*>(block.address), block.num_bytes});
+  bool const has_place = place.segment != 0;
   board.has_places.store(has_place, std::memory_order_relaxed);
   if (!has_place) return;
   {
@@ -184,11 +184,13 @@ void DeviceGroupImpl::offer_output(Board& board, Block& block) {
     throw_if_failed();
   }
   auto& placement = board.placements[block.message % Board::kNumNotes];
-  placement.place = block.place;
+  placement.place = place;
   block.way = placement.choose(block.message, Way::kDirectly);
 }
 
 void DeviceGroupImpl::choose_ways() {
+  if (std::ranges::none_of(exchange_.sends, [this](auto const& block) { return may_go_directly(block); })) return;
+  introductions_.take_letters();  // Peers may offer more than there is room for.
   auto const deadline = Clock::now() + kPlaceTime;
   for (auto& block : exchange_.sends) {
     if (!may_go_directly(block)) continue;
