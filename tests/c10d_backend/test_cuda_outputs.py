@@ -172,6 +172,12 @@ def test_collectives_write_into_outputs() -> None:
     assert num_gpus() < 2 or copies == [0, 0]
 
 
+def exchange_a_little(rank: int, device: torch.device) -> None:
+    for number in range(5):
+        exchange(rank, even(2, 5), number, device, is_plain=True)
+        time.sleep(0.02)
+
+
 def free_and_exchange(rank: int) -> list[int]:
     device = take_device(rank)
     mapped = []
@@ -182,10 +188,9 @@ def free_and_exchange(rank: int) -> list[int]:
             time.sleep(0.2 * rank)  # Rank 1 sends last, into the output of rank 0.
         mapped.append(headway.stats()["cuda"]["mapped_bytes"])
         del output
-        headway.memory._pools.clear()  # Frees all that no tensor uses.
-        for _ in range(5):  # The first says so, and a later one lets go.
-            exchange(rank, even(2, 5), number, device, is_plain=True)
-            time.sleep(0.02)
+        exchange_a_little(rank, device)  # So that the host sees that the large ones are done.
+        headway.memory._pools.clear()  # Frees all that nothing uses.
+        exchange_a_little(rank, device)  # The first says so, and a later one lets go.
         mapped.append(headway.stats()["cuda"]["mapped_bytes"])
     return mapped
 
