@@ -30,7 +30,8 @@ DeviceSlotsImpl::DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions cons
       links_{.number = group.num_link_sets_,
              .layout = nvlink::LinkLayout::of_shared_slots(options.block_bytes,
                                                            static_cast<std::uint64_t>(options.num_slots), group.size_)},
-      channel_(group.channels_.emplace_back()) {
+      channel_(group.channels_.emplace_back()),
+      free_from_(static_cast<std::size_t>(options.num_slots)) {
   auto credits = std::make_unique<nvlink::Stream>(group.context_);
   links_.segment = std::make_shared<nvlink::SharedSegment>(group.context_, links_.layout.device_bytes);
   ++group.num_link_sets_;
@@ -55,7 +56,7 @@ DeviceSlotsImpl::~DeviceSlotsImpl() {
 DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
   std::lock_guard const lock(group_.mutex_);
   group_.throw_if_failed();
-  auto const num_slots = static_cast<std::uint64_t>(options_.num_slots);
+  auto const num_slots = free_from_.size();
   std::uint64_t const number = num_taken();
   if (leases_.size() == num_slots) {
     throw UsageError("slot " + std::to_string(number % num_slots) + " is still leased by operation " +
@@ -67,8 +68,9 @@ DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
                      " has not started: exchange its slot, or free it, before another is taken");
   }
   nvlink::ContextScope const scope(*group_.context_);
-  group_.after_stream(static_cast<CUstream>(stream),
-                      channel_.credits->get());  // Others' streams may have read it last.
+  if (auto const& free = free_from_[number % num_slots]; free != nullptr) {
+    group_.after_event(static_cast<CUstream>(stream), free.get());
+  }
   auto const& layout = links_.layout.channels.front();
   auto* const memory = reinterpret_cast<std::byte*>(links_.segment->memory.address() + layout.slot_offset(number));
   leases_.emplace_back();
@@ -122,10 +124,10 @@ void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const
     throw UsageError("slots: operation " + std::to_string(number) + " has not started");
   }
   nvlink::ContextScope const scope(*group_.context_);
-  group_.after_event(channel_.credits->get(), lease.completion.get());
-  for (DeviceStream const stream : streams) {
-    group_.after_event(channel_.credits->get(), group_.events_->record(static_cast<CUstream>(stream)).get());
-  }
+  CUstream const credits = channel_.credits->get();
+  group_.after_event(credits, lease.completion.get());
+  for (DeviceStream const stream : streams) group_.after_stream(credits, static_cast<CUstream>(stream));
+  free_from_[number % free_from_.size()] = group_.events_->record(credits);
   lease.is_released = true;
   bool const is_oldest = number == num_released_;
   for (; !leases_.empty() && leases_.front().is_released; leases_.pop_front()) ++num_released_;
@@ -133,7 +135,7 @@ void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const
   for (auto const& link : links_.links) {
     if (link != nullptr) group_.words_.write(link->peer_word(0, &nvlink::Board::consumed), num_released_);
   }
-  group_.words_.enqueue(channel_.credits->get());
+  group_.words_.enqueue(credits);
 }
 
 }  // namespace headway::comm

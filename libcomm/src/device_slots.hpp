@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace headway::comm {
 
@@ -36,6 +37,8 @@ class DeviceSlotsImpl final : public DeviceSlots {
   };
   std::uint64_t num_released_ = 0;  ///< All before are released.
   std::deque<Lease> leases_;        ///< From num_released_ on.
+  /// (num_slots) When all streams that used a slot are done with it; null: none has.
+  std::vector<std::shared_ptr<CUevent_st>> free_from_;
 };
 
 }  // namespace headway::comm
