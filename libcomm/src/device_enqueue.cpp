@@ -6,6 +6,13 @@
 
 namespace headway::comm {
 
+namespace {
+
+/// Blocks up to this size wait less for each other on one stream than streams do for each other.
+constexpr std::size_t kOneStreamBytes = std::size_t{1} << 20;
+
+}  // namespace
+
 using nvlink::Board;
 using nvlink::kCreditStep;
 using nvlink::kStageBytes;
@@ -36,8 +43,13 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
     copies_.enqueue(send);
     words_.enqueue(send);
   }
-  copies_.add(own_stage(), nvlink::address_of(exchange_.own_source), exchange_.own_source.size());
+  bool const is_own_staged = exchange_.own_source.size() <= kStageBytes;
+  if (is_own_staged) copies_.add(own_stage(), nvlink::address_of(exchange_.own_source), exchange_.own_source.size());
   copies_.enqueue(receive);
+  if (!is_own_staged) {
+    words_.enqueue(receive);
+    copy_own(receive);  // While blocks are under way.
+  }
   add_small_receives();
   words_.enqueue(receive);
   copies_.enqueue(receive);
@@ -48,9 +60,11 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
 }
 
 bool DeviceGroupImpl::is_small() const {
-  auto const fits = [](Block const& block) { return block.num_bytes <= kStageBytes; };
-  return !is_of_messages() && exchange_.own_source.size() <= kStageBytes &&
-         std::ranges::all_of(exchange_.sends, fits) && std::ranges::all_of(exchange_.receives, fits);
+  auto const fits = [](Block const& block) {
+    return block.num_bytes <= kOneStreamBytes && block.num_fragments == 1 && block.way == Way::kSlots;
+  };
+  return !is_of_messages() && std::ranges::all_of(exchange_.sends, fits) &&
+         std::ranges::all_of(exchange_.receives, fits);
 }
 
 void DeviceGroupImpl::add_small_sends(CUstream stream) {
@@ -66,48 +80,38 @@ void DeviceGroupImpl::add_small_sends(CUstream stream) {
 void DeviceGroupImpl::add_small_receives() {
   for (auto const& block : exchange_.receives) {
     words_.wait(link(block.peer).word(exchange_.channel->index, &Board::arrived), block.first_fragment + 1);
-    if (!exchange_.is_in_slots) copies_.add(block.address, landing(block, block.first_fragment), block.num_bytes);
+    if (exchange_.is_in_slots) continue;
+    copies_.add(block.address, landing(block, block.first_fragment), block.num_bytes);
+    if (!is_staged(block) && !link(block.peer).is_remote()) count_local_copy(block.num_bytes);
   }
+  if (exchange_.own_output.size() > kStageBytes) return;
   copies_.add(nvlink::address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
 }
 
 void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
-  auto const& x = exchange_;
+  auto& x = exchange_;
   open_outputs(start, max_lag);
-  std::uint64_t most = 0;
-  for (auto const& block : x.sends) {
+  for (auto& block : x.sends) {
     CUstream const stream = lane(block.peer);
     after_event(stream, start);
     after_bound(stream, max_lag);
     take_over(state(block.peer).sender, stream);
-    if (block.way == Way::kSlots) {
-      most = std::max(most, block.num_fragments);
-    } else {
-      send_directly(block, stream);
-    }
+    if (block.way == Way::kDirectly) send_directly(block, stream);
   }
-  for (std::uint64_t i = 0; i < most; ++i) {
-    for (auto const& block : x.sends) {
-      if (block.way == Way::kSlots && i < block.num_fragments) send_fragment(block, i, lane(block.peer));
-    }
-  }
+  in_turns(x.sends, [this](Block& block) { send_fragments(block, lane(block.peer)); });
   bool const is_only_sent = is_of_messages() && x.receives.empty();
   CUstream const last =
       is_only_sent ? lane(x.sends.front().peer) : receiver(x.receives.empty() ? rank_ : x.receives.front().peer);
   if (!is_only_sent) after_event(last, start);
   copy_own(last);
+  // What is in a slot for good, or was written into the output, is where it belongs when it has come.
   auto const is_cut = [&](Block const& block) { return !x.is_in_slots && block.way == Way::kSlots; };
-  most = 0;
-  for (auto const& block : x.receives) {
+  for (auto& block : x.receives) {
     take_over(state(block.peer).receiver, last);
-    if (is_cut(block)) most = std::max(most, block.num_fragments);
+    if (!is_cut(block)) block.num_enqueued = block.num_fragments;
   }
-  for (std::uint64_t i = 0; i < most; ++i) {
-    for (auto const& block : x.receives) {
-      if (is_cut(block) && i < block.num_fragments) receive_fragment(block, i, last);
-    }
-  }
-  for (auto const& block : x.receives) {  // What is where it belongs when it has come.
+  in_turns(x.receives, [this, last](Block& block) { receive_fragments(block, last); });
+  for (auto const& block : x.receives) {
     if (is_cut(block)) continue;
     words_.wait(link(block.peer).word(x.channel->index, &Board::arrived), block.end_fragment());
     give_credit(block, block.first_fragment, block.end_fragment());
@@ -115,6 +119,18 @@ void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, D
   words_.enqueue(last);
   for (auto const& block : x.sends) after_stream(last, lane(block.peer));
   operation.set_completion(events_->record(last));
+}
+
+template <class Enqueue>
+void DeviceGroupImpl::in_turns(std::vector<Block>& blocks, Enqueue enqueue) {
+  for (bool is_done = false; !is_done;) {
+    is_done = true;
+    for (auto& block : blocks) {
+      if (block.num_enqueued == block.num_fragments) continue;
+      enqueue(block);
+      is_done = false;
+    }
+  }
 }
 
 void DeviceGroupImpl::open_outputs(CUevent start, std::optional<int> max_lag) {
@@ -130,20 +146,19 @@ void DeviceGroupImpl::open_outputs(CUevent start, std::optional<int> max_lag) {
   words_.enqueue(channel.credits->get());
 }
 
-void DeviceGroupImpl::send_fragment(Block const& block, std::uint64_t index, CUstream stream) {
+void DeviceGroupImpl::send_fragments(Block& block, CUstream stream) {
   auto const& to = link(block.peer);
-  auto const fragment = block.first_fragment + index;
-  auto const part = layout(block.peer).part(block.num_bytes, block.num_fragments, index);
-  await_room(block, fragment);
+  auto const [fragment, part] = next_run(block);
+  await_room(block, block.next_fragment() - 1);
   words_.enqueue(stream);
   copies_.add(landing_at_peer(block, fragment), block.address + part.offset, part.num_bytes);
   copies_.enqueue(stream);
   if (!is_staged(block) && to.shares_device) count_local_copy(part.num_bytes);
-  words_.write(to.peer_word(exchange_.channel->index, &Board::arrived), fragment + 1);
+  words_.write(to.peer_word(exchange_.channel->index, &Board::arrived), block.next_fragment());
   words_.enqueue(stream);
 }
 
-void DeviceGroupImpl::send_directly(Block const& block, CUstream stream) {
+void DeviceGroupImpl::send_directly(Block& block, CUstream stream) {
   auto const& to = link(block.peer);
   int const index = exchange_.channel->index;
   if (to.board(index).ready.load(std::memory_order_acquire) <= block.message) {
@@ -155,19 +170,27 @@ void DeviceGroupImpl::send_directly(Block const& block, CUstream stream) {
   if (to.shares_device) count_local_copy(block.num_bytes);
   words_.write(to.peer_word(index, &Board::arrived), block.end_fragment());
   words_.enqueue(stream);
+  block.num_enqueued = block.num_fragments;
 }
 
-void DeviceGroupImpl::receive_fragment(Block const& block, std::uint64_t index, CUstream stream) {
+void DeviceGroupImpl::receive_fragments(Block& block, CUstream stream) {
   auto const& from = link(block.peer);
-  auto const fragment = block.first_fragment + index;
-  auto const part = layout(block.peer).part(block.num_bytes, block.num_fragments, index);
-  words_.wait(from.word(exchange_.channel->index, &Board::arrived), fragment + 1);
+  auto const [fragment, part] = next_run(block);
+  words_.wait(from.word(exchange_.channel->index, &Board::arrived), block.next_fragment());
   words_.enqueue(stream);
   copies_.add(block.address + part.offset, landing(block, fragment), part.num_bytes);
   copies_.enqueue(stream);
   if (!is_staged(block) && !from.is_remote()) count_local_copy(part.num_bytes);
-  give_credit(block, fragment, fragment + 1);
+  give_credit(block, fragment, block.next_fragment());
   words_.enqueue(stream);
+}
+
+std::pair<std::uint64_t, nvlink::BlockPart> DeviceGroupImpl::next_run(Block& block) {
+  auto const& cut = layout(block.peer);
+  auto const first = block.num_enqueued;
+  auto const run = cut.run(block.num_fragments, block.first_fragment, first);
+  block.num_enqueued += run;
+  return {block.first_fragment + first, cut.part(block.num_bytes, block.num_fragments, first, run)};
 }
 
 bool DeviceGroupImpl::is_staged(Block const& block) const {
@@ -242,7 +265,7 @@ void DeviceGroupImpl::after_bound(CUstream stream, std::optional<int> max_lag) {
 
 CUstream DeviceGroupImpl::lane(int peer) {
   // All peers on other hosts share one: each of many lanes that wait for room would take a hardware queue. Both sides
-  // take fragments in the order of their numbers first and of peers second, so that nobody waits for a later one.
+  // take blocks in turns, run by run, and earlier runs make room for one, so that nobody waits for a later one.
   bool const is_shared = !is_of_messages() && peer != rank_ && link(peer).is_remote();
   return stream_at(exchange_.channel->lanes, static_cast<std::size_t>(is_shared ? size_ : peer));
 }

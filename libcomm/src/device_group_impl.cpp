@@ -41,8 +41,8 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       flight_recorder_(group.options().flight_records, size_) {
   expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
   // A rank that starts operation t holds all of t - k - 1, so its peers are done with t - 2(k + 1). They say so after
-  // each kCreditStep fragments only, so that many more slots are needed.
-  auto const ring_slots = 2 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + nvlink::kCreditStep - 1;
+  // each kCreditStep fragments only, so that many more slots are needed. Blocks of two fragments may lag.
+  auto const ring_slots = 4 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + nvlink::kCreditStep;
   int const num_rings = group.options().num_channels;
   for (int i = 0; i < num_rings + 2; ++i) {
     bool const is_ring = i < num_rings;

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace headway::comm {
@@ -87,11 +88,12 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     CUdeviceptr address;
     std::size_t num_bytes;
     std::uint64_t message = 0;  ///< Its number in the channel, among those to the peer or from it.
-    std::uint64_t first_fragment = 0, num_fragments = 0;
+    std::uint64_t first_fragment = 0, num_fragments = 0, num_enqueued = 0;
     nvlink::Way way = nvlink::Way::kSlots;
     CUdeviceptr output = 0;  ///< Of what goes directly.
 
     [[nodiscard]] std::uint64_t end_fragment() const { return first_fragment + num_fragments; }
+    [[nodiscard]] std::uint64_t next_fragment() const { return first_fragment + num_enqueued; }
   };
   struct Exchange {
     Verb verb;
@@ -170,9 +172,15 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void add_small_receives();
   /// Tells peers that they may write into outputs.
   void open_outputs(CUevent start, std::optional<int> max_lag);
-  void send_fragment(Block const& block, std::uint64_t index, CUstream stream);
-  void send_directly(Block const& block, CUstream stream);
-  void receive_fragment(Block const& block, std::uint64_t index, CUstream stream);
+  /// Calls `enqueue` with each of the blocks in turn, until all their fragments are enqueued.
+  template <class Enqueue>
+  static void in_turns(std::vector<Block>& blocks, Enqueue enqueue);
+  /// What one copy takes of the next fragments, as one part.
+  void send_fragments(Block& block, CUstream stream);
+  void receive_fragments(Block& block, CUstream stream);
+  /// The number of the first of these fragments, and what they hold; counts them as enqueued.
+  [[nodiscard]] std::pair<std::uint64_t, nvlink::BlockPart> next_run(Block& block);
+  void send_directly(Block& block, CUstream stream);
   /// Where a fragment lands at the peer, or here.
   [[nodiscard]] CUdeviceptr landing_at_peer(Block const& block, std::uint64_t fragment);
   [[nodiscard]] CUdeviceptr landing(Block const& block, std::uint64_t fragment);

@@ -29,7 +29,7 @@ class Options(Backend.Options):
         rdma_rails: int = 1,
         rdma_cache_bytes: int = 1 << 32,
         flight_records: int = 256,
-        cuda_slot_bytes: int = 1 << 24,
+        cuda_slot_bytes: int = 1 << 23,
     ) -> None: ...
     @property
     def max_lag(self) -> int | Literal["auto"]: ...

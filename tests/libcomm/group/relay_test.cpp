@@ -99,7 +99,7 @@ class End {
   [[nodiscard]] std::span<std::byte const> part(std::span<std::byte const> bytes, int channel,
                                                 Relay::Message const& message, std::uint64_t number) const {
     if (message.num_fragments == 1) return bytes;
-    auto const each = remote_->layout.of(channel).fragment_bytes(bytes.size());
+    auto const each = remote_->layout.of(channel).slot_bytes;
     auto const offset = (number - message.first_fragment) * each;
     return bytes.subspan(offset, std::min(each, bytes.size() - offset));
   }

@@ -58,18 +58,16 @@ TEST(LinkLayout, SharedSlotsHoldABlockOfEachSourceSideBySide) {
   EXPECT_EQ(channel.slot_offset(4), channel.slot_offset(0));
 }
 
-TEST(ChannelLayout, FragmentsCoverABlockAndFitTheirSlots) {
+TEST(ChannelLayout, FragmentsCoverABlock) {
   LinkLayout layout;
-  layout.add_channel(std::size_t{16} << 20, 5);
-  layout.add_channel(65'536, 5);
+  layout.add_channel(std::size_t{8} << 20, 8);
+  layout.add_channel(65'536, 8);
   for (auto const& channel : layout.channels) {
     EXPECT_EQ(channel.num_fragments(0), 1U);  // Also an empty block is a message.
-    for (std::size_t const size : {1UL, 65'536UL, 65'537UL, 4'194'304UL, 4'194'305UL, 30'000'001UL, 134'217'728UL}) {
-      std::size_t const each = channel.fragment_bytes(size);
+    for (std::size_t const size : {1UL, 65'536UL, 65'537UL, 8'388'608UL, 8'388'609UL, 30'000'001UL, 134'217'728UL}) {
       std::uint64_t const count = channel.num_fragments(size);
-      EXPECT_LE(std::min(each, size), channel.slot_bytes) << size;
-      EXPECT_GE(count * each, size) << size;
-      EXPECT_LT((count - 1) * each, size) << size;
+      EXPECT_GE(count * channel.slot_bytes, size) << size;
+      EXPECT_LT((count - 1) * channel.slot_bytes, size) << size;
     }
   }
 }
@@ -89,6 +87,35 @@ TEST(ChannelLayout, PartsOfABlockFollowEachOther) {
     EXPECT_EQ(end, size);
   }
   EXPECT_EQ(channel.part(134'217'728, 1, 0).num_bytes, 134'217'728U);  // What is not cut.
+}
+
+TEST(ChannelLayout, RunsOfFragmentsAreSideBySideAndLeaveRoom) {
+  LinkLayout layout;
+  layout.add_channel(std::size_t{8} << 20, 8);
+  auto const& channel = layout.channels.front();
+  for (std::size_t const size : {0UL, 1UL, 8'388'609UL, 30'000'001UL, 134'217'728UL, 1'000'000'001UL}) {
+    auto const count = channel.num_fragments(size);
+    for (std::uint64_t first = 0; first < channel.num_slots; ++first) {
+      std::size_t end = 0;
+      std::uint64_t num_runs = 0;
+      for (std::uint64_t i = 0; i < count; ++num_runs) {
+        auto const run = channel.run(count, first, i);
+        auto const part = channel.part(size, count, i, run);
+        ASSERT_GE(run, 1U);
+        ASSERT_LE(run + kCreditStep, channel.num_slots);  // A receiver may owe the credit for all others.
+        EXPECT_EQ(part.offset, end) << size;
+        EXPECT_LE(channel.slot_offset(first + i) + part.num_bytes, layout.device_bytes) << size;
+        end += part.num_bytes;
+        i += run;
+      }
+      EXPECT_EQ(end, size);
+      EXPECT_GE(num_runs, std::min<std::uint64_t>(count, 2)) << size;
+    }
+  }
+  EXPECT_EQ(channel.run(16, 0, 0), 4U);
+  EXPECT_EQ(channel.run(16, 3, 5), 4U);
+  EXPECT_EQ(channel.run(3, 0, 0), 2U);
+  EXPECT_EQ(channel.run(16, 6, 0), 2U);  // To the last slot.
 }
 
 TEST(Placement, IsOfWhoeverComesFirst) {

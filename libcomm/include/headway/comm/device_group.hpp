@@ -15,8 +15,8 @@ namespace headway::comm {
 using DeviceStream = void*;
 
 struct DeviceOptions {
-  int ordinal = 0;                                 ///< The device, as CUDA numbers it in this process.
-  std::size_t slot_bytes = std::size_t{16} << 20;  ///< Largest fragment of a block; alike on all ranks.
+  int ordinal = 0;                                ///< The device, as CUDA numbers it in this process.
+  std::size_t slot_bytes = std::size_t{8} << 20;  ///< What a larger block is cut into; alike on all ranks.
 };
 
 /// Where an operation stands: after what is enqueued on `stream` so far.

@@ -116,23 +116,22 @@ struct ChannelLayout {
   [[nodiscard]] std::size_t slot_offset(std::uint64_t fragment) const {
     return slots_offset + fragment % num_slots * slot_stride;
   }
-  /// Bytes of each fragment of a block but the last. Several for a large block, so that the receiver copies the first
-  /// out while the next comes.
-  [[nodiscard]] std::size_t fragment_bytes(std::size_t block_bytes) const {
-    constexpr std::size_t kLeast = std::size_t{4} << 20, kParts = 4, kUnit = 4096;
-    std::size_t const part = (block_bytes / kParts + kUnit - 1) / kUnit * kUnit;
-    return std::min(std::max(part, kLeast), slot_bytes);
-  }
   [[nodiscard]] std::uint64_t num_fragments(std::size_t block_bytes) const {
-    if (block_bytes == 0) return 1;
-    std::size_t const each = fragment_bytes(block_bytes);
-    return (block_bytes + each - 1) / each;
+    return std::max<std::uint64_t>((block_bytes + slot_bytes - 1) / slot_bytes, 1);
   }
-  /// The fragment `index` of the `count` that a block is cut into.
-  [[nodiscard]] BlockPart part(std::size_t block_bytes, std::uint64_t count, std::uint64_t index) const {
+  /// How many of a block's `count` fragments one copy takes from fragment `index` on, which lies in the slot of the
+  /// channel's fragment `first + index`. Several, as a copy and the word after it cost 8 us of a lane besides the
+  /// bytes; but at most half of the block, and half of the slots, so that one is copied out while the next comes.
+  [[nodiscard]] std::uint64_t run(std::uint64_t count, std::uint64_t first, std::uint64_t index) const {
+    std::uint64_t const half = std::min((count + 1) / 2, std::max<std::uint64_t>(num_slots / 2, 1));
+    return std::min({half, count - index, num_slots - (first + index) % num_slots});
+  }
+  /// What the `run` fragments from `index` on hold, of the `count` that a block is cut into.
+  [[nodiscard]] BlockPart part(std::size_t block_bytes, std::uint64_t count, std::uint64_t index,
+                               std::uint64_t run = 1) const {
     if (count == 1) return {.offset = 0, .num_bytes = block_bytes};
-    std::size_t const each = fragment_bytes(block_bytes);
-    return {.offset = index * each, .num_bytes = std::min(each, block_bytes - index * each)};
+    std::size_t const offset = index * slot_bytes;
+    return {.offset = offset, .num_bytes = std::min(run * slot_bytes, block_bytes - offset)};
   }
 };
 
