@@ -16,8 +16,10 @@ from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
-_HEADWAY = ("headway", "headway_empty", "headway_slots")
+_HEADWAY = "headway"
 _NCCL = "nccl"
+#: Between GPUs of one host only; the last for even splits, not under ``--against none``.
+_OF_ONE_HOST = ("headway_empty", "headway_slots", "nccl_copy_engines")
 #: Between hosts; as ``Options(engine=)`` names them.
 WIRES = ("tcp", "shm")
 
@@ -43,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
 
 def measure(options: argparse.Namespace) -> list[Point]:
     """All points, combined over rounds."""
-    systems = _HEADWAY if options.hosts == 1 else _HEADWAY[:1]  # The others are for ranks of one host.
+    systems = [_HEADWAY, *_OF_ONE_HOST] if options.hosts == 1 else [_HEADWAY]
+    if options.against == "none":
+        systems = [each for each in systems if not each.startswith(_NCCL)]
     return measure_exchanges(
         "benchmarks.torch_ranks.cuda_all_to_all_rank",
         options,
@@ -59,7 +63,7 @@ def format_points(points: Sequence[Point]) -> str:
     others = {point.key: point for point in points if point.system == _NCCL}
     rows = []
     for point in points:
-        if point.system in _HEADWAY:
+        if point.system != _NCCL:
             other = others.get(point.key)
             rows.append(
                 (

@@ -23,7 +23,7 @@ from benchmarks.harness.torch_ranks import run_torch_rounds
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
 _ALONE = "none"
-_SYSTEMS = (_ALONE, "copies", "headway_slots", "headway_empty", "headway", "nccl")
+_SYSTEMS = (_ALONE, "copies", "headway_slots", "headway_empty", "headway", "nccl_copy_engines", "nccl")
 _WORKS = ("products", "attention")
 
 
@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
     points = []
     for ranks in options.ranks:
         settings = {
-            "systems": [each for each in _SYSTEMS if each != "nccl" or options.against != "none"],
+            "systems": [each for each in _SYSTEMS if not each.startswith("nccl") or options.against != "none"],
             "works": options.work,
             "bytes_per_rank": options.bytes,
             "rounds": options.rounds,

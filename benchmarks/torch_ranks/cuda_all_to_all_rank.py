@@ -24,7 +24,13 @@ from benchmarks.torch_ranks.all_to_all_rank import (
     summary_of,
 )
 from benchmarks.torch_ranks.block_sizes import block_sizes
-from benchmarks.torch_ranks.cuda_ranks import connect, device_of
+from benchmarks.torch_ranks.cuda_ranks import (
+    NCCL_COPY_ENGINES,
+    connect,
+    device_of,
+    exchange_by_copy_engines,
+    symmetric_zeros,
+)
 from benchmarks.torch_ranks.joining import leave
 
 #: A host that waits after each call, and one that waits after many.
@@ -61,6 +67,15 @@ class CudaSettings(RankSettings):
     def device(self) -> torch.device:
         """Where the tensors are."""
         return device_of(self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetricBlocks(Blocks):
+    """The same blocks, even ones, in symmetric memory."""
+
+    def exchange(self, group: dist.ProcessGroup) -> None:
+        """One call, by NCCL's copy engines."""
+        exchange_by_copy_engines(self.output_B, self.input_B, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +150,22 @@ def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[lis
 def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
     """Prints one point a round, system and way to wait at rank 0."""
     plain = make_blocks(settings, split, size)
-    blocks_of: dict[str, Blocks] = dict.fromkeys(settings.systems, plain)
+    # NCCL's copy engines take even blocks only.
+    systems = [each for each in settings.systems if each != NCCL_COPY_ENGINES or plain.input_splits is None]
+    blocks_of: dict[str, Blocks] = dict.fromkeys(systems, plain)
     if "headway_slots" in settings.systems:
         blocks_of["headway_slots"] = make_slot_blocks(settings, split, size, groups["headway"])
     if "headway_empty" in settings.systems:
         output_B = headway.empty(len(plain.output_B), dtype=plain.output_B.dtype, device=settings.device)
         blocks_of["headway_empty"] = replace(plain, output_B=output_B)
+    if NCCL_COPY_ENGINES in systems:
+        input_B, output_B = (symmetric_zeros(size, settings.device, groups[NCCL_COPY_ENGINES]) for _ in range(2))
+        blocks_of[NCCL_COPY_ENGINES] = SymmetricBlocks(
+            input_B=input_B, output_B=output_B, input_splits=None, output_splits=None
+        )
     calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _CALLS_ABOVE)
     for index in range(settings.rounds):
-        for system in settings.systems if index % 2 == 0 else reversed(settings.systems):
+        for system in systems if index % 2 == 0 else reversed(systems):
             blocks, group = blocks_of[system], groups[system]
             exchange_and_check(settings, split, blocks, group, salt=2 * index)
             for wait in WAITS:

@@ -20,7 +20,13 @@ import pynvml
 import torch
 import torch.distributed as dist
 
-from benchmarks.torch_ranks.cuda_ranks import connect, device_of
+from benchmarks.torch_ranks.cuda_ranks import (
+    NCCL_COPY_ENGINES,
+    connect,
+    device_of,
+    exchange_by_copy_engines,
+    symmetric_zeros,
+)
 from benchmarks.torch_ranks.joining import leave
 
 
@@ -109,6 +115,10 @@ def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]
         return exchange
     if system == "copies":
         return make_copies(source.split(block), settings)
+    if system == NCCL_COPY_ENGINES:
+        group = groups[system]
+        outgoing, incoming = (symmetric_zeros(len(source), settings.device, group) for _ in range(2))
+        return lambda: exchange_by_copy_engines(incoming, outgoing, group)
     make_output = headway.empty if system == "headway_empty" else torch.empty
     output = make_output(settings.bytes_per_rank, dtype=torch.uint8, device=settings.device)
     return lambda: dist.all_to_all_single(output, source, group=groups[system])
