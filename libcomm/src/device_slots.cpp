@@ -56,18 +56,19 @@ DeviceSlotsImpl::~DeviceSlotsImpl() {
 DeviceSlots::Slot DeviceSlotsImpl::take(DeviceStream stream) {
   std::lock_guard const lock(group_.mutex_);
   group_.throw_if_failed();
+  nvlink::ContextScope const scope(*group_.context_);
+  free_slots();
   auto const num_slots = free_from_.size();
   std::uint64_t const number = num_taken();
   if (leases_.size() == num_slots) {
     throw UsageError("slot " + std::to_string(number % num_slots) + " is still leased by operation " +
-                     std::to_string(num_released_) + ", and operation " + std::to_string(number) +
+                     std::to_string(num_freed_) + ", and operation " + std::to_string(number) +
                      " needs it: free the tensors that use it, or make more slots");
   }
   if (!leases_.empty() && leases_.back().completion == nullptr) {
     throw UsageError("slots: operation " + std::to_string(number - 1) +
                      " has not started: exchange its slot, or free it, before another is taken");
   }
-  nvlink::ContextScope const scope(*group_.context_);
   if (auto const& free = free_from_[number % num_slots]; free != nullptr) {
     group_.after_event(static_cast<CUstream>(stream), free.get());
   }
@@ -84,7 +85,7 @@ DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
   std::lock_guard const lock(group_.mutex_);
   group_.expect_one_for_each(sends.size(), "slots");
   group_.expect_one_for_each(received_bytes.size(), "slots");
-  if (number < num_released_ || number >= num_taken()) {
+  if (number < num_freed_ || number >= num_taken()) {
     throw UsageError("slots: the slot of operation " + std::to_string(number) + " is not taken");
   }
   if (number != channel_.num_operations) {
@@ -106,36 +107,49 @@ DeviceOperationPtr DeviceSlotsImpl::all_to_all_v(std::uint64_t number,
     group_.add_receive({static_cast<std::byte*>(nullptr), expected}, from);
   }
   auto operation = group_.start(options_.max_lag, call);
-  leases_[number - num_released_].completion = static_cast<DeviceOperationImpl&>(*operation).completion();
+  leases_[number - num_freed_].completion = static_cast<DeviceOperationImpl&>(*operation).completion();
   return operation;
 }
 
 void DeviceSlotsImpl::release(std::uint64_t number, std::span<DeviceStream const> streams) {
   std::lock_guard const lock(group_.mutex_);
-  if (number < num_released_ || number >= num_taken()) {
+  if (number < num_freed_ || number >= num_taken() || leases_[number - num_freed_].is_over) {
     throw UsageError("slots: operation " + std::to_string(number) + " has no lease");
   }
-  auto& lease = leases_[number - num_released_];
-  if (lease.completion == nullptr && number + 1 == num_taken()) {  // Given back as it was.
-    leases_.pop_back();
-    return;
-  }
-  if (lease.completion == nullptr) {
-    throw UsageError("slots: operation " + std::to_string(number) + " has not started");
-  }
+  auto& lease = leases_[number - num_freed_];
+  lease.streams.assign(streams.begin(), streams.end());
+  lease.is_over = true;
   nvlink::ContextScope const scope(*group_.context_);
+  free_slots();
+}
+
+void DeviceSlotsImpl::free_slots() {
   CUstream const credits = channel_.credits->get();
-  group_.after_event(credits, lease.completion.get());
-  for (DeviceStream const stream : streams) group_.after_stream(credits, static_cast<CUstream>(stream));
-  free_from_[number % free_from_.size()] = group_.events_->record(credits);
-  lease.is_released = true;
-  bool const is_oldest = number == num_released_;
-  for (; !leases_.empty() && leases_.front().is_released; leases_.pop_front()) ++num_released_;
-  if (!is_oldest) return;
+  for (std::uint64_t number = num_freed_; auto& lease : leases_) {
+    auto& free_from = free_from_[number++ % free_from_.size()];
+    if (!lease.is_over || lease.is_free) continue;
+    if (std::ranges::any_of(lease.streams, [this](auto each) { return is_captured(each); })) continue;
+    if (lease.completion != nullptr) group_.after_event(credits, lease.completion.get());
+    for (DeviceStream const stream : lease.streams) group_.after_stream(credits, static_cast<CUstream>(stream));
+    free_from = group_.events_->record(credits);
+    lease.is_free = true;
+  }
+  // One that was given back as it was, always the last, has no operation of which peers wait to hear.
+  if (!leases_.empty() && leases_.back().is_free && leases_.back().completion == nullptr) leases_.pop_back();
+  auto const num_freed = num_freed_;
+  for (; !leases_.empty() && leases_.front().is_free; leases_.pop_front()) ++num_freed_;
+  if (num_freed_ == num_freed) return;
   for (auto const& link : links_.links) {
-    if (link != nullptr) group_.words_.write(link->peer_word(0, &nvlink::Board::consumed), num_released_);
+    if (link != nullptr) group_.words_.write(link->peer_word(0, &nvlink::Board::consumed), num_freed_);
   }
   group_.words_.enqueue(credits);
+}
+
+bool DeviceSlotsImpl::is_captured(DeviceStream stream) const {
+  CUstreamCaptureStatus status{};
+  auto const result = group_.context_->call().stream_is_capturing(static_cast<CUstream>(stream), &status);
+  // The legacy default stream refuses to tell while another one is captured, and to be waited for.
+  return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 }  // namespace headway::comm

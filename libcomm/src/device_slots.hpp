@@ -24,19 +24,25 @@ class DeviceSlotsImpl final : public DeviceSlots {
   void release(std::uint64_t number, std::span<DeviceStream const> streams) override;
 
  private:
-  [[nodiscard]] std::uint64_t num_taken() const { return num_released_ + leases_.size(); }
+  struct Lease {
+    std::shared_ptr<CUevent_st> completion{};  ///< Of the operation, once it has started.
+    std::vector<DeviceStream> streams{};       ///< That used it, once it is over.
+    bool is_over = false, is_free = false;     ///< The second as soon as no stream that used it is captured in a graph.
+  };
+
+  [[nodiscard]] std::uint64_t num_taken() const { return num_freed_ + leases_.size(); }
+  /// Frees slots whose leases are over, and tells peers so. A stream that is being captured cannot be waited for: its
+  /// slots are left to a later call.
+  void free_slots();
+  [[nodiscard]] bool is_captured(DeviceStream stream) const;
 
   DeviceGroupImpl& group_;
   DeviceSlotsOptions options_;
   DeviceGroupImpl::LinkSet links_;
   DeviceGroupImpl::Channel& channel_;
   // Guarded by the group's mutex.
-  struct Lease {
-    std::shared_ptr<CUevent_st> completion;  ///< Of the operation, once it has started.
-    bool is_released = false;
-  };
-  std::uint64_t num_released_ = 0;  ///< All before are released.
-  std::deque<Lease> leases_;        ///< From num_released_ on.
+  std::uint64_t num_freed_ = 0;  ///< All before are free.
+  std::deque<Lease> leases_;     ///< From num_freed_ on.
   /// (num_slots) When all streams that used a slot are done with it; null: none has.
   std::vector<std::shared_ptr<CUevent_st>> free_from_;
 };

@@ -70,10 +70,7 @@ class Ring:
 
 
 class Slot:
-    """The lease of one slot, and the exchange that goes through it.
-
-    Its last tensor must not be freed while the current stream is captured in a CUDA graph: that spoils the capture.
-    """
+    """The lease of one slot, and the exchange that goes through it."""
 
     def __init__(self, ring: Ring, slot: _extension.Slot) -> None:
         self._ring = ring

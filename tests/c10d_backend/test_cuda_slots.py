@@ -176,3 +176,79 @@ def hold_slots(rank: int) -> tuple[str, str]:
 
 def test_a_slot_is_leased_as_long_as_autograd_needs_it() -> None:
     run_on_gpus(hold_slots, 2)
+
+
+def exchange_ones(ring: headway.slots.Ring, device: torch.device) -> headway.slots.Slot:
+    rows = [torch.ones(128, device=device)] * 2
+    slot = ring.take()
+    slot.exchange(rows, [128, 128])
+    return slot
+
+
+def take_beside_a_late_reader(rank: int) -> bool:
+    device = take_device(rank)
+    ring = headway.slots.Ring(capacity=128, num_slots=3)
+    for _ in range(3):
+        exchange_ones(ring, device)
+    torch.cuda.synchronize()
+    late, passed = torch.cuda.Stream(), torch.cuda.Event()
+    slot = exchange_ones(ring, device)
+    slot.record_stream(late)
+    with torch.cuda.stream(late):
+        keep_busy(2000)
+    del slot
+    following = exchange_ones(ring, device)
+    passed.record()
+    deadline = time.monotonic() + 1
+    while not passed.query() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    is_independent = passed.query() and not late.query()
+    torch.cuda.synchronize()
+    assert float(following.received()[1 - rank].sum()) == 128
+    return is_independent
+
+
+def test_a_slot_does_not_wait_for_readers_of_another() -> None:
+    assert run_on_gpus(take_beside_a_late_reader, 2) == [True, True]
+
+
+def give_back_unused(rank: int) -> list[float]:
+    device = take_device(rank)
+    ring = headway.slots.Ring(capacity=128, num_slots=2)
+    exchange_ones(ring, device)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        slot = ring.take()
+        keep_busy(50)
+        slot.own(128).fill_(1)
+        del slot
+    slot = ring.take()  # The same one; what it is given now comes after what it was given then.
+    slot.own(128).fill_(2)
+    slot.exchange([torch.ones(128, device=device)] * 2, [128, 128])
+    torch.cuda.synchronize()
+    return slot.received()[rank].unique().tolist()
+
+
+def test_a_slot_that_is_given_back_unused_keeps_its_order() -> None:
+    assert run_on_gpus(give_back_unused, 2) == [[2.0], [2.0]]
+
+
+def free_in_capture(rank: int) -> float:
+    device = take_device(rank)
+    ring = headway.slots.Ring(capacity=128, num_slots=1)
+    slot: headway.slots.Slot | None = exchange_ones(ring, device)
+    value = torch.ones(5, device=device)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        slot = None
+        doubled = value * 2
+    graph.replay()
+    for _ in range(3):
+        slot = exchange_ones(ring, device)
+        assert float(slot.received()[1 - rank].sum()) == 128
+        slot = None
+    return float(doubled.sum())
+
+
+def test_a_slot_may_be_freed_while_a_graph_is_captured() -> None:
+    assert run_on_gpus(free_in_capture, 2) == [10.0, 10.0]
