@@ -1,4 +1,4 @@
-// How a device group enqueues an operation: a small one on one or two streams, a large one on one for each peer.
+// How a device group enqueues an operation: on one or two streams if it is small, else on a lane for each peer.
 
 #include "device_group_impl.hpp"
 
@@ -8,7 +8,7 @@ namespace headway::comm {
 
 namespace {
 
-/// Blocks up to this size wait less for each other on one stream than streams do for each other.
+/// Blocks of together so much wait less for each other on one stream than streams do for each other.
 constexpr std::size_t kOneStreamBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -20,14 +20,14 @@ using nvlink::Way;
 
 void DeviceGroupImpl::enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   auto const start = events_->record(user);
-  if (is_small()) {
-    enqueue_small(start.get(), max_lag, operation);
+  if (fits_one_stream()) {
+    enqueue_on_one_stream(start.get(), max_lag, operation);
   } else {
-    enqueue_large(start.get(), max_lag, operation);
+    enqueue_on_lanes(start.get(), max_lag, operation);
   }
 }
 
-void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
+void DeviceGroupImpl::enqueue_on_one_stream(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   CUstream const receive = receiver(rank_);
   // Without lag nothing is sent before all that came earlier is received, so that one stream does both.
   CUstream const send = max_lag == 0 ? receive : lane(rank_);
@@ -38,7 +38,7 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
   }
   for (auto const& block : exchange_.sends) take_over(state(block.peer).sender, send);
   for (auto const& block : exchange_.receives) take_over(state(block.peer).receiver, receive);
-  add_small_sends(send);
+  add_whole_sends(send);
   if (send != receive) {
     copies_.enqueue(send);
     words_.enqueue(send);
@@ -50,7 +50,7 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
     words_.enqueue(receive);
     copy_own(receive);  // While blocks are under way.
   }
-  add_small_receives();
+  add_whole_receives();
   words_.enqueue(receive);
   copies_.enqueue(receive);
   after_stream(receive, send);
@@ -59,15 +59,18 @@ void DeviceGroupImpl::enqueue_small(CUevent start, std::optional<int> max_lag, D
   words_.enqueue(receive);
 }
 
-bool DeviceGroupImpl::is_small() const {
-  auto const fits = [](Block const& block) {
-    return block.num_bytes <= kOneStreamBytes && block.num_fragments == 1 && block.way == Way::kSlots;
+bool DeviceGroupImpl::fits_one_stream() const {
+  auto const fit = [](std::vector<Block> const& blocks) {
+    std::size_t above_stages = 0;
+    return std::ranges::all_of(blocks, [&](Block const& block) {
+      if (block.num_bytes > kStageBytes) above_stages += block.num_bytes;
+      return block.num_fragments == 1 && block.way == Way::kSlots && above_stages <= kOneStreamBytes;
+    });
   };
-  return !is_of_messages() && std::ranges::all_of(exchange_.sends, fits) &&
-         std::ranges::all_of(exchange_.receives, fits);
+  return !is_of_messages() && fit(exchange_.sends) && fit(exchange_.receives);
 }
 
-void DeviceGroupImpl::add_small_sends(CUstream stream) {
+void DeviceGroupImpl::add_whole_sends(CUstream stream) {
   for (auto const& block : exchange_.sends) await_room(block, block.first_fragment);
   words_.enqueue(stream);
   for (auto const& block : exchange_.sends) {
@@ -77,7 +80,7 @@ void DeviceGroupImpl::add_small_sends(CUstream stream) {
   }
 }
 
-void DeviceGroupImpl::add_small_receives() {
+void DeviceGroupImpl::add_whole_receives() {
   for (auto const& block : exchange_.receives) {
     words_.wait(link(block.peer).word(exchange_.channel->index, &Board::arrived), block.first_fragment + 1);
     if (exchange_.is_in_slots) continue;
@@ -88,7 +91,7 @@ void DeviceGroupImpl::add_small_receives() {
   copies_.add(nvlink::address_of(exchange_.own_output), own_stage(), exchange_.own_output.size());
 }
 
-void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
+void DeviceGroupImpl::enqueue_on_lanes(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   auto& x = exchange_;
   open_outputs(start, max_lag);
   for (auto& block : x.sends) {
@@ -235,6 +238,7 @@ void DeviceGroupImpl::copy_own(CUstream stream) {
 }
 
 void DeviceGroupImpl::count_local_copy(std::size_t num_bytes) {
+  if (num_bytes == 0) return;
   ++stats_.local_copies;
   stats_.local_copy_bytes += num_bytes;
 }

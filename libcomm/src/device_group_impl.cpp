@@ -136,7 +136,7 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   if (!has_failed()) {
     failed_at_ = Clock::now();
     failure_->status = failure;
-    // Streams of peers may still write to what they were offered. Whoever sees the failure finds that done.
+    // Streams of peers may still write to what they were offered. Before the failure shows here.
     if (offered_memory_.has_offered()) nvlink::SharedMemory::of_process().quarantine();
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
     note_failed_records();

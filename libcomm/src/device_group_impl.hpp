@@ -162,14 +162,14 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void wait_for_room(nvlink::Board const& board, bool is_send, std::uint64_t number, int peer);
 
   // device_enqueue.cpp
-  [[nodiscard]] bool is_small() const;
+  [[nodiscard]] bool fits_one_stream() const;
   void enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation);
-  void enqueue_small(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
-  void enqueue_large(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
+  void enqueue_on_one_stream(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
+  void enqueue_on_lanes(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
   /// Adds copies, and words to write after them; what must be waited for before is enqueued.
-  void add_small_sends(CUstream stream);
+  void add_whole_sends(CUstream stream);
   /// Adds words to wait for, and copies to make after them.
-  void add_small_receives();
+  void add_whole_receives();
   /// Tells peers that they may write into outputs.
   void open_outputs(CUevent start, std::optional<int> max_lag);
   /// Calls `enqueue` with each of the blocks in turn, until all their fragments are enqueued.

@@ -88,6 +88,28 @@ def run_ahead(rank: int, max_lag: int, rounds: int) -> list[float]:
     return sums
 
 
+def exchange_unlike_sizes(rank: int, max_lag: int, rounds: int) -> None:
+    device = take_device(rank)
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=max_lag, cuda_slot_bytes=MIB))
+    size = dist.get_world_size()
+    some = (3, 70_000, 5_000_000, 400_000, 0)  # On one stream and on lanes, at one rank or the other.
+    pending: list[Any] = []
+    for number in range(rounds):
+        lengths = [[some[(number + 2 * source + peer * peer) % 5] for peer in range(size)] for source in range(size)]
+        if number % size == rank:
+            keep_busy(1)
+        pending.append(exchange(rank, lengths, device, torch.uint8, number, group=group, async_op=True))
+        if len(pending) > max_lag:
+            output, expected, work = pending.pop(0)
+            work.wait()
+            torch.testing.assert_close(output.cpu(), expected, rtol=0, atol=0, msg=f"exchange {number}")
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_blocks_may_be_small_for_one_rank_and_large_for_another(max_lag: int) -> None:
+    run_on_gpus(exchange_unlike_sizes, 3, max_lag, 30)
+
+
 def test_results_do_not_depend_on_the_bound() -> None:
     by_bound = [run_on_gpus(run_ahead, 2, max_lag, 30) for max_lag in (0, 1, 3)]
     assert by_bound[0] == by_bound[1] == by_bound[2]
@@ -159,7 +181,7 @@ def test_ranks_meet_without_taking_turns() -> None:
 def move_otherwise(rank: int) -> None:
     device = take_device(rank)
     size = dist.get_world_size()
-    for length in (3, 2_000_000):
+    for length in (3, 2_000_000, 7_000_000):  # One fragment, two, and more than one copy takes.
         own = torch.arange(length, device=device, dtype=torch.float32) + rank
         want = [torch.arange(length, dtype=torch.float32) + peer for peer in range(size)]
 

@@ -11,7 +11,16 @@ import torch
 import torch.distributed as dist
 from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
 from rank_processes import DIED
-from test_cuda import MIB, exchange, exchange_all, move_otherwise, run_ahead, send_around, use_streams
+from test_cuda import (
+    MIB,
+    exchange,
+    exchange_all,
+    exchange_unlike_sizes,
+    move_otherwise,
+    run_ahead,
+    send_around,
+    use_streams,
+)
 from test_cuda_failure import lose_a_peer, wait_in_vain
 
 pytestmark = NEEDS_GPU
@@ -43,6 +52,11 @@ def test_results_are_those_of_one_host_under_any_bound() -> None:
     expected = run_on_gpus(run_ahead, 2, 0, 12)
     for max_lag in (0, 3):
         assert run_on_gpus(run_ahead, 2, max_lag, 12, hosts="ab") == expected
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_several_far_peers_share_a_lane_under_any_bound(max_lag: int) -> None:
+    run_on_gpus(exchange_unlike_sizes, 3, max_lag, 20, hosts="abc")
 
 
 @pytest.mark.parametrize("hosts", ["aba", "abc"])

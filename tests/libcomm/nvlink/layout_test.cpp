@@ -90,32 +90,41 @@ TEST(ChannelLayout, PartsOfABlockFollowEachOther) {
 }
 
 TEST(ChannelLayout, RunsOfFragmentsAreSideBySideAndLeaveRoom) {
+  for (std::uint64_t const num_slots : {8, 12, 20}) {
+    LinkLayout layout;
+    layout.add_channel(std::size_t{8} << 20, num_slots);
+    auto const& channel = layout.channels.front();
+    for (std::size_t const size : {0UL, 1UL, 8'388'609UL, 30'000'001UL, 134'217'728UL, 1'000'000'001UL}) {
+      auto const count = channel.num_fragments(size);
+      for (std::uint64_t first = 0; first < num_slots; ++first) {
+        std::size_t end = 0;
+        std::uint64_t num_runs = 0;
+        for (std::uint64_t i = 0; i < count; ++num_runs) {
+          auto const run = channel.run(count, first, i);
+          auto const part = channel.part(size, count, i, run);
+          ASSERT_GE(run, 1U);
+          ASSERT_LT(run + kCreditStep - 1, num_slots);  // A receiver may owe the credit for all others.
+          EXPECT_EQ(part.offset, end) << size;
+          EXPECT_LE(channel.slot_offset(first + i) + part.num_bytes, layout.device_bytes) << size;
+          end += part.num_bytes;
+          i += run;
+        }
+        EXPECT_EQ(end, size);
+        EXPECT_GE(num_runs, std::min<std::uint64_t>(count, 2)) << size;
+      }
+    }
+  }
+}
+
+TEST(ChannelLayout, ARunIsHalfOfTheBlockAndOfTheSlots) {
   LinkLayout layout;
   layout.add_channel(std::size_t{8} << 20, 8);
   auto const& channel = layout.channels.front();
-  for (std::size_t const size : {0UL, 1UL, 8'388'609UL, 30'000'001UL, 134'217'728UL, 1'000'000'001UL}) {
-    auto const count = channel.num_fragments(size);
-    for (std::uint64_t first = 0; first < channel.num_slots; ++first) {
-      std::size_t end = 0;
-      std::uint64_t num_runs = 0;
-      for (std::uint64_t i = 0; i < count; ++num_runs) {
-        auto const run = channel.run(count, first, i);
-        auto const part = channel.part(size, count, i, run);
-        ASSERT_GE(run, 1U);
-        ASSERT_LE(run + kCreditStep, channel.num_slots);  // A receiver may owe the credit for all others.
-        EXPECT_EQ(part.offset, end) << size;
-        EXPECT_LE(channel.slot_offset(first + i) + part.num_bytes, layout.device_bytes) << size;
-        end += part.num_bytes;
-        i += run;
-      }
-      EXPECT_EQ(end, size);
-      EXPECT_GE(num_runs, std::min<std::uint64_t>(count, 2)) << size;
-    }
-  }
   EXPECT_EQ(channel.run(16, 0, 0), 4U);
   EXPECT_EQ(channel.run(16, 3, 5), 4U);
   EXPECT_EQ(channel.run(3, 0, 0), 2U);
-  EXPECT_EQ(channel.run(16, 6, 0), 2U);  // To the last slot.
+  EXPECT_EQ(channel.run(16, 6, 0), 2U);                                      // To the last slot.
+  EXPECT_EQ(LinkLayout::of_shared_slots(512, 1, 2).of(0).run(1, 5, 0), 1U);  // Rings of slots may have one.
 }
 
 TEST(Placement, IsOfWhoeverComesFirst) {

@@ -93,8 +93,8 @@ inline constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
 /// multiprocessor, as those inside a device do, and are started in a third of the time.
 inline constexpr std::size_t kStageBytes = 64 * 1024;
 
-/// A receiver says after each fragment whose number is a multiple of this what it has consumed, where its stream
-/// consumes them one by one.
+/// A receiver says what it has consumed when that has passed a multiple of this, so it owes a sender the credit for
+/// fewer fragments.
 inline constexpr std::uint64_t kCreditStep = 4;
 
 /// A part of a block.
