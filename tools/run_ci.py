@@ -58,7 +58,7 @@ def lint_stages() -> list[Stage]:
 
 
 def cpp_test_stage(name: str, configure: list[str], skip_reason: str | None = None) -> Stage:
-    """Builds libcomm and its tests apart from the ordinary build, and runs them.
+    """Builds what needs no torch and its tests apart from the ordinary build, and runs them.
 
     Such tests are slow for their computing, not for what they wait for, so there are as many at once as cores.
     """

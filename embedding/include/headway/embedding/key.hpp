@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+namespace headway::embedding {
+
+/// What a row is found by: the number of a table, since merged tables share rows, and an id of any value.
+struct Key {
+  std::uint64_t id = 0;
+  std::uint32_t table = 0;
+
+  friend bool operator==(Key const&, Key const&) = default;
+};
+
+/// Two words that know nothing of each other.
+struct Hash {
+  std::uint64_t low = 0, high = 0;
+
+  friend bool operator==(Hash const&, Hash const&) = default;
+};
+
+namespace detail {
+
+constexpr std::uint64_t rotate_left(std::uint64_t value, int bits) { return (value << bits) | (value >> (64 - bits)); }
+
+constexpr std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 33)) * 0xff51afd7ed558ccd;
+  value = (value ^ (value >> 33)) * 0xc4ceb9fe1a85ec53;
+  return value ^ (value >> 33);
+}
+
+}  // namespace detail
+
+/// MurmurHash3 (x64, 128 bits; A. Appleby) of the 16 bytes `first`, `second`, both little-endian.
+constexpr Hash murmur_hash3(std::uint64_t first, std::uint64_t second, std::uint32_t seed = 0) {
+  constexpr std::uint64_t kFirst = 0x87c37b91114253d5, kSecond = 0x4cf5ad432745937f, kNumBytes = 16;
+  std::uint64_t low = seed, high = seed;
+  low ^= detail::rotate_left(first * kFirst, 31) * kSecond;
+  low = (detail::rotate_left(low, 27) + high) * 5 + 0x52dce729;
+  high ^= detail::rotate_left(second * kSecond, 33) * kFirst;
+  high = (detail::rotate_left(high, 31) + low) * 5 + 0x38495ab5;
+  low ^= kNumBytes;
+  high ^= kNumBytes;
+  low += high;
+  high += low;
+  low = detail::mix(low);
+  high = detail::mix(high);
+  low += high;
+  high += low;
+  return {.low = low, .high = high};
+}
+
+/// The one hash of a key, on all devices. An index takes its stripe and segment from the highest bits of `low`, its
+/// bucket from the lowest, and its step from the lowest bits of `high`; ranks divide keys by the highest bits of
+/// `high`.
+constexpr Hash hash_of(Key key) { return murmur_hash3(key.id, key.table); }
+
+}  // namespace headway::embedding

@@ -1,0 +1,33 @@
+#include "cpu/huge_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace headway::embedding {
+
+HugeMemory::HugeMemory(std::size_t num_bytes) : num_bytes_((num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes) {
+  std::size_t const reserved = num_bytes_ + kPageBytes;  // Somewhere in it a huge page begins.
+  void* const mapped =
+      mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  auto* const begin = static_cast<std::byte*>(mapped);
+  std::size_t const before = (kPageBytes - reinterpret_cast<std::uintptr_t>(begin) % kPageBytes) % kPageBytes;
+  data_ = begin + before;
+  if (before > 0) munmap(begin, before);
+  munmap(data_ + num_bytes_, kPageBytes - before);
+  madvise(data_, num_bytes_, MADV_HUGEPAGE);  // Where there are none, small pages do.
+}
+
+HugeMemory::~HugeMemory() {
+  if (data_ != nullptr) munmap(data_, num_bytes_);
+}
+
+void HugeMemory::swap(HugeMemory& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(num_bytes_, other.num_bytes_);
+}
+
+}  // namespace headway::embedding

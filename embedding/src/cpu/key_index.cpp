@@ -1,0 +1,146 @@
+#include "cpu/key_index.hpp"
+
+#include <algorithm>
+
+namespace headway::embedding {
+
+namespace {
+
+/// Used slots at which a segment grows: from 0.75 of all on, by up to 1/16 more, as its place in the directory has it.
+std::size_t limit_of(std::size_t num_slots, std::uint64_t prefix) {
+  constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
+  auto const share = static_cast<std::size_t>((prefix + 1) * kGoldenRatio >> 56);  // Of 256.
+  return num_slots / 4 * 3 + num_slots / 16 * share / 256;
+}
+
+}  // namespace
+
+template <class Bucket, class Probe>
+KeyIndex<Bucket, Probe>::KeyIndex(SegmentPool& pool, int hash_bits) : pool_(pool), hash_bits_(hash_bits) {
+  clear();
+}
+
+template <class Bucket, class Probe>
+void KeyIndex<Bucket, Probe>::clear() {
+  auto first = make_segment(kFirstBuckets, 0, 0);
+  directory_.assign(1, {.buckets = first->buckets(), .mask = kFirstBuckets - 1, .segment = first.get()});
+  segments_.clear();
+  segments_.push_back(std::move(first));
+  depth_ = 0;
+}
+
+template <class Bucket, class Probe>
+auto KeyIndex<Bucket, Probe>::look(Entry const& entry, Key key, Hash hash, Place& free) -> Place {
+  std::size_t const step = Probe::step(hash, entry.mask);
+  for (std::size_t i = 0, at = hash.low & entry.mask; i <= entry.mask; ++i, at = (at + step) & entry.mask) {
+    auto& bucket = entry.buckets[at];
+    if (auto const found = find_in(bucket, key); found != 0) {
+      return {.bucket = &bucket, .slot = static_cast<std::size_t>(std::countr_zero(found))};
+    }
+    auto const empty = slots_with(bucket, RowWord::kEmpty);
+    if (auto const unused = empty | slots_with(bucket, RowWord::kErased); unused != 0 && free.bucket == nullptr) {
+      free = {.bucket = &bucket, .slot = static_cast<std::size_t>(std::countr_zero(unused))};
+    }
+    if (empty != 0) break;
+  }
+  return {};
+}
+
+template <class Bucket, class Probe>
+RowWord KeyIndex<Bucket, Probe>::erase(Key key, Hash hash) {
+  Place free;
+  auto const& entry = directory_[entry_of(hash)];
+  auto const place = look(entry, key, hash, free);
+  if (place.bucket == nullptr) return RowWord::kEmpty;
+  // Where a bucket has an empty slot, no probe went on past it.
+  bool const may_be_empty = slots_with(*place.bucket, RowWord::kEmpty) != 0;
+  --entry.segment->num_live;
+  if (may_be_empty) --entry.segment->num_used;
+  return std::exchange(place.word(), may_be_empty ? RowWord::kEmpty : RowWord::kErased);
+}
+
+template <class Bucket, class Probe>
+auto KeyIndex<Bucket, Probe>::make_segment(std::size_t num_buckets, int depth, std::uint64_t prefix)
+    -> std::unique_ptr<Segment> {
+  return std::make_unique<Segment>(Segment{.memory = pool_.take(num_buckets * sizeof(Bucket)),
+                                           .num_buckets = num_buckets,
+                                           .depth = depth,
+                                           .limit = limit_of(num_buckets * Bucket::kNumSlots, prefix),
+                                           .num_used = 0,
+                                           .num_live = 0});
+}
+
+template <class Bucket, class Probe>
+void KeyIndex<Bucket, Probe>::grow(Hash hash) {
+  auto const& old = *directory_[entry_of(hash)].segment;
+  bool const is_mostly_erased = old.num_live < old.limit / 2;
+  bool const splits = !is_mostly_erased && old.num_buckets >= kMostBuckets && old.depth < kMostDepth;
+  std::size_t const num_buckets = is_mostly_erased || splits ? old.num_buckets : 2 * old.num_buckets;
+  int const alike = hash_bits_ + old.depth;
+  std::uint64_t const prefix = alike == 0 ? 0 : hash.low >> (64 - alike);
+
+  std::vector<std::unique_ptr<Segment>> made;
+  int const depth = splits ? old.depth + 1 : old.depth;
+  for (std::uint64_t half = 0; half < (splits ? 2U : 1U); ++half) {
+    made.push_back(make_segment(num_buckets, depth, splits ? prefix * 2 + half : prefix));
+  }
+  for (std::size_t i = 0; i < old.num_buckets; ++i) {
+    auto const& bucket = old.buckets()[i];
+    for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+      if (!is_live(bucket.words[slot])) continue;
+      Key const key = bucket.key(slot);
+      Hash const key_hash = hash_of(key);
+      auto& segment = *made[splits ? key_hash.low << alike >> 63 : 0];
+      Place free;
+      static_cast<void>(look({segment.buckets(), num_buckets - 1, &segment}, key, key_hash, free));
+      free.bucket->set_key(free.slot, key);
+      free.word() = bucket.words[slot];
+      ++segment.num_used;
+      ++segment.num_live;
+    }
+  }
+  replace(hash, old.depth, std::move(made));
+}
+
+template <class Bucket, class Probe>
+void KeyIndex<Bucket, Probe>::replace(Hash hash, int depth, std::vector<std::unique_ptr<Segment>> segments) {
+  segments_.reserve(segments_.size() + segments.size());
+  if (segments.front()->depth > depth_) {
+    std::vector<Entry> doubled;
+    doubled.reserve(2 * directory_.size());
+    for (auto const& entry : directory_) doubled.insert(doubled.end(), 2, entry);
+    directory_ = std::move(doubled);
+    ++depth_;
+  }
+  // From here on nothing fails.
+  std::size_t const count = std::size_t{1} << (depth_ - depth);
+  std::size_t const first = entry_of(hash) / count * count;
+  auto const* const old = directory_[first].segment;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& segment = *segments[i * segments.size() / count];
+    directory_[first + i] = {.buckets = segment.buckets(), .mask = segment.num_buckets - 1, .segment = &segment};
+  }
+  std::erase_if(segments_, [&](auto const& each) { return each.get() == old; });
+  for (auto& each : segments) segments_.push_back(std::move(each));
+}
+
+template <class Bucket, class Probe>
+std::size_t KeyIndex<Bucket, Probe>::size() const {
+  std::size_t sum = 0;
+  for (auto const& segment : segments_) sum += segment->num_live;
+  return sum;
+}
+
+template <class Bucket, class Probe>
+std::size_t KeyIndex<Bucket, Probe>::num_slots() const {
+  std::size_t sum = 0;
+  for (auto const& segment : segments_) sum += segment->num_buckets * Bucket::kNumSlots;
+  return sum;
+}
+
+template class KeyIndex<WideBucket, OddStepProbe>;
+template class KeyIndex<WideBucket, LinearProbe>;
+template class KeyIndex<PackedBucket, OddStepProbe>;
+template class KeyIndex<PackedBucket, LinearProbe>;
+
+}  // namespace headway::embedding

@@ -1,0 +1,173 @@
+#pragma once
+
+#include "cpu/bucket.hpp"
+#include "cpu/probe.hpp"
+#include "cpu/segment_pool.hpp"
+#include "headway/embedding/key.hpp"
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+/// The key structure of a stripe: which word belongs to which key. For one thread, or several that only find.
+///
+/// Extendible hashing: a directory of segments, each an open hash table of 2^n buckets. A segment that is three
+/// quarters full doubles, and from SegmentPool::kFullBytes on splits in two; each at another load, up to 0.81, so that
+/// not all of a table do so at once. So growth moves 48 thousand keys at a time, in cache, whatever the size of the
+/// table, and no row.
+template <class Bucket, class Probe = OddStepProbe>
+class KeyIndex {
+ public:
+  /// `hash_bits` of the highest bits of all hashes are alike: those by which a stripe was chosen.
+  explicit KeyIndex(SegmentPool& pool, int hash_bits = 0);
+
+  /// kEmpty if the key is not there.
+  [[nodiscard]] RowWord find(Key key, Hash hash) const;
+  /// Makes a find() soon after faster.
+  void prefetch(Hash hash) const;
+  /// The word of the key; if it was not there `make_word()` gives it one, or kEmpty to leave it out.
+  /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then.
+  template <class MakeWord>
+  RowWord find_or_insert(Key key, Hash hash, MakeWord make_word);
+  /// The word that the key had; kEmpty if it was not there.
+  RowWord erase(Key key, Hash hash);
+  void clear();
+  /// Calls `visit(Key, RowWord&)` for each key, in no order; it must not make a word kEmpty or kErased.
+  template <class Visit>
+  void for_each(Visit visit);
+
+  [[nodiscard]] std::size_t size() const;
+  [[nodiscard]] std::size_t num_slots() const;
+  [[nodiscard]] std::size_t num_segments() const { return segments_.size(); }
+
+ private:
+  static constexpr std::size_t kFirstBuckets = 16, kMostBuckets = SegmentPool::kFullBytes / sizeof(Bucket);
+  /// No table of distinct hashes comes here; segments double on, should it happen.
+  static constexpr int kMostDepth = 30;
+
+  struct Segment {
+    SegmentPool::Memory memory;
+    std::size_t num_buckets;
+    int depth;             ///< So many bits of the hash are alike in its keys, after those of the stripe.
+    std::size_t limit;     ///< Of used slots.
+    std::size_t num_used;  ///< Slots that are not empty.
+    std::size_t num_live;
+
+    [[nodiscard]] Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory.get()); }
+  };
+  /// What find() needs of a segment.
+  struct Entry {
+    Bucket* buckets;
+    std::size_t mask;
+    Segment* segment;
+  };
+  /// Where a key is, or may be put.
+  struct Place {
+    Bucket* bucket = nullptr;
+    std::size_t slot = 0;
+
+    [[nodiscard]] RowWord& word() const { return bucket->words[slot]; }
+  };
+
+  [[nodiscard]] std::size_t entry_of(Hash hash) const {
+    return depth_ == 0 ? 0 : hash.low << hash_bits_ >> (64 - depth_);
+  }
+  [[nodiscard]] static unsigned find_in(Bucket const& bucket, Key key);
+  [[nodiscard]] static unsigned slots_with(Bucket const& bucket, RowWord word);
+  /// Looks for the key; `free` gets the first place where it could be put.
+  [[nodiscard]] static Place look(Entry const& entry, Key key, Hash hash, Place& free);
+  [[nodiscard]] std::unique_ptr<Segment> make_segment(std::size_t num_buckets, int depth, std::uint64_t prefix);
+  void grow(Hash hash);
+  /// Puts `segments`, which share the prefix of `hash` up to `depth`, in the place of what is there.
+  void replace(Hash hash, int depth, std::vector<std::unique_ptr<Segment>> segments);
+
+  SegmentPool& pool_;
+  int hash_bits_;
+  int depth_ = 0;  ///< Of the directory: the most of all segments.
+  std::vector<Entry> directory_;
+  std::vector<std::unique_ptr<Segment>> segments_;
+};
+
+template <class Bucket, class Probe>
+inline unsigned KeyIndex<Bucket, Probe>::find_in(Bucket const& bucket, Key key) {
+  unsigned found = 0;
+  for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+    found |= static_cast<unsigned>(bucket.holds(slot, key) & is_live(bucket.words[slot])) << slot;
+  }
+  return found;
+}
+
+template <class Bucket, class Probe>
+inline unsigned KeyIndex<Bucket, Probe>::slots_with(Bucket const& bucket, RowWord word) {
+  unsigned found = 0;
+  for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+    found |= static_cast<unsigned>(bucket.words[slot] == word) << slot;
+  }
+  return found;
+}
+
+template <class Bucket, class Probe>
+inline RowWord KeyIndex<Bucket, Probe>::find(Key key, Hash hash) const {
+  auto const& entry = directory_[entry_of(hash)];
+  std::size_t const step = Probe::step(hash, entry.mask);
+  for (std::size_t i = 0, at = hash.low & entry.mask; i <= entry.mask; ++i, at = (at + step) & entry.mask) {
+    auto const& bucket = entry.buckets[at];
+    if (auto const found = find_in(bucket, key); found != 0) {
+      return bucket.words[static_cast<std::size_t>(std::countr_zero(found))];
+    }
+    if (slots_with(bucket, RowWord::kEmpty) != 0) break;
+  }
+  return RowWord::kEmpty;
+}
+
+template <class Bucket, class Probe>
+inline void KeyIndex<Bucket, Probe>::prefetch(Hash hash) const {
+  auto const& entry = directory_[entry_of(hash)];
+  __builtin_prefetch(entry.buckets + (hash.low & entry.mask));
+}
+
+template <class Bucket, class Probe>
+template <class MakeWord>
+RowWord KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord make_word) {
+  Place free;
+  auto place = look(directory_[entry_of(hash)], key, hash, free);
+  if (place.bucket != nullptr) return place.word();
+  if (auto const& segment = *directory_[entry_of(hash)].segment;
+      segment.num_used >= segment.limit && free.word() == RowWord::kEmpty) {
+    grow(hash);
+    free = {};
+    place = look(directory_[entry_of(hash)], key, hash, free);
+  }
+  RowWord const word = make_word();
+  if (word == RowWord::kEmpty) return word;
+  auto& segment = *directory_[entry_of(hash)].segment;
+  if (free.word() == RowWord::kEmpty) ++segment.num_used;
+  ++segment.num_live;
+  free.bucket->set_key(free.slot, key);
+  return free.word() = word;
+}
+
+template <class Bucket, class Probe>
+template <class Visit>
+void KeyIndex<Bucket, Probe>::for_each(Visit visit) {
+  for (auto const& segment : segments_) {
+    for (std::size_t i = 0; i < segment->num_buckets; ++i) {
+      auto& bucket = segment->buckets()[i];
+      for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+        if (is_live(bucket.words[slot])) visit(bucket.key(slot), bucket.words[slot]);
+      }
+    }
+  }
+}
+
+extern template class KeyIndex<WideBucket, OddStepProbe>;
+extern template class KeyIndex<WideBucket, LinearProbe>;
+extern template class KeyIndex<PackedBucket, OddStepProbe>;
+extern template class KeyIndex<PackedBucket, LinearProbe>;
+
+}  // namespace headway::embedding

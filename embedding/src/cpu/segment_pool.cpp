@@ -1,0 +1,58 @@
+#include "cpu/segment_pool.hpp"
+
+#include <algorithm>
+#include <new>
+
+namespace headway::embedding {
+
+namespace {
+
+constexpr std::size_t kSlabBytes = std::size_t{16} << 20;
+constexpr std::align_val_t kLine{64};
+
+}  // namespace
+
+SegmentPool::Memory SegmentPool::take(std::size_t num_bytes) {
+  GiveBack const give_back{.pool = this, .num_bytes = num_bytes};
+  if (num_bytes < kFullBytes) {
+    Memory memory(static_cast<std::byte*>(::operator new(num_bytes, kLine)), give_back);
+    std::fill_n(memory.get(), num_bytes, std::byte{0});
+    std::lock_guard const lock(mutex_);
+    small_bytes_ += num_bytes;
+    return memory;
+  }
+  std::unique_lock lock(mutex_);
+  if (!free_.empty()) {
+    Memory memory(free_.back(), give_back);
+    free_.pop_back();
+    lock.unlock();
+    std::fill_n(memory.get(), num_bytes, std::byte{0});
+    return memory;
+  }
+  free_.reserve((slabs_.size() + 1) * (kSlabBytes / kFullBytes));  // give_back() must not fail.
+  if (slabs_.empty() || next_in_slab_ == kSlabBytes) {
+    slabs_.emplace_back(kSlabBytes);
+    next_in_slab_ = 0;
+  }
+  Memory memory(slabs_.back().data() + next_in_slab_, give_back);
+  next_in_slab_ += kFullBytes;
+  return memory;
+}
+
+std::size_t SegmentPool::num_bytes() const {
+  std::lock_guard const lock(mutex_);
+  std::size_t const unused = slabs_.empty() ? 0 : kSlabBytes - next_in_slab_;  // Not touched yet.
+  return small_bytes_ + slabs_.size() * kSlabBytes - unused;
+}
+
+void SegmentPool::give_back(std::byte* memory, std::size_t num_bytes) noexcept {
+  std::lock_guard const lock(mutex_);
+  if (num_bytes == kFullBytes) {
+    free_.push_back(memory);
+    return;
+  }
+  small_bytes_ -= num_bytes;
+  ::operator delete(memory, kLine);
+}
+
+}  // namespace headway::embedding
