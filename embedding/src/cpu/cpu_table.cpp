@@ -1,0 +1,263 @@
+#include "cpu/cpu_table.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+namespace headway::embedding {
+
+namespace {
+
+constexpr std::size_t kLineBytes = 64;
+/// Keys of which one thread finds or sorts so many that handing them out does not count.
+constexpr std::size_t kRangeKeys = 2048;
+/// Lookups that are under way at once: as many lines as a core fetches at a time, and some more.
+constexpr std::size_t kKeysAhead = 16, kRowsAhead = 8;
+
+std::size_t row_bytes_of(std::size_t dim) {
+  comm::expects(dim >= 1, "a table needs a dim of at least 1");
+  return (dim * sizeof(float) + kLineBytes - 1) / kLineBytes * kLineBytes;
+}
+
+}  // namespace
+
+std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std::make_unique<CpuTable>(options); }
+
+CpuTable::CpuTable(TableOptions const& options)
+    : options_(options), workers_(options.num_threads), store_(row_bytes_of(options.dim)) {
+  options_.max_rows = std::min(options.max_rows, RowStore::kMostRows);
+  for (std::size_t i = 0; i < kNumStripes; ++i) stripes_.emplace_back(segments_, store_);
+}
+
+std::size_t CpuTable::size() const {
+  std::shared_lock const lock(mutex_);
+  return count_keys();
+}
+
+std::size_t CpuTable::count_keys() const {
+  std::uint64_t sum = 0;
+  for (auto const& stripe : stripes_) sum += stripe.inserted - stripe.erased;
+  return sum;
+}
+
+TableStatistics CpuTable::statistics() const {
+  std::shared_lock const lock(mutex_);
+  TableStatistics sum{.refused = num_refused_};
+  for (auto const& stripe : stripes_) {
+    sum.inserted += stripe.inserted;
+    sum.erased += stripe.erased;
+  }
+  return sum;
+}
+
+// Reading
+
+void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const {
+  expect_one_each(keys, rows.size(), "rows");
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  std::shared_lock const lock(mutex_);
+  in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    in_step(keys, first, end, [&](std::size_t i, Hash hash) {
+      rows[i] = find_row(keys[i], hash);
+      if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
+    });
+  });
+}
+
+void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const dim = options_.dim;
+  comm::expects(out.size() == keys.size() * dim, "out has " + std::to_string(out.size()) + " values for " +
+                                                     std::to_string(keys.size()) + " keys of " + std::to_string(dim));
+  std::shared_lock const lock(mutex_);
+  auto const expect_known = [&](RowId row) {
+    comm::expects(static_cast<std::uint32_t>(row) < store_.num_rows(),
+                  "row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
+  };
+  in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      if (i + kRowsAhead < end && static_cast<std::uint32_t>(rows[i + kRowsAhead]) < store_.num_rows()) {
+        auto const* const next = reinterpret_cast<std::byte const*>(vector_of(rows[i + kRowsAhead]));
+        for (std::size_t line = 0; line < dim * sizeof(float); line += kLineBytes) __builtin_prefetch(next + line);
+      }
+      auto const vector = out.subspan(i * dim, dim);
+      if (rows[i] == RowId::kNone) {
+        options_.initializer.fill(keys[i], vector);
+      } else {
+        expect_known(rows[i]);
+        std::memcpy(vector.data(), vector_of(rows[i]), vector.size_bytes());
+      }
+    }
+  });
+}
+
+RowId CpuTable::find_row(Key key, Hash hash) const {
+  return RowId{static_cast<std::uint32_t>(stripes_[stripe_of(hash)].index.find(key, hash))};
+}
+
+std::size_t CpuTable::num_ranges(std::size_t count) { return (count + kRangeKeys - 1) / kRangeKeys; }
+
+template <class Visit>
+void CpuTable::in_ranges(std::size_t count, Visit visit) const {
+  workers_.run(num_ranges(count),
+               [&](std::size_t range) { visit(range, range * kRangeKeys, std::min((range + 1) * kRangeKeys, count)); });
+}
+
+template <class Visit>
+void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const {
+  std::array<Hash, kKeysAhead> ahead;
+  for (std::size_t i = first; i < end + kKeysAhead; ++i) {
+    auto& hash = ahead[i % kKeysAhead];
+    if (i >= first + kKeysAhead) visit(i - kKeysAhead, hash);
+    if (i >= end) continue;
+    hash = hash_of(keys[i]);
+    stripes_[stripe_of(hash)].index.prefetch(hash);
+  }
+}
+
+// Changing
+
+void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) {
+  expect_one_each(keys, rows.size(), "rows");
+  insert(keys, statuses, [&](std::size_t i, RowId row) { rows[i] = row; });
+}
+
+void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
+  std::size_t const dim = options_.dim;
+  comm::expects(vectors.size() == keys.size() * dim, "vectors have " + std::to_string(vectors.size()) + " values for " +
+                                                         std::to_string(keys.size()) + " keys of " +
+                                                         std::to_string(dim));
+  insert(keys, statuses, [&](std::size_t i, RowId row) {
+    if (row != RowId::kNone) std::ranges::copy(vectors.subspan(i * dim, dim), vector_of(row));
+  });
+}
+
+template <class Visit>
+void CpuTable::insert(Keys const& keys, std::span<KeyStatus> statuses, Visit visit) {
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  std::lock_guard const lock(mutex_);
+  sort(keys);
+  std::size_t const room = options_.max_rows - count_keys();
+  refuse_what_does_not_fit(keys, room);
+  store_.reserve(std::min(keys.size(), room), kNumStripes);
+  in_stripes([&](Stripe& stripe, std::size_t i, Hash hash) {
+    Key const key = keys[i];
+    auto status = KeyStatus::kFound;
+    auto const word = stripe.index.find_or_insert(key, hash, [&] {
+      if (!is_refused_.empty() && is_refused_[i]) {
+        status = KeyStatus::kNoRoom;
+        return RowWord::kEmpty;
+      }
+      status = KeyStatus::kInserted;
+      auto const row = stripe.rows.allocate();
+      assert(row != RowId::kNone && "rows were reserved");
+      options_.initializer.fill(key, {vector_of(row), options_.dim});
+      store_.notes(row) = {};
+      ++stripe.inserted;
+      return RowWord{static_cast<std::uint32_t>(row)};
+    });
+    if (!statuses.empty()) statuses[i] = status;
+    visit(i, RowId{static_cast<std::uint32_t>(word)});
+  });
+}
+
+void CpuTable::refuse_what_does_not_fit(Keys const& keys, std::size_t room) {
+  is_refused_.clear();
+  if (keys.size() <= room) return;
+  is_refused_.resize(keys.size());
+  struct HashKey {
+    std::size_t operator()(Key key) const { return hash_of(key).low; }
+  };
+  std::unordered_set<Key, HashKey> admitted;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (find_row(keys[i], batch_.hashes[i]) != RowId::kNone || admitted.contains(keys[i])) continue;
+    if (room == 0) {
+      is_refused_[i] = true;
+      ++num_refused_;
+    } else {
+      admitted.insert(keys[i]);
+      --room;
+    }
+  }
+}
+
+void CpuTable::erase(Keys const& keys) {
+  expect_one_each(keys, keys.size(), "keys");
+  std::lock_guard const lock(mutex_);
+  sort(keys);
+  in_stripes([&](Stripe& stripe, std::size_t i, Hash hash) {
+    auto const word = stripe.index.erase(keys[i], hash);
+    if (word == RowWord::kEmpty) return;
+    stripe.rows.free(RowId{static_cast<std::uint32_t>(word)});
+    ++stripe.erased;
+  });
+}
+
+void CpuTable::clear() {
+  std::lock_guard const lock(mutex_);
+  for (auto& stripe : stripes_) {
+    stripe.erased = stripe.inserted;
+    stripe.index.clear();
+    stripe.rows.clear();
+  }
+  store_.clear();
+}
+
+void CpuTable::sort(Keys const& keys) {
+  auto& hashes = batch_.hashes;
+  auto &order = batch_.order, &begins = batch_.begins, &ends = batch_.ends;
+  std::size_t const ranges = num_ranges(keys.size());
+  hashes.resize(keys.size());
+  order.resize(keys.size());
+  begins.resize(kNumStripes + 1);
+  ends.assign(ranges * kNumStripes, 0);
+  in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      hashes[i] = hash_of(keys[i]);
+      ++ends[range * kNumStripes + stripe_of(hashes[i])];
+    }
+  });
+  std::size_t sum = 0;
+  for (std::size_t stripe = 0; stripe < kNumStripes; ++stripe) {
+    begins[stripe] = sum;
+    for (std::size_t range = 0; range < ranges; ++range) {
+      sum += std::exchange(ends[range * kNumStripes + stripe], sum);
+    }
+  }
+  begins[kNumStripes] = sum;
+  in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) order[ends[range * kNumStripes + stripe_of(hashes[i])]++] = i;
+  });
+}
+
+template <class Visit>
+void CpuTable::in_stripes(Visit visit) {
+  auto const visit_all = [&](std::size_t number) {
+    auto& stripe = stripes_[number];
+    std::size_t const end = batch_.begins[number + 1];
+    for (std::size_t j = batch_.begins[number]; j < end; ++j) {
+      if (j + kKeysAhead < end) stripe.index.prefetch(batch_.hashes[batch_.order[j + kKeysAhead]]);
+      std::size_t const i = batch_.order[j];
+      visit(stripe, i, batch_.hashes[i]);
+    }
+  };
+  if (batch_.order.size() > kRangeKeys) {
+    workers_.run(kNumStripes, visit_all);
+  } else {
+    for (std::size_t number = 0; number < kNumStripes; ++number) visit_all(number);
+  }
+}
+
+void CpuTable::expect_one_each(Keys const& keys, std::size_t count, char const* what) {
+  comm::expects(count == keys.size() && (keys.tables.empty() || keys.tables.size() == keys.size()),
+                std::to_string(keys.size()) + " keys have " + std::to_string(count) + " " + what + " and " +
+                    std::to_string(keys.tables.size()) + " tables");
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "cpu/huge_memory.hpp"
+#include "headway/embedding/table.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace headway::embedding {
+
+/// What is known of a row besides its values.
+struct RowNotes {
+  std::uint32_t count;  ///< Lookups.
+  std::uint32_t step;   ///< Of the last lookup.
+  float state;          ///< Of an optimizer that keeps one number a row.
+};
+
+/// The embedding structure: rows in chunks, each with the notes of its rows behind it. A chunk is mapped before it is
+/// needed, and costs nothing until its rows are written. Rows are handed out in blocks, each to one RowAllocator.
+class RowStore {
+ public:
+  static constexpr std::size_t kBlockRows = 64;
+  static constexpr std::size_t kNumIds = std::size_t{1} << 30;
+  /// In use at once; the ids between are those of chunks ahead, and of parts of blocks.
+  static constexpr std::size_t kMostRows = kNumIds - (std::size_t{1} << 21);
+
+  /// `row_bytes`: a multiple of 64. @throws comm::UsageError
+  explicit RowStore(std::size_t row_bytes);
+
+  /// Maps what `num_rows` more rows of `num_allocators` can need, and a chunk ahead; nobody may use the store
+  /// meanwhile.
+  /// @throws std::bad_alloc; std::length_error beyond kNumIds
+  void reserve(std::size_t num_rows, std::size_t num_allocators);
+  /// Nobody has any row any more.
+  void clear();
+
+  [[nodiscard]] std::byte* row(RowId id) const { return chunks_[chunk_of(id)].data() + place_of(id) * row_bytes_; }
+  [[nodiscard]] RowNotes& notes(RowId id) const {
+    return reinterpret_cast<RowNotes*>(chunks_[chunk_of(id)].data() + rows_per_chunk() * row_bytes_)[place_of(id)];
+  }
+
+  /// Rows of all blocks that were taken.
+  [[nodiscard]] std::size_t num_rows() const { return num_taken_ * kBlockRows; }
+  [[nodiscard]] std::size_t num_chunks() const { return chunks_.size(); }
+  [[nodiscard]] std::size_t rows_per_chunk() const { return std::size_t{1} << chunk_bits_; }
+
+ private:
+  friend class RowAllocator;
+
+  [[nodiscard]] std::size_t chunk_of(RowId id) const { return static_cast<std::uint32_t>(id) >> chunk_bits_; }
+  [[nodiscard]] std::size_t place_of(RowId id) const { return static_cast<std::uint32_t>(id) & (rows_per_chunk() - 1); }
+  /// Thread-safe; none: what was reserved is used up.
+  [[nodiscard]] std::optional<std::size_t> take_block();
+
+  std::size_t row_bytes_;
+  int chunk_bits_;
+  std::vector<HugeMemory> chunks_;
+  std::vector<std::uint64_t> free_rows_;  ///< Of each block that is mapped, a bit a row; used by who has the block.
+  std::mutex mutex_;
+  std::size_t num_taken_ = 0;  ///< Blocks, under the mutex.
+};
+
+/// Gives rows of its own blocks. For one thread.
+class RowAllocator {
+ public:
+  explicit RowAllocator(RowStore& store) : store_(&store) {}
+
+  /// kNone: what was reserved is used up.
+  [[nodiscard]] RowId allocate();
+  void free(RowId id);
+  /// Forgets all blocks, as RowStore::clear() does.
+  void clear() { blocks_.clear(); }
+
+ private:
+  RowStore* store_;
+  std::vector<std::size_t> blocks_;  ///< With free rows; the last is used first.
+};
+
+}  // namespace headway::embedding

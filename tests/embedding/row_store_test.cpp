@@ -1,0 +1,116 @@
+// The embedding structure of the CPU: rows, and who has which.
+
+#include "cpu/row_store.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+constexpr std::size_t kRowBytes = 128;
+
+/// Fills a row with what tells it from all others.
+void sign(RowStore const& store, RowId id) {
+  std::memset(store.row(id), static_cast<int>(static_cast<std::uint32_t>(id) * 37 % 251), kRowBytes);
+  store.notes(id) = {.count = static_cast<std::uint32_t>(id), .step = 7, .state = 0.5F};
+}
+
+void expect_signed(RowStore const& store, RowId id) {
+  auto const expected = static_cast<std::byte>(static_cast<std::uint32_t>(id) * 37 % 251);
+  EXPECT_TRUE(std::all_of(store.row(id), store.row(id) + kRowBytes, [&](std::byte each) { return each == expected; }));
+  EXPECT_EQ(store.notes(id).count, static_cast<std::uint32_t>(id));
+}
+
+TEST(RowStore, RowsAreApartAndStayWhereTheyAre) {
+  RowStore store(kRowBytes);
+  RowAllocator allocator(store);
+  std::set<RowId> rows;
+  std::byte const* first = nullptr;
+  for (std::size_t round = 0; store.num_chunks() < 4; ++round) {
+    store.reserve(100'000, 1);
+    for (int i = 0; i < 100'000; ++i) {
+      auto const id = allocator.allocate();
+      ASSERT_NE(id, RowId::kNone);
+      ASSERT_TRUE(rows.insert(id).second);
+      sign(store, id);
+    }
+    if (first == nullptr) first = store.row(*rows.begin());
+  }
+  EXPECT_EQ(store.row(*rows.begin()), first);
+  for (RowId const id : rows) expect_signed(store, id);
+  EXPECT_LE(store.num_rows(), rows.size() + RowStore::kBlockRows);
+}
+
+TEST(RowStore, FreedRowsAreUsedAgainFirst) {
+  RowStore store(kRowBytes);
+  RowAllocator allocator(store);
+  store.reserve(1'000, 1);
+  std::vector<RowId> rows;
+  for (int i = 0; i < 1'000; ++i) rows.push_back(allocator.allocate());
+  std::ranges::shuffle(rows, std::mt19937(3));
+  std::set<RowId> freed(rows.begin(), rows.begin() + 300);
+  for (RowId const id : freed) allocator.free(id);
+  auto const before = store.num_rows();
+  for (int i = 0; i < 300; ++i) freed.erase(allocator.allocate());
+  // But for those that were left of the last block, which come as they please.
+  EXPECT_LE(freed.size(), RowStore::kBlockRows);
+  EXPECT_EQ(store.num_rows(), before);
+}
+
+TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
+  RowStore store(std::size_t{1} << 20);  // A chunk has the least: one block.
+  RowAllocator allocator(store);
+  EXPECT_EQ(allocator.allocate(), RowId::kNone);
+  store.reserve(1, 1);
+  EXPECT_EQ(store.num_chunks(), 3U);
+  std::size_t count = 0;
+  while (allocator.allocate() != RowId::kNone) ++count;
+  EXPECT_EQ(count, 3 * RowStore::kBlockRows - 1);
+  EXPECT_THROW(store.reserve(RowStore::kNumIds, 1), std::length_error);
+  store.clear();
+  allocator.clear();
+  EXPECT_EQ(allocator.allocate(), RowId::kNone);
+  EXPECT_THROW(RowStore(100), comm::UsageError);
+}
+
+TEST(RowStore, ReservedRowsSufficeForAllAllocators) {
+  constexpr std::size_t kNumThreads = 8, kNumRows = 10'001;
+  RowStore store(kRowBytes);
+  std::vector<std::vector<RowId>> rows(kNumThreads);
+  store.reserve(kNumRows * kNumThreads, kNumThreads);
+  {
+    std::vector<std::jthread> threads;
+    for (auto& own : rows) {
+      threads.emplace_back([&store, &own] {
+        RowAllocator allocator(store);
+        for (std::size_t i = 0; i < kNumRows; ++i) {
+          own.push_back(allocator.allocate());
+          if (own.back() != RowId::kNone) sign(store, own.back());
+        }
+      });
+    }
+  }
+  std::set<RowId> all;
+  for (auto const& own : rows) {
+    for (RowId const id : own) {
+      ASSERT_NE(id, RowId::kNone);
+      ASSERT_TRUE(all.insert(id).second);
+      expect_signed(store, id);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headway::embedding

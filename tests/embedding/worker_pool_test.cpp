@@ -1,0 +1,63 @@
+// Threads that share work.
+
+#include "cpu/worker_pool.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+TEST(WorkerPool, DoesEachTaskOnce) {
+  for (int const num_threads : {1, 2, 5}) {
+    WorkerPool pool(num_threads);
+    for (std::size_t const count : {0UL, 1UL, 2UL, 1'000UL}) {
+      std::vector<std::atomic<int>> done(count);
+      pool.run(count, [&](std::size_t i) { ++done[i]; });
+      for (auto const& each : done) EXPECT_EQ(each, 1);
+    }
+  }
+}
+
+TEST(WorkerPool, ThrowsTheFirstErrorAndGoesOn) {
+  WorkerPool pool(3);
+  for (int round = 0; round < 50; ++round) {
+    try {
+      pool.run(100, [](std::size_t i) {
+        if (i == 40) throw std::runtime_error("task 40");
+      });
+      FAIL() << "no error";
+    } catch (std::runtime_error const& error) {
+      EXPECT_EQ(std::string(error.what()), "task 40");
+    }
+    std::atomic<int> done = 0;
+    pool.run(10, [&](std::size_t) { ++done; });
+    EXPECT_EQ(done, 10);
+  }
+  EXPECT_THROW(WorkerPool(0), comm::UsageError);
+}
+
+TEST(WorkerPool, ServesSeveralCallersAtOnce) {
+  WorkerPool pool(3);
+  std::atomic<int> done = 0;
+  {
+    std::vector<std::jthread> callers;
+    for (int caller = 0; caller < 4; ++caller) {
+      callers.emplace_back([&] {
+        for (int round = 0; round < 200; ++round) pool.run(5, [&](std::size_t) { ++done; });
+      });
+    }
+  }
+  EXPECT_EQ(done, 4 * 200 * 5);
+}
+
+}  // namespace
+}  // namespace headway::embedding
