@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -25,13 +26,29 @@ std::size_t row_bytes_of(std::size_t dim) {
   return (dim * sizeof(float) + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
 
+/// All lines of a vector, so that reading it soon after is faster.
+void prefetch(std::span<float const> vector) {
+  auto const bytes = std::as_bytes(vector);
+  for (std::size_t line = 0; line < bytes.size(); line += kLineBytes) __builtin_prefetch(bytes.data() + line);
+}
+
+[[noreturn]] void refuse_row(RowId row) {
+  throw comm::UsageError("row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
+}
+
 }  // namespace
 
 std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std::make_unique<CpuTable>(options); }
 
 CpuTable::CpuTable(TableOptions const& options)
     : options_(options), workers_(options.num_threads), store_(row_bytes_of(options.dim)) {
+  for (std::size_t cell = 0; cell < kNumCells; ++cell) {
+    // Stripe s ends where 2^((s + 1) / kNumStripes) - 1 of all cells do, which is where the logarithm passes it.
+    double const place = (static_cast<double>(cell) + 0.5) / kNumCells;
+    stripe_of_cell_[cell] = static_cast<std::uint8_t>(std::log2(1 + place) * kNumStripes);
+  }
   options_.max_rows = std::min(options.max_rows, RowStore::kMostRows);
+  stripes_.reserve(kNumStripes);
   for (std::size_t i = 0; i < kNumStripes; ++i) stripes_.emplace_back(segments_, store_);
 }
 
@@ -76,21 +93,17 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
   comm::expects(out.size() == keys.size() * dim, "out has " + std::to_string(out.size()) + " values for " +
                                                      std::to_string(keys.size()) + " keys of " + std::to_string(dim));
   std::shared_lock const lock(mutex_);
-  auto const expect_known = [&](RowId row) {
-    comm::expects(static_cast<std::uint32_t>(row) < store_.num_rows(),
-                  "row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
-  };
+  std::size_t const num_rows = store_.num_rows();
   in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
-      if (i + kRowsAhead < end && static_cast<std::uint32_t>(rows[i + kRowsAhead]) < store_.num_rows()) {
-        auto const* const next = reinterpret_cast<std::byte const*>(vector_of(rows[i + kRowsAhead]));
-        for (std::size_t line = 0; line < dim * sizeof(float); line += kLineBytes) __builtin_prefetch(next + line);
+      if (i + kRowsAhead < end && static_cast<std::uint32_t>(rows[i + kRowsAhead]) < num_rows) {
+        prefetch({vector_of(rows[i + kRowsAhead]), dim});
       }
       auto const vector = out.subspan(i * dim, dim);
       if (rows[i] == RowId::kNone) {
         options_.initializer.fill(keys[i], vector);
       } else {
-        expect_known(rows[i]);
+        if (static_cast<std::uint32_t>(rows[i]) >= num_rows) refuse_row(rows[i]);
         std::memcpy(vector.data(), vector_of(rows[i]), vector.size_bytes());
       }
     }
@@ -125,7 +138,8 @@ void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Vis
 
 void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) {
   expect_one_each(keys, rows.size(), "rows");
-  insert(keys, statuses, [&](std::size_t i, RowId row) { rows[i] = row; });
+  insert(
+      keys, statuses, [](std::size_t) {}, [&](std::size_t i, RowId row) { rows[i] = row; });
 }
 
 void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
@@ -133,20 +147,22 @@ void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors
   comm::expects(vectors.size() == keys.size() * dim, "vectors have " + std::to_string(vectors.size()) + " values for " +
                                                          std::to_string(keys.size()) + " keys of " +
                                                          std::to_string(dim));
-  insert(keys, statuses, [&](std::size_t i, RowId row) {
-    if (row != RowId::kNone) std::ranges::copy(vectors.subspan(i * dim, dim), vector_of(row));
-  });
+  insert(
+      keys, statuses, [&](std::size_t i) { prefetch(vectors.subspan(i * dim, dim)); },
+      [&](std::size_t i, RowId row) {
+        if (row != RowId::kNone) std::memcpy(vector_of(row), &vectors[i * dim], dim * sizeof(float));
+      });
 }
 
-template <class Visit>
-void CpuTable::insert(Keys const& keys, std::span<KeyStatus> statuses, Visit visit) {
+template <class Announce, class Visit>
+void CpuTable::insert(Keys const& keys, std::span<KeyStatus> statuses, Announce announce, Visit visit) {
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
   sort(keys);
   std::size_t const room = options_.max_rows - count_keys();
   refuse_what_does_not_fit(keys, room);
   store_.reserve(std::min(keys.size(), room), kNumStripes);
-  in_stripes([&](Stripe& stripe, std::size_t i, Hash hash) {
+  in_stripes(announce, [&](Stripe& stripe, std::size_t i, Hash hash) {
     Key const key = keys[i];
     auto status = KeyStatus::kFound;
     auto const word = stripe.index.find_or_insert(key, hash, [&] {
@@ -191,12 +207,13 @@ void CpuTable::erase(Keys const& keys) {
   expect_one_each(keys, keys.size(), "keys");
   std::lock_guard const lock(mutex_);
   sort(keys);
-  in_stripes([&](Stripe& stripe, std::size_t i, Hash hash) {
-    auto const word = stripe.index.erase(keys[i], hash);
-    if (word == RowWord::kEmpty) return;
-    stripe.rows.free(RowId{static_cast<std::uint32_t>(word)});
-    ++stripe.erased;
-  });
+  in_stripes([](std::size_t) {},
+             [&](Stripe& stripe, std::size_t i, Hash hash) {
+               auto const word = stripe.index.erase(keys[i], hash);
+               if (word == RowWord::kEmpty) return;
+               stripe.rows.free(RowId{static_cast<std::uint32_t>(word)});
+               ++stripe.erased;
+             });
 }
 
 void CpuTable::clear() {
@@ -236,13 +253,14 @@ void CpuTable::sort(Keys const& keys) {
   });
 }
 
-template <class Visit>
-void CpuTable::in_stripes(Visit visit) {
+template <class Announce, class Visit>
+void CpuTable::in_stripes(Announce announce, Visit visit) {
   auto const visit_all = [&](std::size_t number) {
     auto& stripe = stripes_[number];
     std::size_t const end = batch_.begins[number + 1];
     for (std::size_t j = batch_.begins[number]; j < end; ++j) {
       if (j + kKeysAhead < end) stripe.index.prefetch(batch_.hashes[batch_.order[j + kKeysAhead]]);
+      if (j + kRowsAhead < end) announce(batch_.order[j + kRowsAhead]);
       std::size_t const i = batch_.order[j];
       visit(stripe, i, batch_.hashes[i]);
     }

@@ -6,9 +6,9 @@
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <shared_mutex>
 #include <span>
 #include <vector>
@@ -36,11 +36,13 @@ class CpuTable final : public Table {
   void clear() override;
 
  private:
-  static constexpr int kStripeBits = 6;
-  static constexpr std::size_t kNumStripes = std::size_t{1} << kStripeBits;
+  static constexpr std::size_t kNumStripes = 64;
+  /// So many bits of a hash choose the stripe, in cells of which some have more and some fewer.
+  static constexpr int kCellBits = 12;
+  static constexpr std::size_t kNumCells = std::size_t{1} << kCellBits;
 
   struct Stripe {
-    Stripe(SegmentPool& pool, RowStore& store) : index(pool, kStripeBits), rows(store) {}
+    Stripe(SegmentPool& pool, RowStore& store) : index(pool, kCellBits), rows(store) {}
     KeyIndex<WideBucket> index;
     RowAllocator rows;
     std::uint64_t inserted = 0, erased = 0;
@@ -53,7 +55,7 @@ class CpuTable final : public Table {
     std::vector<std::size_t> ends;    ///< (ranges, kNumStripes) Scratch: where a range's next key of a stripe goes.
   };
 
-  [[nodiscard]] static std::size_t stripe_of(Hash hash) { return hash.low >> (64 - kStripeBits); }
+  [[nodiscard]] std::size_t stripe_of(Hash hash) const { return stripe_of_cell_[hash.low >> (64 - kCellBits)]; }
   static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
   [[nodiscard]] static std::size_t num_ranges(std::size_t count);
   /// Calls `visit(range, first, end)` for ranges that cover [0, count), on all threads.
@@ -64,12 +66,14 @@ class CpuTable final : public Table {
   void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;
   [[nodiscard]] RowId find_row(Key key, Hash hash) const;
   void sort(Keys const& keys);
-  /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe.
-  template <class Visit>
-  void in_stripes(Visit visit);
-  /// Calls `visit(i, row)` for each key `i` of the batch, which is inserted if it is not there, or with kNone.
-  template <class Visit>
-  void insert(Keys const& keys, std::span<KeyStatus> statuses, Visit visit);
+  /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
+  /// `announce(i)`.
+  template <class Announce, class Visit>
+  void in_stripes(Announce announce, Visit visit);
+  /// Calls `visit(i, row)` for each key `i` of the batch, which is inserted if it is not there, or with kNone; and some
+  /// keys earlier `announce(i)`.
+  template <class Announce, class Visit>
+  void insert(Keys const& keys, std::span<KeyStatus> statuses, Announce announce, Visit visit);
   /// Says in is_refused_ which keys of the sorted batch are beyond the `room` first that are new.
   void refuse_what_does_not_fit(Keys const& keys, std::size_t room);
   [[nodiscard]] float* vector_of(RowId row) const { return reinterpret_cast<float*>(store_.row(row)); }
@@ -80,7 +84,8 @@ class CpuTable final : public Table {
   mutable WorkerPool workers_;
   SegmentPool segments_;
   RowStore store_;
-  std::deque<Stripe> stripes_;
+  std::array<std::uint8_t, kNumCells> stripe_of_cell_;
+  std::vector<Stripe> stripes_;
   SortedBatch batch_;
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::uint64_t num_refused_ = 0;

@@ -24,8 +24,8 @@ enum class KeyStatus : std::uint8_t {
 
 /// The keys of a batch, ids and tables in memory of the table's device.
 struct Keys {
-  std::span<std::uint64_t const> ids;
-  std::span<std::uint32_t const> tables;  ///< (ids.size()); empty: `table` is that of all.
+  std::span<std::uint64_t const> ids{};
+  std::span<std::uint32_t const> tables{};  ///< (ids.size()); empty: `table` is that of all.
   std::uint32_t table = 0;
 
   [[nodiscard]] std::size_t size() const { return ids.size(); }

@@ -1,0 +1,94 @@
+#include "systems.hpp"
+
+#include <headway/embedding/table.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <unordered_map>
+
+#if HEADWAY_HAS_BOOST
+#include <boost/unordered/unordered_flat_map.hpp>
+#endif
+#if HEADWAY_HAS_ABSEIL
+#include <absl/container/flat_hash_map.h>
+#endif
+
+namespace headway::benchmarks {
+
+namespace {
+
+class HeadwayTable final : public TableSystem {
+ public:
+  HeadwayTable(std::size_t dim, int num_threads)
+      : table_(embedding::make_cpu_table({.dim = dim, .num_threads = num_threads})) {}
+
+  void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) override {
+    table_->insert_or_assign({.ids = ids}, vectors, {});
+  }
+  void find(std::span<std::uint64_t const> ids, std::span<float> out) override {
+    rows_.resize(ids.size());
+    table_->find({.ids = ids}, rows_, {});
+    table_->gather({.ids = ids}, rows_, out);
+  }
+
+ private:
+  std::unique_ptr<embedding::Table> table_;
+  std::vector<embedding::RowId> rows_;
+};
+
+/// A map from id to row, and rows in one vector. Threads find in a range each; one inserts.
+template <class Map>
+class MapAndRows final : public TableSystem {
+ public:
+  MapAndRows(std::size_t dim, int num_threads) : dim_(dim), num_threads_(static_cast<std::size_t>(num_threads)) {}
+
+  void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) override {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      bool const is_new = rows_.try_emplace(ids[i], static_cast<std::uint32_t>(rows_.size())).second;
+      auto const vector = vectors.subspan(i * dim_, dim_);
+      if (is_new) values_.insert(values_.end(), vector.begin(), vector.end());
+    }
+  }
+  void find(std::span<std::uint64_t const> ids, std::span<float> out) override {
+    std::vector<std::jthread> threads;
+    std::size_t const each = (ids.size() + num_threads_ - 1) / num_threads_;
+    for (std::size_t first = each; first < ids.size(); first += each) {
+      threads.emplace_back(
+          [this, ids, out, first, each] { find_range(ids, out, first, std::min(first + each, ids.size())); });
+    }
+    find_range(ids, out, 0, std::min(each, ids.size()));
+  }
+
+ private:
+  void find_range(std::span<std::uint64_t const> ids, std::span<float> out, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      auto const at = rows_.find(ids[i]);
+      if (at != rows_.end()) std::memcpy(&out[i * dim_], &values_[at->second * dim_], dim_ * sizeof(float));
+    }
+  }
+
+  std::size_t dim_, num_threads_;
+  Map rows_;
+  std::vector<float> values_;
+};
+
+}  // namespace
+
+std::vector<NamedTableSystem> make_table_systems(std::size_t dim, int num_threads) {
+  std::vector<NamedTableSystem> systems;
+  systems.push_back({"headway", std::make_unique<HeadwayTable>(dim, num_threads)});
+#if HEADWAY_HAS_BOOST
+  using BoostMap = boost::unordered_flat_map<std::uint64_t, std::uint32_t>;
+  systems.push_back({"boost_unordered_flat_map", std::make_unique<MapAndRows<BoostMap>>(dim, num_threads)});
+#endif
+#if HEADWAY_HAS_ABSEIL
+  using AbseilMap = absl::flat_hash_map<std::uint64_t, std::uint32_t>;
+  systems.push_back({"absl_flat_hash_map", std::make_unique<MapAndRows<AbseilMap>>(dim, num_threads)});
+#endif
+  using StandardMap = std::unordered_map<std::uint64_t, std::uint32_t>;
+  systems.push_back({"std_unordered_map", std::make_unique<MapAndRows<StandardMap>>(dim, num_threads)});
+  return systems;
+}
+
+}  // namespace headway::benchmarks
