@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
-#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -16,10 +15,7 @@ namespace headway::embedding {
 namespace {
 
 constexpr std::size_t kLineBytes = 64;
-/// Keys of which one thread finds or sorts so many that handing them out does not count.
-constexpr std::size_t kRangeKeys = 2048;
-/// Lookups that are under way at once: as many lines as a core fetches at a time, and some more.
-constexpr std::size_t kKeysAhead = 16, kRowsAhead = 8;
+constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8;
 
 std::size_t row_bytes_of(std::size_t dim) {
   comm::expects(dim >= 1, "a table needs a dim of at least 1");
@@ -42,14 +38,9 @@ std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std:
 
 CpuTable::CpuTable(TableOptions const& options)
     : options_(options), workers_(options.num_threads), store_(row_bytes_of(options.dim)) {
-  for (std::size_t cell = 0; cell < kNumCells; ++cell) {
-    // Stripe s ends where 2^((s + 1) / kNumStripes) - 1 of all cells do, which is where the logarithm passes it.
-    double const place = (static_cast<double>(cell) + 0.5) / kNumCells;
-    stripe_of_cell_[cell] = static_cast<std::uint8_t>(std::log2(1 + place) * kNumStripes);
-  }
   options_.max_rows = std::min(options.max_rows, RowStore::kMostRows);
-  stripes_.reserve(kNumStripes);
-  for (std::size_t i = 0; i < kNumStripes; ++i) stripes_.emplace_back(segments_, store_);
+  stripes_.reserve(StripeMap::kCount);
+  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes_.emplace_back(segments_, store_);
 }
 
 std::size_t CpuTable::size() const {
@@ -79,7 +70,7 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
   expect_one_each(keys, rows.size(), "rows");
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::shared_lock const lock(mutex_);
-  in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     in_step(keys, first, end, [&](std::size_t i, Hash hash) {
       rows[i] = find_row(keys[i], hash);
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
@@ -94,7 +85,7 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
                                                      std::to_string(keys.size()) + " keys of " + std::to_string(dim));
   std::shared_lock const lock(mutex_);
   std::size_t const num_rows = store_.num_rows();
-  in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       if (i + kRowsAhead < end && static_cast<std::uint32_t>(rows[i + kRowsAhead]) < num_rows) {
         prefetch({vector_of(rows[i + kRowsAhead]), dim});
@@ -111,15 +102,7 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
 }
 
 RowId CpuTable::find_row(Key key, Hash hash) const {
-  return RowId{static_cast<std::uint32_t>(stripes_[stripe_of(hash)].index.find(key, hash))};
-}
-
-std::size_t CpuTable::num_ranges(std::size_t count) { return (count + kRangeKeys - 1) / kRangeKeys; }
-
-template <class Visit>
-void CpuTable::in_ranges(std::size_t count, Visit visit) const {
-  workers_.run(num_ranges(count),
-               [&](std::size_t range) { visit(range, range * kRangeKeys, std::min((range + 1) * kRangeKeys, count)); });
+  return RowId{static_cast<std::uint32_t>(stripes_[stripe_map_.of(hash)].index.find(key, hash))};
 }
 
 template <class Visit>
@@ -130,7 +113,7 @@ void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Vis
     if (i >= first + kKeysAhead) visit(i - kKeysAhead, hash);
     if (i >= end) continue;
     hash = hash_of(keys[i]);
-    stripes_[stripe_of(hash)].index.prefetch(hash);
+    stripes_[stripe_map_.of(hash)].index.prefetch(hash);
   }
 }
 
@@ -158,10 +141,10 @@ template <class Announce, class Visit>
 void CpuTable::insert(Keys const& keys, std::span<KeyStatus> statuses, Announce announce, Visit visit) {
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
-  sort(keys);
+  batch_.sort(keys, stripe_map_, workers_);
   std::size_t const room = options_.max_rows - count_keys();
   refuse_what_does_not_fit(keys, room);
-  store_.reserve(std::min(keys.size(), room), kNumStripes);
+  store_.reserve(std::min(keys.size(), room), StripeMap::kCount);
   in_stripes(announce, [&](Stripe& stripe, std::size_t i, Hash hash) {
     Key const key = keys[i];
     auto status = KeyStatus::kFound;
@@ -192,7 +175,7 @@ void CpuTable::refuse_what_does_not_fit(Keys const& keys, std::size_t room) {
   };
   std::unordered_set<Key, HashKey> admitted;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (find_row(keys[i], batch_.hashes[i]) != RowId::kNone || admitted.contains(keys[i])) continue;
+    if (find_row(keys[i], batch_.hash(i)) != RowId::kNone || admitted.contains(keys[i])) continue;
     if (room == 0) {
       is_refused_[i] = true;
       ++num_refused_;
@@ -206,7 +189,7 @@ void CpuTable::refuse_what_does_not_fit(Keys const& keys, std::size_t room) {
 void CpuTable::erase(Keys const& keys) {
   expect_one_each(keys, keys.size(), "keys");
   std::lock_guard const lock(mutex_);
-  sort(keys);
+  batch_.sort(keys, stripe_map_, workers_);
   in_stripes([](std::size_t) {},
              [&](Stripe& stripe, std::size_t i, Hash hash) {
                auto const word = stripe.index.erase(keys[i], hash);
@@ -226,50 +209,17 @@ void CpuTable::clear() {
   store_.clear();
 }
 
-void CpuTable::sort(Keys const& keys) {
-  auto& hashes = batch_.hashes;
-  auto &order = batch_.order, &begins = batch_.begins, &ends = batch_.ends;
-  std::size_t const ranges = num_ranges(keys.size());
-  hashes.resize(keys.size());
-  order.resize(keys.size());
-  begins.resize(kNumStripes + 1);
-  ends.assign(ranges * kNumStripes, 0);
-  in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) {
-      hashes[i] = hash_of(keys[i]);
-      ++ends[range * kNumStripes + stripe_of(hashes[i])];
-    }
-  });
-  std::size_t sum = 0;
-  for (std::size_t stripe = 0; stripe < kNumStripes; ++stripe) {
-    begins[stripe] = sum;
-    for (std::size_t range = 0; range < ranges; ++range) {
-      sum += std::exchange(ends[range * kNumStripes + stripe], sum);
-    }
-  }
-  begins[kNumStripes] = sum;
-  in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) order[ends[range * kNumStripes + stripe_of(hashes[i])]++] = i;
-  });
-}
-
 template <class Announce, class Visit>
 void CpuTable::in_stripes(Announce announce, Visit visit) {
-  auto const visit_all = [&](std::size_t number) {
+  batch_.for_each_stripe(workers_, [&](std::size_t number) {
     auto& stripe = stripes_[number];
-    std::size_t const end = batch_.begins[number + 1];
-    for (std::size_t j = batch_.begins[number]; j < end; ++j) {
-      if (j + kKeysAhead < end) stripe.index.prefetch(batch_.hashes[batch_.order[j + kKeysAhead]]);
-      if (j + kRowsAhead < end) announce(batch_.order[j + kRowsAhead]);
-      std::size_t const i = batch_.order[j];
-      visit(stripe, i, batch_.hashes[i]);
+    auto const keys = batch_.of_stripe(number);
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      if (j + kKeysAhead < keys.size()) stripe.index.prefetch(batch_.hash(keys[j + kKeysAhead]));
+      if (j + kRowsAhead < keys.size()) announce(keys[j + kRowsAhead]);
+      visit(stripe, keys[j], batch_.hash(keys[j]));
     }
-  };
-  if (batch_.order.size() > kRangeKeys) {
-    workers_.run(kNumStripes, visit_all);
-  } else {
-    for (std::size_t number = 0; number < kNumStripes; ++number) visit_all(number);
-  }
+  });
 }
 
 void CpuTable::expect_one_each(Keys const& keys, std::size_t count, char const* what) {

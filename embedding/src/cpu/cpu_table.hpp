@@ -3,10 +3,11 @@
 #include "cpu/key_index.hpp"
 #include "cpu/row_store.hpp"
 #include "cpu/segment_pool.hpp"
+#include "cpu/stripe_map.hpp"
+#include "cpu/striped_batch.hpp"
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <shared_mutex>
@@ -36,36 +37,17 @@ class CpuTable final : public Table {
   void clear() override;
 
  private:
-  static constexpr std::size_t kNumStripes = 64;
-  /// So many bits of a hash choose the stripe, in cells of which some have more and some fewer.
-  static constexpr int kCellBits = 12;
-  static constexpr std::size_t kNumCells = std::size_t{1} << kCellBits;
-
   struct Stripe {
-    Stripe(SegmentPool& pool, RowStore& store) : index(pool, kCellBits), rows(store) {}
+    Stripe(SegmentPool& pool, RowStore& store) : index(pool, StripeMap::kHashBits), rows(store) {}
     KeyIndex<WideBucket> index;
     RowAllocator rows;
     std::uint64_t inserted = 0, erased = 0;
   };
-  /// Which keys of a batch belong to which stripe, in the order of the batch.
-  struct SortedBatch {
-    std::vector<Hash> hashes;         ///< (keys)
-    std::vector<std::size_t> order;   ///< (keys) Their numbers, stripe by stripe.
-    std::vector<std::size_t> begins;  ///< (kNumStripes + 1) In `order`.
-    std::vector<std::size_t> ends;    ///< (ranges, kNumStripes) Scratch: where a range's next key of a stripe goes.
-  };
-
-  [[nodiscard]] std::size_t stripe_of(Hash hash) const { return stripe_of_cell_[hash.low >> (64 - kCellBits)]; }
   static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
-  [[nodiscard]] static std::size_t num_ranges(std::size_t count);
-  /// Calls `visit(range, first, end)` for ranges that cover [0, count), on all threads.
-  template <class Visit>
-  void in_ranges(std::size_t count, Visit visit) const;
   /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
   template <class Visit>
   void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;
   [[nodiscard]] RowId find_row(Key key, Hash hash) const;
-  void sort(Keys const& keys);
   /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
   /// `announce(i)`.
   template <class Announce, class Visit>
@@ -84,9 +66,9 @@ class CpuTable final : public Table {
   mutable WorkerPool workers_;
   SegmentPool segments_;
   RowStore store_;
-  std::array<std::uint8_t, kNumCells> stripe_of_cell_;
+  StripeMap stripe_map_;
   std::vector<Stripe> stripes_;
-  SortedBatch batch_;
+  StripedBatch batch_;
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::uint64_t num_refused_ = 0;
 };

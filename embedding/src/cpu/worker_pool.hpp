@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -25,6 +26,16 @@ class WorkerPool {
   /// Calls `task(i)` for each i below `count`, in any order on any thread, and waits for all. A caller beside another
   /// one does its tasks itself. The first exception is thrown once no task runs any more; others may be left out then.
   void run(std::size_t count, std::function<void(std::size_t)> const& task);
+
+  /// So many items of a cheap task that handing them out does not count.
+  static constexpr std::size_t kRangeSize = 2048;
+  [[nodiscard]] static std::size_t num_ranges(std::size_t count) { return (count + kRangeSize - 1) / kRangeSize; }
+  /// Calls `visit(range, first, end)` for ranges that cover [0, count).
+  template <class Visit>
+  void in_ranges(std::size_t count, Visit visit) {
+    run(num_ranges(count),
+        [&](std::size_t range) { visit(range, range * kRangeSize, std::min((range + 1) * kRangeSize, count)); });
+  }
 
  private:
   void work();

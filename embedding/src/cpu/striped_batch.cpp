@@ -1,0 +1,34 @@
+#include "cpu/striped_batch.hpp"
+
+#include <utility>
+
+namespace headway::embedding {
+
+void StripedBatch::sort(Keys const& keys, StripeMap const& map, WorkerPool& workers) {
+  std::size_t const ranges = WorkerPool::num_ranges(keys.size());
+  hashes_.resize(keys.size());
+  order_.resize(keys.size());
+  begins_.resize(StripeMap::kCount + 1);
+  ends_.assign(ranges * StripeMap::kCount, 0);
+  workers.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      hashes_[i] = hash_of(keys[i]);
+      ++ends_[range * StripeMap::kCount + map.of(hashes_[i])];
+    }
+  });
+  std::size_t sum = 0;
+  for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) {
+    begins_[stripe] = sum;
+    for (std::size_t range = 0; range < ranges; ++range) {
+      sum += std::exchange(ends_[range * StripeMap::kCount + stripe], sum);
+    }
+  }
+  begins_[StripeMap::kCount] = sum;
+  workers.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      order_[ends_[range * StripeMap::kCount + map.of(hashes_[i])]++] = i;
+    }
+  });
+}
+
+}  // namespace headway::embedding
