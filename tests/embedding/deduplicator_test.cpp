@@ -1,0 +1,115 @@
+// Duplicates in batches of keys.
+
+#include "headway/embedding/deduplicator.hpp"
+
+#include "headway/comm/status.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+class DeduplicatorTest : public testing::TestWithParam<int> {
+ protected:
+  std::unique_ptr<Deduplicator> deduplicator_ = make_cpu_deduplicator(GetParam());
+};
+
+struct Batch {
+  std::vector<std::uint64_t> ids;
+  std::vector<std::uint32_t> tables;
+
+  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables}; }
+};
+
+Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
+  Batch batch;
+  for (std::size_t i = 0; i < size; ++i) {
+    // A few ids come most of the time.
+    batch.ids.push_back(random() % (random() % num_ids + 1) * 0x9e3779b97f4a7c15);
+    batch.tables.push_back(static_cast<std::uint32_t>(random() % 3));
+  }
+  return batch;
+}
+
+TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
+  std::mt19937_64 random(3);
+  for (std::size_t const size : {0, 1, 2, 1'000, 50'000, 10}) {
+    auto const batch = random_batch(random, size, size / 3 + 1);
+    auto const& unique = deduplicator_->deduplicate(batch.keys());
+    std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> number_of;
+    std::vector<std::uint32_t> counts;
+    ASSERT_EQ(unique.numbers.size(), size);
+    for (std::size_t i = 0; i < size; ++i) {
+      auto const [at, is_first] = number_of.try_emplace({batch.tables[i], batch.ids[i]}, number_of.size());
+      if (is_first) {
+        counts.push_back(0);
+        ASSERT_LT(at->second, unique.size());
+        ASSERT_EQ(unique.keys()[at->second], batch.keys()[i]);
+      }
+      ++counts[at->second];
+      ASSERT_EQ(unique.numbers[i], at->second) << i;
+    }
+    EXPECT_EQ(unique.counts, counts);
+    EXPECT_EQ(unique.size(), counts.size());
+  }
+}
+
+TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
+  constexpr std::size_t kSize = 20'000, kDim = 3;
+  std::mt19937_64 random(4);
+  auto const batch = random_batch(random, kSize, 500);
+  auto const& unique = deduplicator_->deduplicate(batch.keys());
+  std::vector<float> values(kSize * kDim), expected(unique.size() * kDim, 0), sums(unique.size() * kDim, -1);
+  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Whose sums depend on the order.
+  for (std::size_t i = 0; i < kSize; ++i) {
+    for (std::size_t column = 0; column < kDim; ++column) {
+      expected[unique.numbers[i] * kDim + column] += values[i * kDim + column];
+    }
+  }
+  deduplicator_->add_up(values, sums);
+  EXPECT_EQ(sums, expected);
+
+  std::vector<float> out(kSize * kDim);
+  deduplicator_->hand_out(sums, out);
+  for (std::size_t i = 0; i < kSize; ++i) {
+    ASSERT_TRUE(std::ranges::equal(std::span(out).subspan(i * kDim, kDim),
+                                   std::span(expected).subspan(unique.numbers[i] * kDim, kDim)));
+  }
+}
+
+TEST_P(DeduplicatorTest, OneTableForAllStaysOne) {
+  std::vector<std::uint64_t> const ids{7, 9, 7, 7};
+  auto const& unique = deduplicator_->deduplicate({.ids = ids, .table = 5});
+  EXPECT_EQ(unique.ids, (std::vector<std::uint64_t>{7, 9}));
+  EXPECT_TRUE(unique.tables.empty());
+  EXPECT_EQ(unique.keys()[1], (Key{.id = 9, .table = 5}));
+  EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{3, 1}));
+}
+
+TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
+  std::vector<std::uint64_t> const ids{7, 9, 7};
+  std::vector<std::uint32_t> const tables{1};
+  EXPECT_THROW(deduplicator_->deduplicate({.ids = ids, .tables = tables}), comm::UsageError);
+  deduplicator_->deduplicate({.ids = ids});
+  std::vector<float> values(6), sums(4);
+  deduplicator_->add_up(values, sums);
+  EXPECT_THROW(deduplicator_->add_up(std::span(values).first(5), sums), comm::UsageError);
+  EXPECT_THROW(deduplicator_->add_up(values, std::span(sums).first(3)), comm::UsageError);
+  EXPECT_THROW(deduplicator_->hand_out(std::span(sums).first(2), values), comm::UsageError);
+  EXPECT_THROW(make_cpu_deduplicator(0), comm::UsageError);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, DeduplicatorTest, testing::Values(1, 3));
+
+}  // namespace
+}  // namespace headway::embedding
