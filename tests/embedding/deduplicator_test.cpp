@@ -99,6 +99,7 @@ TEST_P(DeduplicatorTest, OneTableForAllStaysOne) {
 TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   std::vector<std::uint64_t> const ids{7, 9, 7};
   std::vector<std::uint32_t> const tables{1};
+  EXPECT_THROW(deduplicator_->add_up({}, {}), comm::UsageError);
   EXPECT_THROW(deduplicator_->deduplicate({.ids = ids, .tables = tables}), comm::UsageError);
   deduplicator_->deduplicate({.ids = ids});
   std::vector<float> values(6), sums(4);

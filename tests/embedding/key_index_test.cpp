@@ -122,7 +122,25 @@ TYPED_TEST(KeyIndexTest, ErasedSlotsDoNotMakeItGrow) {
     ASSERT_EQ(this->find(index, old), RowWord::kEmpty);
   }
   EXPECT_EQ(index.size(), 1'000U);
-  EXPECT_LE(index.num_slots(), 8U * 1'024);
+  EXPECT_LE(index.num_slots(), 2'560U);
+}
+
+TYPED_TEST(KeyIndexTest, SegmentsWithErasedSlotsSplitAndLoseNothing) {
+  typename TypeParam::Index index(this->pool_);
+  std::mt19937_64 random(9);
+  Oracle oracle;
+  for (std::uint32_t step = 1; step < 500'000; ++step) {
+    Key const key{.id = random() % 400'000, .table = static_cast<std::uint32_t>(random() % TypeParam::kNumTables)};
+    if (random() % 4 == 0) {
+      index.erase(key, hash_of(key));
+      oracle.erase({key.table, key.id});
+    } else {
+      this->put(index, key, RowWord{step});
+      oracle.try_emplace({key.table, key.id}, RowWord{step});
+    }
+  }
+  EXPECT_GE(index.num_segments(), 4U);
+  this->expect_same(index, oracle);
 }
 
 TYPED_TEST(KeyIndexTest, AKeyWithoutAWordIsLeftOut) {

@@ -80,8 +80,7 @@ TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
   EXPECT_EQ(count, 3 * RowStore::kBlockRows - 1);
   EXPECT_THROW(store.reserve(RowStore::kNumIds, 1), std::length_error);
   store.clear();
-  allocator.clear();
-  EXPECT_EQ(allocator.allocate(), RowId::kNone);
+  EXPECT_EQ(RowAllocator(store).allocate(), RowId::kNone);
   EXPECT_THROW(RowStore(100), comm::UsageError);
 }
 
@@ -109,6 +108,15 @@ TEST(RowStore, ReservedRowsSufficeForAllAllocators) {
       ASSERT_TRUE(all.insert(id).second);
       expect_signed(store, id);
     }
+  }
+}
+
+TEST(RowStore, PartsOfBlocksAreReservedForEachAllocator) {
+  RowStore store(std::size_t{1} << 20);  // A chunk is one block, so that nothing is reserved besides.
+  std::vector<RowAllocator> allocators(5, RowAllocator(store));
+  for (int round = 0; round < 40; ++round) {
+    store.reserve(5, allocators.size());
+    for (auto& each : allocators) ASSERT_NE(each.allocate(), RowId::kNone) << round;
   }
 }
 

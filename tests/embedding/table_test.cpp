@@ -93,6 +93,13 @@ Vector initial_vector(Id id) {
   return vector;
 }
 
+void expect_rows_of_their_own(Batch const& batch) {
+  std::map<RowId, Id> owner;
+  for (std::size_t i = 0; i < batch.ids.size(); ++i) {
+    ASSERT_EQ(owner.try_emplace(batch.rows[i], batch.id(i)).first->second, batch.id(i)) << "two keys have one row";
+  }
+}
+
 class TableTest : public testing::TestWithParam<Maker> {};
 
 TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
@@ -103,6 +110,10 @@ TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
     std::map<Id, Vector> oracle;
     for (std::size_t step = 0; step < steps; ++step) {
       auto batch = random_batch(random, random() % batch_size, num_ids);
+      if (step == steps / 2) {
+        table->clear();
+        oracle.clear();
+      }
       switch (random() % 4) {
         case 0:
           batch.find(*table);
@@ -133,6 +144,7 @@ TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
             ASSERT_EQ(batch.statuses[i], is_new ? KeyStatus::kInserted : KeyStatus::kFound) << step;
             ASSERT_EQ(batch.vector(i), at->second);
           }
+          expect_rows_of_their_own(batch);
       }
       ASSERT_EQ(table->size(), oracle.size());
     }
@@ -232,7 +244,9 @@ TEST_P(TableTest, BadArgumentsAreNamedAndChangeNothing) {
   batch.rows[2] = RowId{1'000'000};
   EXPECT_THROW(table->gather(batch.keys(), batch.rows, batch.vectors), comm::UsageError);
   EXPECT_EQ(table->size(), 0U);
-  EXPECT_THROW(static_cast<void>(GetParam().make({.dim = 0})), comm::UsageError);
+  for (std::size_t const dim : {std::size_t{0}, (std::size_t{1} << 20) + 1, ~std::size_t{15}}) {
+    EXPECT_THROW(static_cast<void>(GetParam().make({.dim = dim})), comm::UsageError);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Tables, TableTest, testing::Values(Maker{"cpu", 1}, Maker{"cpu_3_threads", 3}),

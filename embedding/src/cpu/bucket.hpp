@@ -3,6 +3,7 @@
 #include "headway/embedding/key.hpp"
 
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,7 +34,7 @@ struct alignas(64) WideBucket {
 };
 static_assert(sizeof(WideBucket) == 64);
 
-/// The same for keys of one table, as is any whose ids carry its number.
+/// The same for keys of table 0: those of one table, or whose ids carry the table's number.
 struct alignas(64) PackedBucket {
   static constexpr std::size_t kNumSlots = 5;
 
@@ -42,7 +43,10 @@ struct alignas(64) PackedBucket {
 
   [[nodiscard]] bool holds(std::size_t slot, Key key) const { return ids[slot] == key.id; }
   [[nodiscard]] Key key(std::size_t slot) const { return {.id = ids[slot]}; }
-  void set_key(std::size_t slot, Key key) { ids[slot] = key.id; }
+  void set_key(std::size_t slot, Key key) {
+    assert(key.table == 0 && "a packed key has no table");
+    ids[slot] = key.id;
+  }
 };
 static_assert(sizeof(PackedBucket) == 64);
 

@@ -16,12 +16,14 @@ std::unique_ptr<Deduplicator> make_cpu_deduplicator(int num_threads) {
 
 UniqueKeys const& CpuDeduplicator::deduplicate(Keys const& keys) {
   comm::expects(keys.tables.empty() || keys.tables.size() == keys.size(), "not one table for each key");
-  comm::expects(keys.size() < std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
+  comm::expects(keys.size() <= std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
+  is_complete_ = false;
   batch_.sort(keys, stripe_map_, workers_);
   counts_.assign(keys.size(), 0);
   unique_.numbers.resize(keys.size());
   batch_.for_each_stripe(workers_, [&](std::size_t stripe) { find_firsts(keys, stripe); });
   number_firsts(keys);
+  is_complete_ = true;
   return unique_;
 }
 
@@ -93,6 +95,7 @@ void CpuDeduplicator::hand_out(std::span<float const> values, std::span<float> o
 }
 
 std::size_t CpuDeduplicator::expect_same_dim(std::size_t of_batch, std::size_t of_unique) const {
+  comm::expects(is_complete_, "no batch was deduplicated");
   std::size_t const dim = batch_.size() == 0 ? 0 : of_batch / batch_.size();
   comm::expects(of_batch == batch_.size() * dim && of_unique == unique_.size() * dim,
                 std::to_string(of_batch) + " values of " + std::to_string(batch_.size()) + " keys, and " +

@@ -34,6 +34,7 @@ class CpuDeduplicator final : public Deduplicator {
   StripeMap stripe_map_;
   StripedBatch batch_;
   UniqueKeys unique_;
+  bool is_complete_ = false;               ///< All here is of the same batch.
   std::vector<std::uint32_t> counts_;      ///< (keys) Of one that is the first of its kind; 0 of others.
   std::vector<std::uint32_t> firsts_;      ///< (unique keys) Where each comes first in the batch.
   std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Numbers of unique keys.

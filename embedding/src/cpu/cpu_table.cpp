@@ -14,11 +14,12 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kLineBytes = 64;
+constexpr std::size_t kLineBytes = 64, kMostDim = std::size_t{1} << 20;
 constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8;
 
 std::size_t row_bytes_of(std::size_t dim) {
-  comm::expects(dim >= 1, "a table needs a dim of at least 1");
+  comm::expects(dim >= 1 && dim <= kMostDim,
+                "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(dim));
   return (dim * sizeof(float) + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
 
@@ -39,8 +40,14 @@ std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std:
 CpuTable::CpuTable(TableOptions const& options)
     : options_(options), workers_(options.num_threads), store_(row_bytes_of(options.dim)) {
   options_.max_rows = std::min(options.max_rows, RowStore::kMostRows);
-  stripes_.reserve(StripeMap::kCount);
-  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes_.emplace_back(segments_, store_);
+  stripes_ = make_stripes();
+}
+
+std::vector<CpuTable::Stripe> CpuTable::make_stripes() {
+  std::vector<Stripe> stripes;
+  stripes.reserve(StripeMap::kCount);
+  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes.emplace_back(segments_, store_);
+  return stripes;
 }
 
 std::size_t CpuTable::size() const {
@@ -170,12 +177,17 @@ void CpuTable::refuse_what_does_not_fit(Keys const& keys, std::size_t room) {
   is_refused_.clear();
   if (keys.size() <= room) return;
   is_refused_.resize(keys.size());
+  is_absent_.resize(keys.size());
+  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    in_step(keys, first, end,
+            [&](std::size_t i, Hash hash) { is_absent_[i] = find_row(keys[i], hash) == RowId::kNone; });
+  });
   struct HashKey {
     std::size_t operator()(Key key) const { return hash_of(key).low; }
   };
   std::unordered_set<Key, HashKey> admitted;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (find_row(keys[i], batch_.hash(i)) != RowId::kNone || admitted.contains(keys[i])) continue;
+    if (is_absent_[i] == 0 || admitted.contains(keys[i])) continue;
     if (room == 0) {
       is_refused_[i] = true;
       ++num_refused_;
@@ -201,12 +213,11 @@ void CpuTable::erase(Keys const& keys) {
 
 void CpuTable::clear() {
   std::lock_guard const lock(mutex_);
-  for (auto& stripe : stripes_) {
-    stripe.erased = stripe.inserted;
-    stripe.index.clear();
-    stripe.rows.clear();
-  }
+  auto fresh = make_stripes();
+  for (std::size_t i = 0; i < fresh.size(); ++i) fresh[i].inserted = fresh[i].erased = stripes_[i].inserted;
+  stripes_ = std::move(fresh);
   store_.clear();
+  segments_.trim();
 }
 
 template <class Announce, class Visit>

@@ -43,6 +43,7 @@ class CpuTable final : public Table {
     RowAllocator rows;
     std::uint64_t inserted = 0, erased = 0;
   };
+  [[nodiscard]] std::vector<Stripe> make_stripes();
   static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
   /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
   template <class Visit>
@@ -69,7 +70,8 @@ class CpuTable final : public Table {
   StripeMap stripe_map_;
   std::vector<Stripe> stripes_;
   StripedBatch batch_;
-  std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
+  std::vector<bool> is_refused_;         ///< (keys) Scratch; empty: there is room for all.
+  std::vector<std::uint8_t> is_absent_;  ///< (keys) Scratch beside it.
   std::uint64_t num_refused_ = 0;
 };
 

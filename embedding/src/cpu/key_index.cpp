@@ -73,11 +73,11 @@ auto KeyIndex<Bucket, Probe>::make_segment(std::size_t num_buckets, int depth, s
 template <class Bucket, class Probe>
 void KeyIndex<Bucket, Probe>::grow(Hash hash) {
   auto const& old = *directory_[entry_of(hash)].segment;
-  bool const is_mostly_erased = old.num_live < old.limit / 2;
-  bool const splits = !is_mostly_erased && old.num_buckets >= kMostBuckets && old.depth < kMostDepth;
-  std::size_t const num_buckets = is_mostly_erased || splits ? old.num_buckets : 2 * old.num_buckets;
-  int const alike = hash_bits_ + old.depth;
-  std::uint64_t const prefix = alike == 0 ? 0 : hash.low >> (64 - alike);
+  // Else a table whose keys come and go would grow on, to half the load.
+  bool const has_many_erased = old.num_live < old.limit / 4 * 3;
+  bool const splits = !has_many_erased && old.num_buckets >= kMostBuckets && old.depth < kMostDepth;
+  std::size_t const num_buckets = has_many_erased || splits ? old.num_buckets : 2 * old.num_buckets;
+  std::uint64_t const prefix = old.depth == 0 ? 0 : hash.low << hash_bits_ >> (64 - old.depth);
 
   std::vector<std::unique_ptr<Segment>> made;
   int const depth = splits ? old.depth + 1 : old.depth;
@@ -90,7 +90,7 @@ void KeyIndex<Bucket, Probe>::grow(Hash hash) {
       if (!is_live(bucket.words[slot])) continue;
       Key const key = bucket.key(slot);
       Hash const key_hash = hash_of(key);
-      auto& segment = *made[splits ? key_hash.low << alike >> 63 : 0];
+      auto& segment = *made[splits ? key_hash.low << (hash_bits_ + old.depth) >> 63 : 0];
       Place free;
       static_cast<void>(look({segment.buckets(), num_buckets - 1, &segment}, key, key_hash, free));
       free.bucket->set_key(free.slot, key);

@@ -23,7 +23,7 @@ namespace headway::embedding {
 template <class Bucket, class Probe = OddStepProbe>
 class KeyIndex {
  public:
-  /// `hash_bits` of the highest bits of all hashes are alike: those by which a stripe was chosen.
+  /// `hash_bits` of the highest bits of hashes are not used: those by which a stripe is chosen.
   explicit KeyIndex(SegmentPool& pool, int hash_bits = 0);
 
   /// kEmpty if the key is not there.
@@ -47,13 +47,13 @@ class KeyIndex {
 
  private:
   static constexpr std::size_t kFirstBuckets = 16, kMostBuckets = SegmentPool::kFullBytes / sizeof(Bucket);
-  /// No table of distinct hashes comes here; segments double on, should it happen.
+  /// No table comes here; SegmentPool::take() throws, should it happen.
   static constexpr int kMostDepth = 30;
 
   struct Segment {
     SegmentPool::Memory memory;
     std::size_t num_buckets;
-    int depth;             ///< So many bits of the hash are alike in its keys, after those of the stripe.
+    int depth;             ///< So many bits of the hash are alike in its keys, after the first hash_bits_.
     std::size_t limit;     ///< Of used slots.
     std::size_t num_used;  ///< Slots that are not empty.
     std::size_t num_live;

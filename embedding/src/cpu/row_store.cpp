@@ -53,8 +53,10 @@ std::optional<std::size_t> RowStore::take_block() {
 
 RowId RowAllocator::allocate() {
   if (blocks_.empty()) {
+    blocks_.reserve(num_blocks_ + 1);  // free() must not fail.
     auto const taken = store_->take_block();
     if (!taken) return RowId::kNone;
+    ++num_blocks_;
     blocks_.push_back(*taken);
   }
   std::size_t const block = blocks_.back();
@@ -65,7 +67,7 @@ RowId RowAllocator::allocate() {
   return RowId{static_cast<std::uint32_t>(block * RowStore::kBlockRows + place)};
 }
 
-void RowAllocator::free(RowId id) {
+void RowAllocator::free(RowId id) noexcept {
   std::size_t const block = static_cast<std::uint32_t>(id) / RowStore::kBlockRows;
   auto& free_rows = store_->free_rows_[block];
   if (free_rows == 0) blocks_.push_back(block);

@@ -24,7 +24,7 @@ class RowStore {
  public:
   static constexpr std::size_t kBlockRows = 64;
   static constexpr std::size_t kNumIds = std::size_t{1} << 30;
-  /// In use at once; the ids between are those of chunks ahead, and of parts of blocks.
+  /// That may be in use; the ids between are those of chunks ahead, and of rows that an allocator has free.
   static constexpr std::size_t kMostRows = kNumIds - (std::size_t{1} << 21);
 
   /// `row_bytes`: a multiple of 64. @throws comm::UsageError
@@ -34,7 +34,7 @@ class RowStore {
   /// meanwhile.
   /// @throws std::bad_alloc; std::length_error beyond kNumIds
   void reserve(std::size_t num_rows, std::size_t num_allocators);
-  /// Nobody has any row any more.
+  /// Nobody has any row any more, and all allocators are gone.
   void clear();
 
   [[nodiscard]] std::byte* row(RowId id) const { return chunks_[chunk_of(id)].data() + place_of(id) * row_bytes_; }
@@ -69,14 +69,14 @@ class RowAllocator {
   explicit RowAllocator(RowStore& store) : store_(&store) {}
 
   /// kNone: what was reserved is used up.
+  /// @throws std::bad_alloc, without any change
   [[nodiscard]] RowId allocate();
-  void free(RowId id);
-  /// Forgets all blocks, as RowStore::clear() does.
-  void clear() { blocks_.clear(); }
+  void free(RowId id) noexcept;
 
  private:
   RowStore* store_;
-  std::vector<std::size_t> blocks_;  ///< With free rows; the last is used first.
+  std::size_t num_blocks_ = 0;       ///< Its own.
+  std::vector<std::size_t> blocks_;  ///< Those with free rows; there is room for all. The last is used first.
 };
 
 }  // namespace headway::embedding

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 
 namespace headway::embedding {
 
@@ -13,6 +14,7 @@ constexpr std::align_val_t kLine{64};
 }  // namespace
 
 SegmentPool::Memory SegmentPool::take(std::size_t num_bytes) {
+  if (num_bytes > kFullBytes) throw std::length_error("a segment of the key structure is full and cannot split");
   GiveBack const give_back{.pool = this, .num_bytes = num_bytes};
   if (num_bytes < kFullBytes) {
     Memory memory(static_cast<std::byte*>(::operator new(num_bytes, kLine)), give_back);
@@ -37,6 +39,14 @@ SegmentPool::Memory SegmentPool::take(std::size_t num_bytes) {
   Memory memory(slabs_.back().data() + next_in_slab_, give_back);
   next_in_slab_ += kFullBytes;
   return memory;
+}
+
+void SegmentPool::trim() noexcept {
+  std::lock_guard const lock(mutex_);
+  std::size_t const handed_out = slabs_.empty() ? 0 : (slabs_.size() - 1) * kSlabBytes + next_in_slab_;
+  if (free_.size() * kFullBytes < handed_out) return;
+  free_.clear();
+  slabs_.clear();
 }
 
 std::size_t SegmentPool::num_bytes() const {

@@ -22,8 +22,10 @@ class SegmentPool {
   };
   using Memory = std::unique_ptr<std::byte, GiveBack>;
 
-  /// Zero-filled, aligned to 64 bytes; kFullBytes or less. @throws std::bad_alloc
+  /// Zero-filled, aligned to 64 bytes. @throws std::bad_alloc; std::length_error above kFullBytes
   [[nodiscard]] Memory take(std::size_t num_bytes);
+  /// Gives full segments back to the operating system, if none is in use.
+  void trim() noexcept;
   /// Of segments that are in use, and of those that wait to be used again.
   [[nodiscard]] std::size_t num_bytes() const;
 

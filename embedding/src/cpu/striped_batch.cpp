@@ -8,7 +8,6 @@ void StripedBatch::sort(Keys const& keys, StripeMap const& map, WorkerPool& work
   std::size_t const ranges = WorkerPool::num_ranges(keys.size());
   hashes_.resize(keys.size());
   order_.resize(keys.size());
-  begins_.resize(StripeMap::kCount + 1);
   ends_.assign(ranges * StripeMap::kCount, 0);
   workers.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {

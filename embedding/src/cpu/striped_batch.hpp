@@ -35,10 +35,10 @@ class StripedBatch {
   }
 
  private:
-  std::vector<Hash> hashes_;         ///< (keys)
-  std::vector<std::size_t> order_;   ///< (keys) Their numbers, stripe by stripe.
-  std::vector<std::size_t> begins_;  ///< (stripes + 1) In `order_`.
-  std::vector<std::size_t> ends_;    ///< (ranges, stripes) Scratch: where a range's next key of a stripe goes.
+  std::vector<Hash> hashes_;        ///< (keys)
+  std::vector<std::size_t> order_;  ///< (keys) Their numbers, stripe by stripe.
+  std::vector<std::size_t> begins_ = std::vector<std::size_t>(StripeMap::kCount + 1);  ///< (stripes + 1) In `order_`.
+  std::vector<std::size_t> ends_;  ///< (ranges, stripes) Scratch: where a range's next key of a stripe goes.
 };
 
 }  // namespace headway::embedding

@@ -9,10 +9,17 @@ namespace headway::embedding {
 
 WorkerPool::WorkerPool(int num_threads) {
   comm::expects(num_threads >= 1, "num_threads must be at least 1, not " + std::to_string(num_threads));
-  for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
+  } catch (...) {  // Of the operating system's limits.
+    stop();
+    throw;
+  }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::stop() noexcept {
   {
     std::lock_guard const lock(mutex_);
     is_over_ = true;

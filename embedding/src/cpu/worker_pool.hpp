@@ -24,7 +24,8 @@ class WorkerPool {
 
   [[nodiscard]] int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
   /// Calls `task(i)` for each i below `count`, in any order on any thread, and waits for all. A caller beside another
-  /// one does its tasks itself. The first exception is thrown once no task runs any more; others may be left out then.
+  /// one does its tasks itself; a task must not call. The first exception is thrown once no task runs any more; others
+  /// may be left out then.
   void run(std::size_t count, std::function<void(std::size_t)> const& task);
 
   /// So many items of a cheap task that handing them out does not count.
@@ -38,6 +39,7 @@ class WorkerPool {
   }
 
  private:
+  void stop() noexcept;
   void work();
   /// Takes tasks until none is left.
   void take_tasks();

@@ -37,7 +37,7 @@ class Deduplicator {
   /// What came with the keys of the last batch, added up for each unique key.
   /// @param values (keys of the batch, dim) for any dim
   /// @param sums (unique keys, dim)
-  /// @throws comm::UsageError if sizes do not agree; likewise below
+  /// @throws comm::UsageError if sizes do not agree, or there was no batch; likewise below
   virtual void add_up(std::span<float const> values, std::span<float> sums) const = 0;
   /// Gives each key of the last batch what its unique key has.
   /// @param values (unique keys, dim)

@@ -15,7 +15,7 @@ class Initializer {
   static Initializer constant(float value);
   /// Evenly in [low, high]. The same bits on all devices.
   static Initializer uniform(float low, float high, std::uint64_t seed);
-  /// Of this mean and standard deviation, by Box-Muller in double precision: equal to 1 ulp on all devices.
+  /// Of this mean and standard deviation, by Box-Muller in double precision: with mean 0 equal to 1 ulp on all devices.
   static Initializer normal(float mean, float deviation, std::uint64_t seed);
 
   void fill(Key key, std::span<float> vector) const;

@@ -35,7 +35,7 @@ struct Keys {
 };
 
 struct TableOptions {
-  std::size_t dim = 0;  ///< Values of a vector, float32.
+  std::size_t dim = 0;  ///< Values of a vector, float32; from 1 to 2^20.
   Initializer initializer = Initializer::constant(0);
   std::size_t max_rows = std::numeric_limits<std::size_t>::max();  ///< On this rank.
   int num_threads = 1;                                             ///< Of a table on the CPU.
@@ -48,8 +48,9 @@ struct TableStatistics {
   std::uint64_t refused = 0;  ///< Insertions for which there was no room.
 };
 
-/// Vectors by key, of any number. Everything goes in batches. Calls that only read may overlap with each other; one
-/// that changes the table must not overlap with any.
+/// Vectors by key, of any number. Everything goes in batches. Where memory runs out (std::bad_alloc; std::length_error
+/// at 2^30 rows) a call may have done a part of its keys, each wholly or not at all; clear() then has done nothing.
+/// Calls that only read may overlap with each other; one that changes the table must not overlap with any.
 class Table {
  public:
   Table() = default;
@@ -78,7 +79,7 @@ class Table {
   virtual void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) = 0;
   /// Removes keys; those that are not there are passed over. Their rows may be given to others.
   virtual void erase(Keys const& keys) = 0;
-  /// Removes all keys, and gives the memory back.
+  /// Removes all keys, and gives the memory of keys and rows back.
   virtual void clear() = 0;
 };
 
