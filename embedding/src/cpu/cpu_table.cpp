@@ -88,8 +88,7 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
 void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const {
   expect_one_each(keys, rows.size(), "rows");
   std::size_t const dim = options_.dim;
-  comm::expects(out.size() == keys.size() * dim, "out has " + std::to_string(out.size()) + " values for " +
-                                                     std::to_string(keys.size()) + " keys of " + std::to_string(dim));
+  expect_vectors(keys, out.size(), "out");
   std::shared_lock const lock(mutex_);
   std::size_t const num_rows = store_.num_rows();
   workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
@@ -134,9 +133,7 @@ void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span
 
 void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
   std::size_t const dim = options_.dim;
-  comm::expects(vectors.size() == keys.size() * dim, "vectors have " + std::to_string(vectors.size()) + " values for " +
-                                                         std::to_string(keys.size()) + " keys of " +
-                                                         std::to_string(dim));
+  expect_vectors(keys, vectors.size(), "vectors");
   insert(
       keys, statuses, [&](std::size_t i) { prefetch(vectors.subspan(i * dim, dim)); },
       [&](std::size_t i, RowId row) {
@@ -237,6 +234,12 @@ void CpuTable::expect_one_each(Keys const& keys, std::size_t count, char const* 
   comm::expects(count == keys.size() && (keys.tables.empty() || keys.tables.size() == keys.size()),
                 std::to_string(keys.size()) + " keys have " + std::to_string(count) + " " + what + " and " +
                     std::to_string(keys.tables.size()) + " tables");
+}
+
+void CpuTable::expect_vectors(Keys const& keys, std::size_t num_values, char const* what) const {
+  comm::expects(num_values == keys.size() * options_.dim, std::string(what) + ": " + std::to_string(num_values) +
+                                                              " values for " + std::to_string(keys.size()) +
+                                                              " keys of " + std::to_string(options_.dim));
 }
 
 }  // namespace headway::embedding

@@ -45,6 +45,7 @@ class CpuTable final : public Table {
   };
   [[nodiscard]] std::vector<Stripe> make_stripes();
   static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
+  void expect_vectors(Keys const& keys, std::size_t num_values, char const* what) const;
   /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
   template <class Visit>
   void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;

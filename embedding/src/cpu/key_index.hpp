@@ -135,13 +135,13 @@ template <class Bucket, class Probe>
 template <class MakeWord>
 RowWord KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord make_word) {
   Place free;
-  auto place = look(directory_[entry_of(hash)], key, hash, free);
+  auto const place = look(directory_[entry_of(hash)], key, hash, free);
   if (place.bucket != nullptr) return place.word();
   if (auto const& segment = *directory_[entry_of(hash)].segment;
       segment.num_used >= segment.limit && free.word() == RowWord::kEmpty) {
     grow(hash);
     free = {};
-    place = look(directory_[entry_of(hash)], key, hash, free);
+    static_cast<void>(look(directory_[entry_of(hash)], key, hash, free));
   }
   RowWord const word = make_word();
   if (word == RowWord::kEmpty) return word;
