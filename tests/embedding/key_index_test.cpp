@@ -30,7 +30,8 @@ class KeyIndexTest : public testing::Test {
  protected:
   static RowWord find(typename Tested::Index const& index, Key key) { return index.find(key, hash_of(key)); }
   static RowWord put(typename Tested::Index& index, Key key, RowWord word) {
-    return index.find_or_insert(key, hash_of(key), [&] { return word; });
+    auto const* const found = index.find_or_insert(key, hash_of(key), [&] { return word; });
+    return found == nullptr ? RowWord::kEmpty : *found;
   }
   static void expect_same(typename Tested::Index& index, Oracle const& oracle) {
     EXPECT_EQ(index.size(), oracle.size());

@@ -1,8 +1,7 @@
 // What every table does, whatever it is made of: beside std::map, and with others of another number of threads.
 
-#include "headway/embedding/table.hpp"
-
 #include "headway/comm/status.hpp"
+#include "table_fixture.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,87 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <random>
 #include <set>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace headway::embedding {
 namespace {
-
-constexpr std::size_t kDim = 5;
-
-struct Maker {
-  std::string name;
-  int num_threads;
-
-  [[nodiscard]] std::unique_ptr<Table> make(TableOptions options) const {
-    options.num_threads = num_threads;
-    return make_cpu_table(options);
-  }
-};
-
-TableOptions options_of(std::size_t max_rows = TableOptions().max_rows) {
-  return {.dim = kDim, .initializer = Initializer::uniform(-1, 1, 11), .max_rows = max_rows};
-}
-
-using Id = std::pair<std::uint32_t, std::uint64_t>;
-using Vector = std::vector<float>;
-
-/// The keys of a batch, and what a table says of them.
-struct Batch {
-  std::vector<std::uint64_t> ids{};
-  std::vector<std::uint32_t> tables{};
-  std::vector<RowId> rows{};
-  std::vector<KeyStatus> statuses{};
-  Vector vectors{};
-
-  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables}; }
-  [[nodiscard]] Id id(std::size_t i) const { return {tables[i], ids[i]}; }
-  [[nodiscard]] Vector vector(std::size_t i) const {
-    auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * kDim);
-    return {begin, begin + static_cast<std::ptrdiff_t>(kDim)};
-  }
-  void find(Table const& table) {
-    make_room();
-    table.find(keys(), rows, statuses);
-    table.gather(keys(), rows, vectors);
-  }
-  void find_or_insert(Table& table) {
-    make_room();
-    table.find_or_insert(keys(), rows, statuses);
-    table.gather(keys(), rows, vectors);
-  }
-  void make_room() {
-    rows.assign(ids.size(), RowId::kNone);
-    statuses.assign(ids.size(), KeyStatus::kNoRoom);
-    vectors.assign(ids.size() * kDim, -99);
-  }
-};
-
-Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
-  Batch batch;
-  for (std::size_t i = 0; i < size; ++i) {
-    batch.ids.push_back(random() % num_ids * 0x1000100010001);
-    batch.tables.push_back(static_cast<std::uint32_t>(random() % 3));
-  }
-  return batch;
-}
-
-Batch batch_of(std::vector<std::uint64_t> ids) {
-  Batch batch{.ids = std::move(ids)};
-  batch.tables.assign(batch.ids.size(), 0);
-  return batch;
-}
-
-Vector initial_vector(Id id) {
-  Vector vector(kDim);
-  options_of().initializer.fill({.id = id.second, .table = id.first}, vector);
-  return vector;
-}
 
 void expect_rows_of_their_own(Batch const& batch) {
   std::map<RowId, Id> owner;
@@ -99,8 +24,6 @@ void expect_rows_of_their_own(Batch const& batch) {
     ASSERT_EQ(owner.try_emplace(batch.rows[i], batch.id(i)).first->second, batch.id(i)) << "two keys have one row";
   }
 }
-
-class TableTest : public testing::TestWithParam<Maker> {};
 
 TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
   for (auto const [batch_size, num_ids, steps] :
@@ -146,11 +69,11 @@ TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
           }
           expect_rows_of_their_own(batch);
       }
-      ASSERT_EQ(table->size(), oracle.size());
+      ASSERT_EQ(table->size().rows, oracle.size());
     }
     EXPECT_EQ(table->statistics().inserted - table->statistics().erased, oracle.size());
     table->clear();
-    EXPECT_EQ(table->size(), 0U);
+    EXPECT_EQ(table->size().rows, 0U);
     auto batch = random_batch(random, 100, num_ids);
     batch.find(*table);
     EXPECT_TRUE(std::ranges::all_of(batch.statuses, [](auto each) { return each == KeyStatus::kAbsent; }));
@@ -173,7 +96,7 @@ TEST_P(TableTest, RowsStayWhereTheyAreWhileKeysGrow) {
   again.find(*table);
   EXPECT_EQ(again.rows, first.rows);
   EXPECT_EQ(again.vectors, first.vectors);
-  EXPECT_EQ(table->size(), 390'004U);
+  EXPECT_EQ(table->size().rows, 390'004U);
 }
 
 TEST_P(TableTest, WhatDoesNotFitIsSaidAndCounted) {
@@ -183,7 +106,7 @@ TEST_P(TableTest, WhatDoesNotFitIsSaidAndCounted) {
   auto const in = KeyStatus::kInserted, found = KeyStatus::kFound, no_room = KeyStatus::kNoRoom;
   EXPECT_EQ(batch.statuses, (std::vector{in, in, found, in, in, in, no_room, no_room, found, no_room}));
   EXPECT_EQ(batch.vector(6), initial_vector({0, 15}));
-  EXPECT_EQ(table->size(), 5U);
+  EXPECT_EQ(table->size().rows, 5U);
   EXPECT_EQ(table->statistics().refused, 3U);
 
   table->erase(batch_of({11}).keys());
@@ -207,7 +130,7 @@ TEST_P(TableTest, TheLastOfSeveralVectorsHolds) {
   auto one = batch_of({8});
   one.find(*table);
   EXPECT_EQ(one.vector(0), last);
-  EXPECT_EQ(table->size(), 1U);
+  EXPECT_EQ(table->size().rows, 1U);
 }
 
 TEST_P(TableTest, ReadersMayOverlap) {
@@ -243,14 +166,13 @@ TEST_P(TableTest, BadArgumentsAreNamedAndChangeNothing) {
   batch.tables.push_back(0);
   batch.rows[2] = RowId{1'000'000};
   EXPECT_THROW(table->gather(batch.keys(), batch.rows, batch.vectors), comm::UsageError);
-  EXPECT_EQ(table->size(), 0U);
+  EXPECT_EQ(table->size().rows, 0U);
   for (std::size_t const dim : {std::size_t{0}, (std::size_t{1} << 20) + 1, ~std::size_t{15}}) {
     EXPECT_THROW(static_cast<void>(GetParam().make({.dim = dim})), comm::UsageError);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tables, TableTest, testing::Values(Maker{"cpu", 1}, Maker{"cpu_3_threads", 3}),
-                         [](auto const& maker) { return maker.param.name; });
+INSTANTIATE_TABLES(TableTest);
 
 }  // namespace
 }  // namespace headway::embedding

@@ -2,6 +2,7 @@
 
 #include "headway/embedding/key.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cstddef>
@@ -9,13 +10,25 @@
 
 namespace headway::embedding {
 
-/// What a slot of the key structure says of its key: where its row is, or anything else but these two.
+/// What a slot of the key structure says of its key: where its row is, below 2^31, or how often it was looked up so
+/// far.
 enum class RowWord : std::uint32_t {
-  kEmpty = 0,           ///< There is no key, and no probe goes on past this bucket.
-  kErased = 0xffffffff  ///< There is no key any more, but probes go on.
+  kEmpty = 0,            ///< There is no key, and no probe goes on past this bucket.
+  kPending = 1U << 31,   ///< And more by the count of lookups: the key waits for a row.
+  kErased = 0xffffffff,  ///< There is no key any more, but probes go on.
 };
+inline constexpr std::uint32_t kMostPendingCount = 0x3fffffff;
 
 [[nodiscard]] constexpr bool is_live(RowWord word) { return word != RowWord::kEmpty && word != RowWord::kErased; }
+[[nodiscard]] constexpr bool is_row(RowWord word) { return word != RowWord::kEmpty && word < RowWord::kPending; }
+[[nodiscard]] constexpr bool is_pending(RowWord word) { return word >= RowWord::kPending && word != RowWord::kErased; }
+
+[[nodiscard]] constexpr std::uint32_t pending_count_of(RowWord word) {
+  return static_cast<std::uint32_t>(word) - static_cast<std::uint32_t>(RowWord::kPending);
+}
+[[nodiscard]] constexpr RowWord pending_word(std::uint32_t count) {
+  return RowWord{static_cast<std::uint32_t>(RowWord::kPending) + std::min(count, kMostPendingCount)};
+}
 
 /// Slots that are looked at together: one cache line. For keys of any table and id.
 struct alignas(64) WideBucket {

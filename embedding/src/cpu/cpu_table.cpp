@@ -1,36 +1,37 @@
 #include "cpu/cpu_table.hpp"
 
 #include "headway/comm/status.hpp"
+#include "headway/embedding/routing.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cassert>
-#include <cstring>
+#include <atomic>
+#include <limits>
 #include <mutex>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
+#include <utility>
 
 namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kLineBytes = 64, kMostDim = std::size_t{1} << 20;
-constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8;
+constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kValuesPerLine = 16;
 
-std::size_t row_bytes_of(std::size_t dim) {
-  comm::expects(dim >= 1 && dim <= kMostDim,
-                "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(dim));
-  return (dim * sizeof(float) + kLineBytes - 1) / kLineBytes * kLineBytes;
+RowId row_of(RowWord word) { return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone; }
+
+/// As much as fits.
+std::uint32_t sum_of(std::uint32_t count, std::uint32_t more) {
+  return count + std::min(more, std::numeric_limits<std::uint32_t>::max() - count);
 }
 
-/// All lines of a vector, so that reading it soon after is faster.
-void prefetch(std::span<float const> vector) {
-  auto const bytes = std::as_bytes(vector);
-  for (std::size_t line = 0; line < bytes.size(); line += kLineBytes) __builtin_prefetch(bytes.data() + line);
-}
-
-[[noreturn]] void refuse_row(RowId row) {
-  throw comm::UsageError("row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
+TableOptions checked(TableOptions options) {
+  options.max_rows = std::min(options.max_rows, RowStore::kMostRows);
+  options.high_water = std::min(options.high_water, options.max_rows);
+  options.low_water = std::min(options.low_water, options.high_water);
+  comm::expects(options.min_count >= 1 && options.min_count <= kMostPendingCount,
+                "keys cannot wait for " + std::to_string(options.min_count) + " lookups");
+  return options;
 }
 
 }  // namespace
@@ -38,35 +39,52 @@ void prefetch(std::span<float const> vector) {
 std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std::make_unique<CpuTable>(options); }
 
 CpuTable::CpuTable(TableOptions const& options)
-    : options_(options), workers_(options.num_threads), store_(row_bytes_of(options.dim)) {
-  options_.max_rows = std::min(options.max_rows, RowStore::kMostRows);
-  stripes_ = make_stripes();
-}
+    : options_(checked(options)),
+      workers_(options.num_threads),
+      rows_(options.dim, kernels::RowOptimizer(options.optimizer)),
+      stripes_(make_stripes()) {}
 
 std::vector<CpuTable::Stripe> CpuTable::make_stripes() {
   std::vector<Stripe> stripes;
   stripes.reserve(StripeMap::kCount);
-  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes.emplace_back(segments_, store_);
+  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes.emplace_back(segments_, rows_);
   return stripes;
 }
 
-std::size_t CpuTable::size() const {
-  std::shared_lock const lock(mutex_);
-  return count_keys();
+std::size_t CpuTable::state_size() const {
+  kernels::RowOptimizer const optimizer(options_.optimizer);
+  return optimizer.state_size(options_.dim) + (optimizer.is_row_wise() ? 1 : 0);
 }
 
-std::size_t CpuTable::count_keys() const {
-  std::uint64_t sum = 0;
-  for (auto const& stripe : stripes_) sum += stripe.inserted - stripe.erased;
+TableSize CpuTable::size() const {
+  std::shared_lock const lock(mutex_);
+  return size_locked();
+}
+
+TableSize CpuTable::size_locked() const {
+  TableSize sum{.key_bytes = segments_.num_bytes(), .row_bytes = rows_.num_bytes()};
+  for (auto const& stripe : stripes_) {
+    sum.rows += stripe.num_rows;
+    sum.cold_rows += stripe.num_cold;
+    sum.pending += stripe.num_pending;
+  }
   return sum;
 }
 
 TableStatistics CpuTable::statistics() const {
   std::shared_lock const lock(mutex_);
-  TableStatistics sum{.refused = num_refused_};
+  TableStatistics sum;
   for (auto const& stripe : stripes_) {
-    sum.inserted += stripe.inserted;
-    sum.erased += stripe.erased;
+    auto const& part = stripe.statistics;
+    sum.inserted += part.inserted;
+    sum.erased += part.erased;
+    sum.evicted += part.evicted;
+    sum.expired += part.expired;
+    sum.refused += part.refused;
+    sum.forgotten += part.forgotten;
+    sum.promoted += part.promoted;
+    sum.demoted += part.demoted;
+    sum.dropped_gradients += part.dropped_gradients;
   }
   return sum;
 }
@@ -79,7 +97,7 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
   std::shared_lock const lock(mutex_);
   workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     in_step(keys, first, end, [&](std::size_t i, Hash hash) {
-      rows[i] = find_row(keys[i], hash);
+      rows[i] = row_of(find_word(keys[i], hash));
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
     });
   });
@@ -88,28 +106,30 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
 void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const {
   expect_one_each(keys, rows.size(), "rows");
   std::size_t const dim = options_.dim;
-  expect_vectors(keys, out.size(), "out");
+  expect_values(keys, out.size(), dim, "out");
   std::shared_lock const lock(mutex_);
-  std::size_t const num_rows = store_.num_rows();
   workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) {
-      if (i + kRowsAhead < end && static_cast<std::uint32_t>(rows[i + kRowsAhead]) < num_rows) {
-        prefetch({vector_of(rows[i + kRowsAhead]), dim});
-      }
-      auto const vector = out.subspan(i * dim, dim);
-      if (rows[i] == RowId::kNone) {
-        options_.initializer.fill(keys[i], vector);
-      } else {
-        if (static_cast<std::uint32_t>(rows[i]) >= num_rows) refuse_row(rows[i]);
-        std::memcpy(vector.data(), vector_of(rows[i]), vector.size_bytes());
-      }
-    }
+    for_each_row(
+        rows.subspan(first, end - first),
+        [&](std::size_t i) { rows_.read(rows[first + i], out.subspan((first + i) * dim, dim)); },
+        [&](std::size_t i) { options_.initializer.fill(keys[first + i], out.subspan((first + i) * dim, dim)); });
   });
 }
 
-RowId CpuTable::find_row(Key key, Hash hash) const {
-  return RowId{static_cast<std::uint32_t>(stripes_[stripe_map_.of(hash)].index.find(key, hash))};
+template <class Visit, class Miss>
+void CpuTable::for_each_row(std::span<RowId const> rows, Visit visit, Miss miss) const {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kRowsAhead < rows.size() && rows_.has(rows[i + kRowsAhead])) rows_.prefetch(rows[i + kRowsAhead]);
+    if (rows[i] == RowId::kNone) {
+      miss(i);
+    } else {
+      expect_row(rows[i]);
+      visit(i);
+    }
+  }
 }
+
+RowWord CpuTable::find_word(Key key, Hash hash) const { return stripes_[stripe_map_.of(hash)].index.find(key, hash); }
 
 template <class Visit>
 void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const {
@@ -127,72 +147,184 @@ void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Vis
 
 void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) {
   expect_one_each(keys, rows.size(), "rows");
+  expect_one_each(keys, keys.counts.empty() ? keys.size() : keys.counts.size(), "counts");
   insert(
-      keys, statuses, [](std::size_t) {}, [&](std::size_t i, RowId row) { rows[i] = row; });
+      keys, {.counts = keys.counts, .min_count = options_.min_count}, statuses, [](std::size_t) {},
+      [&](std::size_t i, RowId row) { rows[i] = row; });
 }
 
 void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
   std::size_t const dim = options_.dim;
-  expect_vectors(keys, vectors.size(), "vectors");
+  expect_values(keys, vectors.size(), dim, "vectors");
   insert(
-      keys, statuses, [&](std::size_t i) { prefetch(vectors.subspan(i * dim, dim)); },
+      keys, {.otherwise = 0, .min_count = 0}, statuses,
+      [&](std::size_t i) {
+        for (std::size_t column = 0; column < dim; column += kValuesPerLine) {
+          __builtin_prefetch(&vectors[i * dim + column]);
+        }
+      },
       [&](std::size_t i, RowId row) {
-        if (row != RowId::kNone) std::memcpy(vector_of(row), &vectors[i * dim], dim * sizeof(float));
+        if (row != RowId::kNone) rows_.write(row, vectors.subspan(i * dim, dim));
+      });
+}
+
+void CpuTable::import_records(Records const& records, std::span<KeyStatus> statuses) {
+  auto const keys = records.keys();
+  std::size_t const dim = options_.dim, width = state_size();
+  expect_one_each(keys, records.tables.size(), "tables");
+  expect_one_each(keys, records.counts.size(), "counts");
+  expect_one_each(keys, records.steps.size(), "steps");
+  expect_values(keys, records.vectors.size(), dim, "vectors");
+  expect_values(keys, records.states.size(), width, "states");
+  // The counts of lookups that are over decide on the precision, but do not add up.
+  insert(
+      keys, {.counts = keys.counts, .min_count = 0}, statuses, [](std::size_t) {},
+      [&](std::size_t i, RowId row) {
+        if (row == RowId::kNone) return;
+        rows_.write(row, std::span(records.vectors).subspan(i * dim, dim));
+        auto const state = rows_.state(row);
+        std::copy_n(records.states.begin() + static_cast<std::ptrdiff_t>(i * width), state.size(), state.begin());
+        rows_.notes(row) = {.count = records.counts[i],
+                            .step = records.steps[i],
+                            .state = width > state.size() ? records.states[(i + 1) * width - 1] : 0};
       });
 }
 
 template <class Announce, class Visit>
-void CpuTable::insert(Keys const& keys, std::span<KeyStatus> statuses, Announce announce, Visit visit) {
+void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce,
+                      Visit visit) {
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
   batch_.sort(keys, stripe_map_, workers_);
-  std::size_t const room = options_.max_rows - count_keys();
-  refuse_what_does_not_fit(keys, room);
-  store_.reserve(std::min(keys.size(), room), StripeMap::kCount);
+  make_room(keys, lookups);
   in_stripes(announce, [&](Stripe& stripe, std::size_t i, Hash hash) {
     Key const key = keys[i];
+    bool const is_refused = !is_refused_.empty() && is_refused_[i];
     auto status = KeyStatus::kFound;
-    auto const word = stripe.index.find_or_insert(key, hash, [&] {
-      if (!is_refused_.empty() && is_refused_[i]) {
-        status = KeyStatus::kNoRoom;
-        return RowWord::kEmpty;
+    auto* const word = stripe.index.find_or_insert(key, hash, [&] {
+      if (is_refused) return RowWord::kEmpty;
+      if (lookups.count(i) < lookups.min_count) {
+        ++stripe.num_pending;
+        return pending_word(0);
       }
       status = KeyStatus::kInserted;
-      auto const row = stripe.rows.allocate();
-      assert(row != RowId::kNone && "rows were reserved");
-      options_.initializer.fill(key, {vector_of(row), options_.dim});
-      store_.notes(row) = {};
-      ++stripe.inserted;
-      return RowWord{static_cast<std::uint32_t>(row)};
+      return make_row(stripe, key, lookups.count(i));
     });
+    if (word == nullptr) {
+      status = KeyStatus::kNoRoom;
+    } else if (is_pending(*word)) {
+      std::uint32_t const count = sum_of(pending_count_of(*word), lookups.count(i));
+      status = count < lookups.min_count ? KeyStatus::kPending : is_refused ? KeyStatus::kNoRoom : KeyStatus::kInserted;
+      *word = status == KeyStatus::kInserted ? make_row(stripe, key, count) : pending_word(count);
+      if (status == KeyStatus::kInserted) --stripe.num_pending;
+    } else if (status == KeyStatus::kFound) {
+      look_up(stripe, key, *word, lookups.count(i));
+    }
+    if (status == KeyStatus::kNoRoom) ++stripe.statistics.refused;
     if (!statuses.empty()) statuses[i] = status;
-    visit(i, RowId{static_cast<std::uint32_t>(word)});
+    visit(i, word == nullptr ? RowId::kNone : row_of(*word));
   });
 }
 
-void CpuTable::refuse_what_does_not_fit(Keys const& keys, std::size_t room) {
+RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
+  auto const precision = is_cold(count) ? Precision::kBfloat16 : Precision::kFloat32;
+  RowId const row = stripe.rows.allocate(precision);
+  rows_.initialise(row, key, options_.initializer);
+  auto& notes = rows_.notes(row);
+  notes.count = count;
+  notes.step = step_;
+  if (precision == Precision::kBfloat16) ++stripe.num_cold;
+  ++stripe.num_rows;
+  ++stripe.statistics.inserted;
+  return RowWord{static_cast<std::uint32_t>(row)};
+}
+
+void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count) {
+  auto& notes = rows_.notes(row_of(word));
+  bool const was_in_use = is_in_use(notes);
+  notes.count = sum_of(notes.count, count);
+  notes.step = step_;
+  if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count) || was_in_use) return;
+  change_precision(stripe, key, word);
+}
+
+void CpuTable::change_precision(Stripe& stripe, Key key, RowWord& word) {
+  bool const is_promotion = precision_of(row_of(word)) == Precision::kBfloat16;
+  RowId const to = stripe.rows.allocate(is_promotion ? Precision::kFloat32 : Precision::kBfloat16);
+  rows_.move(row_of(word), to, key, step_);
+  stripe.rows.free(row_of(word));
+  word = RowWord{static_cast<std::uint32_t>(to)};
+  is_promotion ? --stripe.num_cold : ++stripe.num_cold;
+  ++(is_promotion ? stripe.statistics.promoted : stripe.statistics.demoted);
+}
+
+void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
   is_refused_.clear();
-  if (keys.size() <= room) return;
-  is_refused_.resize(keys.size());
-  is_absent_.resize(keys.size());
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    in_step(keys, first, end,
-            [&](std::size_t i, Hash hash) { is_absent_[i] = find_row(keys[i], hash) == RowId::kNone; });
-  });
+  auto size = size_locked();
+  auto const room = [&] { return options_.max_rows - size.rows; };
+  if (keys.size() > room()) {
+    words_.resize(keys.size());
+    auto const nothing = [](std::size_t) {};
+    in_stripes(nothing,
+               [&](Stripe& stripe, std::size_t i, Hash hash) { words_[i] = stripe.index.find(keys[i], hash); });
+    std::size_t const wanted = plan_insertions(keys, lookups, room());
+    if (options_.eviction != EvictionPolicy::kNone && wanted > room()) {
+      in_stripes(nothing, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
+        if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // So that it stays.
+      });
+      evict_locked(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
+      size = size_locked();
+      plan_insertions(keys, lookups, room());
+    }
+  }
+  std::size_t const num_new = std::min(keys.size(), room());
+  if (options_.hot_count > 0) rows_.reserve(Precision::kBfloat16, num_new, StripeMap::kCount);
+  rows_.reserve(Precision::kFloat32, num_new + std::min(keys.size(), size.cold_rows), StripeMap::kCount);
+}
+
+std::size_t CpuTable::plan_insertions(Keys const& keys, Lookups const& lookups, std::size_t room) {
   struct HashKey {
     std::size_t operator()(Key key) const { return hash_of(key).low; }
   };
-  std::unordered_set<Key, HashKey> admitted;
+  is_refused_.assign(keys.size(), false);
+  std::size_t wanted = 0;
+  struct Newcomer {
+    std::uint32_t count = 0;
+    bool has_asked = false, is_refused = false;
+  };
+  std::unordered_map<Key, Newcomer, HashKey> newcomers;
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    if (is_absent_[i] == 0 || admitted.contains(keys[i])) continue;
-    if (room == 0) {
-      is_refused_[i] = true;
-      ++num_refused_;
-    } else {
-      admitted.insert(keys[i]);
-      --room;
-    }
+    if (is_row(words_[i])) continue;
+    auto& newcomer = newcomers[keys[i]];
+    if (newcomer.count == 0 && is_pending(words_[i])) newcomer.count = pending_count_of(words_[i]);
+    newcomer.count = sum_of(newcomer.count, lookups.count(i));
+    if (newcomer.count < lookups.min_count) continue;
+    if (!std::exchange(newcomer.has_asked, true)) newcomer.is_refused = wanted++ >= room;
+    is_refused_[i] = newcomer.is_refused;
   }
+  return wanted;
+}
+
+void CpuTable::update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
+                      kernels::OptimizerStep const& step) {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const dim = options_.dim;
+  expect_values(keys, gradients.size(), dim, "gradients");
+  auto const common = rows_.step(step);
+  std::lock_guard const lock(mutex_);
+  std::atomic<std::uint64_t> num_dropped = 0;
+  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    std::vector<float> scratch(options_.hot_count > 0 ? dim : 0);
+    std::size_t num_rowless = 0;
+    for_each_row(
+        rows.subspan(first, end - first),
+        [&](std::size_t i) {
+          rows_.update(rows[first + i], keys[first + i], common, gradients.subspan((first + i) * dim, dim), scratch);
+        },
+        [&](std::size_t /*i*/) { ++num_rowless; });
+    num_dropped += num_rowless;
+  });
+  stripes_.front().statistics.dropped_gradients += num_dropped;
 }
 
 void CpuTable::erase(Keys const& keys) {
@@ -202,18 +334,29 @@ void CpuTable::erase(Keys const& keys) {
   in_stripes([](std::size_t) {},
              [&](Stripe& stripe, std::size_t i, Hash hash) {
                auto const word = stripe.index.erase(keys[i], hash);
-               if (word == RowWord::kEmpty) return;
-               stripe.rows.free(RowId{static_cast<std::uint32_t>(word)});
-               ++stripe.erased;
+               if (is_pending(word)) --stripe.num_pending;
+               if (!is_row(word)) return;
+               free_row(stripe, word);
+               ++stripe.statistics.erased;
              });
+}
+
+void CpuTable::free_row(Stripe& stripe, RowWord word) {
+  if (precision_of(row_of(word)) == Precision::kBfloat16) --stripe.num_cold;
+  stripe.rows.free(row_of(word));
+  --stripe.num_rows;
 }
 
 void CpuTable::clear() {
   std::lock_guard const lock(mutex_);
   auto fresh = make_stripes();
-  for (std::size_t i = 0; i < fresh.size(); ++i) fresh[i].inserted = fresh[i].erased = stripes_[i].inserted;
+  for (std::size_t i = 0; i < fresh.size(); ++i) {
+    fresh[i].statistics = stripes_[i].statistics;
+    fresh[i].statistics.erased += stripes_[i].num_rows;
+    fresh[i].statistics.forgotten += stripes_[i].num_pending;
+  }
   stripes_ = std::move(fresh);
-  store_.clear();
+  rows_.clear();
   segments_.trim();
 }
 
@@ -230,16 +373,22 @@ void CpuTable::in_stripes(Announce announce, Visit visit) {
   });
 }
 
+void CpuTable::expect_row(RowId row) const {
+  if (!rows_.has(row)) {
+    throw comm::UsageError("row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
+  }
+}
+
 void CpuTable::expect_one_each(Keys const& keys, std::size_t count, char const* what) {
   comm::expects(count == keys.size() && (keys.tables.empty() || keys.tables.size() == keys.size()),
                 std::to_string(keys.size()) + " keys have " + std::to_string(count) + " " + what + " and " +
                     std::to_string(keys.tables.size()) + " tables");
 }
 
-void CpuTable::expect_vectors(Keys const& keys, std::size_t num_values, char const* what) const {
-  comm::expects(num_values == keys.size() * options_.dim, std::string(what) + ": " + std::to_string(num_values) +
-                                                              " values for " + std::to_string(keys.size()) +
-                                                              " keys of " + std::to_string(options_.dim));
+void CpuTable::expect_values(Keys const& keys, std::size_t num_values, std::size_t width, char const* what) const {
+  comm::expects(num_values == keys.size() * width, std::string(what) + ": " + std::to_string(num_values) +
+                                                       " values for " + std::to_string(keys.size()) + " keys of " +
+                                                       std::to_string(width));
 }
 
 }  // namespace headway::embedding

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "cpu/key_index.hpp"
-#include "cpu/row_store.hpp"
 #include "cpu/segment_pool.hpp"
 #include "cpu/stripe_map.hpp"
 #include "cpu/striped_batch.hpp"
+#include "cpu/table_rows.hpp"
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
 
@@ -27,29 +27,53 @@ class CpuTable final : public Table {
   explicit CpuTable(TableOptions const& options);
 
   [[nodiscard]] std::size_t dim() const override { return options_.dim; }
-  [[nodiscard]] std::size_t size() const override;
+  [[nodiscard]] std::size_t state_size() const override;
+  [[nodiscard]] TableSize size() const override;
   [[nodiscard]] TableStatistics statistics() const override;
+  void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override;
   void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override;
   void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const override;
+  void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
+              kernels::OptimizerStep const& step) override;
   void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override;
   void erase(Keys const& keys) override;
+  std::size_t evict(std::size_t num_rows) override;
+  void halve_counts() override;
   void clear() override;
+  [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket) const override;
+  [[nodiscard]] Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const override;
+  [[nodiscard]] Records export_records(Keys const& keys) const override;
+  void import_records(Records const& records, std::span<KeyStatus> statuses) override;
 
  private:
   struct Stripe {
-    Stripe(SegmentPool& pool, RowStore& store) : index(pool, StripeMap::kHashBits), rows(store) {}
+    Stripe(SegmentPool& pool, TableRows& table_rows) : index(pool, StripeMap::kHashBits), rows(table_rows) {}
     KeyIndex<WideBucket> index;
-    RowAllocator rows;
-    std::uint64_t inserted = 0, erased = 0;
+    TableRows::Allocator rows;
+    TableStatistics statistics;
+    std::size_t num_rows = 0, num_cold = 0, num_pending = 0;
   };
+  /// What an insertion does besides: how many lookups key `i` stands for, and after how many it gets a row.
+  struct Lookups {
+    std::span<std::uint32_t const> counts{};
+    std::uint32_t otherwise = 1;  ///< Where there are no counts.
+    std::uint32_t min_count = 1;
+
+    [[nodiscard]] std::uint32_t count(std::size_t i) const { return counts.empty() ? otherwise : counts[i]; }
+  };
+
   [[nodiscard]] std::vector<Stripe> make_stripes();
   static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
-  void expect_vectors(Keys const& keys, std::size_t num_values, char const* what) const;
+  void expect_values(Keys const& keys, std::size_t num_values, std::size_t width, char const* what) const;
+  void expect_row(RowId row) const;
   /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
   template <class Visit>
   void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;
-  [[nodiscard]] RowId find_row(Key key, Hash hash) const;
+  [[nodiscard]] RowWord find_word(Key key, Hash hash) const;
+  /// Calls `visit(i)` for each key that has a row, whose lines are fetched before, and `miss(i)` for all others.
+  template <class Visit, class Miss>
+  void for_each_row(std::span<RowId const> rows, Visit visit, Miss miss) const;
   /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
   /// `announce(i)`.
   template <class Announce, class Visit>
@@ -57,23 +81,40 @@ class CpuTable final : public Table {
   /// Calls `visit(i, row)` for each key `i` of the batch, which is inserted if it is not there, or with kNone; and some
   /// keys earlier `announce(i)`.
   template <class Announce, class Visit>
-  void insert(Keys const& keys, std::span<KeyStatus> statuses, Announce announce, Visit visit);
-  /// Says in is_refused_ which keys of the sorted batch are beyond the `room` first that are new.
-  void refuse_what_does_not_fit(Keys const& keys, std::size_t room);
-  [[nodiscard]] float* vector_of(RowId row) const { return reinterpret_cast<float*>(store_.row(row)); }
-  [[nodiscard]] std::size_t count_keys() const;
+  void insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce, Visit visit);
+  /// A row for a key that was looked up `count` times.
+  [[nodiscard]] RowWord make_row(Stripe& stripe, Key key, std::uint32_t count);
+  /// Counts a lookup of a row that was there, and gives it float32 if it is due.
+  void look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count);
+  /// Sees to it that rows are reserved for what the sorted batch can insert, and says in is_refused_ which of its keys
+  /// get none.
+  void make_room(Keys const& keys, Lookups const& lookups);
+  /// @returns how many rows the sorted batch asks for; is_refused_ has those beyond the `room` first.
+  std::size_t plan_insertions(Keys const& keys, Lookups const& lookups, std::size_t room);
+  void free_row(Stripe& stripe, RowWord word);
+  /// Moves a row to the other precision.
+  void change_precision(Stripe& stripe, Key key, RowWord& word);
+  [[nodiscard]] bool is_in_use(RowNotes const& notes) const { return notes.step >= oldest_in_use_; }
+  [[nodiscard]] bool is_cold(std::uint32_t count) const { return count < options_.hot_count; }
+  std::size_t evict_locked(std::size_t num_rows);
+  void remove_expired();
+  void forget_pending();
+  template <class Wanted>
+  [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const;
+  [[nodiscard]] TableSize size_locked() const;
 
   TableOptions options_;
   mutable std::shared_mutex mutex_;  ///< Shared by those who read.
   mutable WorkerPool workers_;
   SegmentPool segments_;
-  RowStore store_;
+  TableRows rows_;
   StripeMap stripe_map_;
   std::vector<Stripe> stripes_;
   StripedBatch batch_;
-  std::vector<bool> is_refused_;         ///< (keys) Scratch; empty: there is room for all.
-  std::vector<std::uint8_t> is_absent_;  ///< (keys) Scratch beside it.
-  std::uint64_t num_refused_ = 0;
+  std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
+  std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
+  std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::size_t next_to_expire_ = 0;  ///< The stripe that is looked through next for rows whose time is over.
 };
 
 }  // namespace headway::embedding

@@ -52,11 +52,18 @@ RowWord KeyIndex<Bucket, Probe>::erase(Key key, Hash hash) {
   auto const& entry = directory_[entry_of(hash)];
   auto const place = look(entry, key, hash, free);
   if (place.bucket == nullptr) return RowWord::kEmpty;
+  RowWord const word = place.word();
+  erase(*entry.segment, *place.bucket, place.slot);
+  return word;
+}
+
+template <class Bucket, class Probe>
+void KeyIndex<Bucket, Probe>::erase(Segment& segment, Bucket& bucket, std::size_t slot) {
   // Where a bucket has an empty slot, no probe went on past it.
-  bool const may_be_empty = slots_with(*place.bucket, RowWord::kEmpty) != 0;
-  --entry.segment->num_live;
-  if (may_be_empty) --entry.segment->num_used;
-  return std::exchange(place.word(), may_be_empty ? RowWord::kEmpty : RowWord::kErased);
+  bool const may_be_empty = slots_with(bucket, RowWord::kEmpty) != 0;
+  --segment.num_live;
+  if (may_be_empty) --segment.num_used;
+  bucket.words[slot] = may_be_empty ? RowWord::kEmpty : RowWord::kErased;
 }
 
 template <class Bucket, class Probe>

@@ -30,16 +30,24 @@ class KeyIndex {
   [[nodiscard]] RowWord find(Key key, Hash hash) const;
   /// Makes a find() soon after faster.
   void prefetch(Hash hash) const;
-  /// The word of the key; if it was not there `make_word()` gives it one, or kEmpty to leave it out.
+  /// The word of the key, until the next change; if it was not there `make_word()` gives it one, or kEmpty to leave it
+  /// out: then there is none. It must not be made kEmpty or kErased.
   /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then.
   template <class MakeWord>
-  RowWord find_or_insert(Key key, Hash hash, MakeWord make_word);
+  RowWord* find_or_insert(Key key, Hash hash, MakeWord make_word);
   /// The word that the key had; kEmpty if it was not there.
   RowWord erase(Key key, Hash hash);
   void clear();
   /// Calls `visit(Key, RowWord&)` for each key, in no order; it must not make a word kEmpty or kErased.
   template <class Visit>
   void for_each(Visit visit);
+  template <class Visit>  ///< The same, of a RowWord.
+  void for_each(Visit visit) const {
+    const_cast<KeyIndex*>(this)->for_each([&](Key key, RowWord word) { visit(key, word); });
+  }
+  /// Erases the keys for which `goes(Key, RowWord)`.
+  template <class Goes>
+  void erase_if(Goes goes);
 
   [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::size_t num_slots() const;
@@ -81,6 +89,7 @@ class KeyIndex {
   [[nodiscard]] static unsigned slots_with(Bucket const& bucket, RowWord word);
   /// Looks for the key; `free` gets the first place where it could be put.
   [[nodiscard]] static Place look(Entry const& entry, Key key, Hash hash, Place& free);
+  static void erase(Segment& segment, Bucket& bucket, std::size_t slot);
   [[nodiscard]] std::unique_ptr<Segment> make_segment(std::size_t num_buckets, int depth, std::uint64_t prefix);
   void grow(Hash hash);
   /// Puts `segments`, which share the prefix of `hash` up to `depth`, in the place of what is there.
@@ -133,10 +142,10 @@ inline void KeyIndex<Bucket, Probe>::prefetch(Hash hash) const {
 
 template <class Bucket, class Probe>
 template <class MakeWord>
-RowWord KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord make_word) {
+RowWord* KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord make_word) {
   Place free;
   auto const place = look(directory_[entry_of(hash)], key, hash, free);
-  if (place.bucket != nullptr) return place.word();
+  if (place.bucket != nullptr) return &place.word();
   if (auto const& segment = *directory_[entry_of(hash)].segment;
       segment.num_used >= segment.limit && free.word() == RowWord::kEmpty) {
     grow(hash);
@@ -144,12 +153,13 @@ RowWord KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord mak
     static_cast<void>(look(directory_[entry_of(hash)], key, hash, free));
   }
   RowWord const word = make_word();
-  if (word == RowWord::kEmpty) return word;
+  if (word == RowWord::kEmpty) return nullptr;
   auto& segment = *directory_[entry_of(hash)].segment;
   if (free.word() == RowWord::kEmpty) ++segment.num_used;
   ++segment.num_live;
   free.bucket->set_key(free.slot, key);
-  return free.word() = word;
+  free.word() = word;
+  return &free.word();
 }
 
 template <class Bucket, class Probe>
@@ -160,6 +170,19 @@ void KeyIndex<Bucket, Probe>::for_each(Visit visit) {
       auto& bucket = segment->buckets()[i];
       for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
         if (is_live(bucket.words[slot])) visit(bucket.key(slot), bucket.words[slot]);
+      }
+    }
+  }
+}
+
+template <class Bucket, class Probe>
+template <class Goes>
+void KeyIndex<Bucket, Probe>::erase_if(Goes goes) {
+  for (auto const& segment : segments_) {
+    for (std::size_t i = 0; i < segment->num_buckets; ++i) {
+      auto& bucket = segment->buckets()[i];
+      for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+        if (is_live(bucket.words[slot]) && goes(bucket.key(slot), bucket.words[slot])) erase(*segment, bucket, slot);
       }
     }
   }

@@ -42,6 +42,7 @@ class RowStore {
     return reinterpret_cast<RowNotes*>(chunks_[chunk_of(id)].data() + rows_per_chunk() * row_bytes_)[place_of(id)];
   }
 
+  [[nodiscard]] std::size_t row_bytes() const { return row_bytes_; }
   /// Rows of all blocks that were taken.
   [[nodiscard]] std::size_t num_rows() const { return num_taken_ * kBlockRows; }
   [[nodiscard]] std::size_t num_chunks() const { return chunks_.size(); }

@@ -2,12 +2,14 @@
 
 #include "headway/embedding/initializer.hpp"
 #include "headway/embedding/key.hpp"
+#include "headway/kernels/row_optimizer.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace headway::embedding {
 
@@ -18,8 +20,9 @@ enum class RowId : std::uint32_t { kNone = 0 };
 enum class KeyStatus : std::uint8_t {
   kFound,
   kInserted,
-  kAbsent,  ///< It is not there, and was not to be inserted.
-  kNoRoom,  ///< It was to be inserted, but the table has all the rows that it may have.
+  kAbsent,   ///< It is not there, and was not to be inserted.
+  kPending,  ///< It was not looked up often enough to get a row yet.
+  kNoRoom,   ///< It was to be inserted, but the table has all the rows that it may have.
 };
 
 /// The keys of a batch, ids and tables in memory of the table's device.
@@ -27,6 +30,7 @@ struct Keys {
   std::span<std::uint64_t const> ids{};
   std::span<std::uint32_t const> tables{};  ///< (ids.size()); empty: `table` is that of all.
   std::uint32_t table = 0;
+  std::span<std::uint32_t const> counts{};  ///< (ids.size()) Of lookups that each stands for; empty: one each.
 
   [[nodiscard]] std::size_t size() const { return ids.size(); }
   [[nodiscard]] Key operator[](std::size_t i) const {
@@ -34,18 +38,67 @@ struct Keys {
   }
 };
 
+/// Which rows go first where a table has too many. Of equal ones those of the lowest hash.
+enum class EvictionPolicy : std::uint8_t {
+  kNone,
+  kLeastRecentlyUsed,    ///< By step, then by count.
+  kLeastFrequentlyUsed,  ///< By count, then by step.
+};
+
 struct TableOptions {
-  std::size_t dim = 0;  ///< Values of a vector, float32; from 1 to 2^20.
+  static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+
+  std::size_t dim = 0;  ///< Values of a vector; from 1 to 2^20.
   Initializer initializer = Initializer::constant(0);
-  std::size_t max_rows = std::numeric_limits<std::size_t>::max();  ///< On this rank.
-  int num_threads = 1;                                             ///< Of a table on the CPU.
+  kernels::OptimizerOptions optimizer{};
+
+  std::size_t max_rows = kUnlimited;  ///< On this rank.
+  EvictionPolicy eviction = EvictionPolicy::kNone;
+  /// With more rows a step begins with evicting rows until `low_water` are left; so does an insertion that would go
+  /// beyond max_rows.
+  std::size_t high_water = kUnlimited, low_water = kUnlimited;
+  std::uint32_t time_to_live = 0;  ///< Rows not looked up for more steps than these are removed, bit by bit; 0: never.
+
+  std::uint32_t min_count = 1;  ///< Lookups after which a key gets a row.
+  /// Keys that wait for one. With more of them a step begins with forgetting all.
+  std::size_t max_pending = kUnlimited;
+  std::uint32_t hot_count = 0;  ///< Rows of fewer lookups have their vector in bfloat16.
+
+  int num_threads = 1;  ///< Of a table on the CPU.
 };
 
 /// Counts since the table was made.
 struct TableStatistics {
   std::uint64_t inserted = 0;
-  std::uint64_t erased = 0;
-  std::uint64_t refused = 0;  ///< Insertions for which there was no room.
+  std::uint64_t erased = 0;     ///< By erase() and clear().
+  std::uint64_t evicted = 0;    ///< As there were too many.
+  std::uint64_t expired = 0;    ///< As their time was over.
+  std::uint64_t refused = 0;    ///< Insertions for which there was no room.
+  std::uint64_t forgotten = 0;  ///< Keys that waited for a row.
+  std::uint64_t promoted = 0;   ///< From bfloat16 to float32.
+  std::uint64_t demoted = 0;
+  std::uint64_t dropped_gradients = 0;  ///< Of keys without a row.
+};
+
+/// What a table has at present.
+struct TableSize {
+  std::size_t rows = 0;
+  std::size_t cold_rows = 0;  ///< Those of them whose vectors are bfloat16.
+  std::size_t pending = 0;    ///< Keys that wait for a row.
+  std::size_t key_bytes = 0;
+  std::size_t row_bytes = 0;  ///< Of rows that are, or were, in use: vectors, state, counts and steps.
+};
+
+/// Keys and all that a table knows of them, a column each.
+struct Records {
+  std::vector<std::uint64_t> ids;
+  std::vector<std::uint32_t> tables;
+  std::vector<std::uint32_t> counts;
+  std::vector<std::uint32_t> steps;
+  std::vector<float> vectors;  ///< (ids.size(), dim)
+  std::vector<float> states;   ///< (ids.size(), state_size())
+
+  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
 };
 
 /// Vectors by key, of any number. Everything goes in batches. Where memory runs out (std::bad_alloc; std::length_error
@@ -59,28 +112,57 @@ class Table {
   virtual ~Table() = default;
 
   [[nodiscard]] virtual std::size_t dim() const = 0;
-  [[nodiscard]] virtual std::size_t size() const = 0;
+  /// Floats of a row's state in Records.
+  [[nodiscard]] virtual std::size_t state_size() const = 0;
+  [[nodiscard]] virtual TableSize size() const = 0;
   [[nodiscard]] virtual TableStatistics statistics() const = 0;
 
+  /// Lookups from now on belong to `step`, and rows that were looked up in `oldest_in_use` or later stay where they
+  /// are. A step may be any number that grows: also seconds. Rows that are too many or too old are removed.
+  /// @throws comm::UsageError if a step is less than the one before, or less than `oldest_in_use`
+  virtual void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
   /// Where the rows of keys are; kNone where there is none. Keys may repeat.
   /// @param rows (keys.size())
   /// @param statuses (keys.size()), or empty
   /// @throws comm::UsageError if sizes do not agree; likewise below
   virtual void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const = 0;
   /// The same after keys that are not there are inserted with their initial vector, in the order of the batch as long
-  /// as there is room. Of a key that repeats the first is kInserted, and all others kFound.
+  /// as there is room. Of a key that repeats the first is kInserted, and all others kFound. The lookups are counted.
   virtual void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) = 0;
   /// The vectors of rows that find() or find_or_insert() gave for `keys`; where there is none the initial vector of the
   /// key, so that a key has the same one before it is inserted.
   /// @param out (keys.size(), dim())
   virtual void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const = 0;
-  /// Sets the vectors of keys, which are inserted where they are not there. Of a key that repeats the last one holds.
+  /// One step of the optimizer. What belongs to no row is passed over and counted.
+  /// @param rows as for gather(), of this step or one since `oldest_in_use`; no row may come twice
+  /// @param gradients (keys.size(), dim())
+  /// @throws std::invalid_argument for a rate that is not finite, or step 0
+  virtual void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
+                      kernels::OptimizerStep const& step) = 0;
+  /// Sets the vectors of keys, which are inserted where they are not there, however rarely they were looked up. Of a
+  /// key that repeats the last one holds.
   /// @param vectors (keys.size(), dim())
   virtual void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) = 0;
   /// Removes keys; those that are not there are passed over. Their rows may be given to others.
   virtual void erase(Keys const& keys) = 0;
+  /// Removes rows as the policy of eviction has it, until there are no more than `num_rows`; none that is in use.
+  /// @returns how many
+  /// @throws comm::UsageError if the table has no policy
+  virtual std::size_t evict(std::size_t num_rows) = 0;
+  /// Halves all counts, so that old lookups weigh less; rows that thereby become cold give up their float32 unless they
+  /// are in use.
+  virtual void halve_counts() = 0;
   /// Removes all keys, and gives the memory of keys and rows back.
   virtual void clear() = 0;
+
+  /// The keys of these virtual buckets, by bucket, table and id; of those that wait for a row the counts too. Columns
+  /// besides are empty.
+  [[nodiscard]] virtual Records list(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
+  [[nodiscard]] virtual Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
+  /// All that is known of keys. @throws comm::UsageError if one has no row
+  [[nodiscard]] virtual Records export_records(Keys const& keys) const = 0;
+  /// Puts keys in, or replaces what was known of them. Of a key that repeats the last one holds.
+  virtual void import_records(Records const& records, std::span<KeyStatus> statuses) = 0;
 };
 
 /// A table in memory of the host.

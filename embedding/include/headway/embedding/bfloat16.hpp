@@ -1,0 +1,39 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace headway::embedding {
+
+/// The upper half of a float32.
+enum class Bfloat16 : std::uint16_t {};
+
+constexpr float widen(Bfloat16 value) {
+  return std::bit_cast<float>(std::uint32_t{static_cast<std::uint16_t>(value)} << 16);
+}
+
+namespace detail {
+
+/// What is left when `added` goes to the lower half; infinity and not-a-number stay what they are.
+constexpr Bfloat16 round_by(float value, std::uint32_t added) {
+  constexpr std::uint32_t kExponent = 0x7f800000, kQuiet = 0x00400000;
+  auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & kExponent) == kExponent) {
+    if ((bits & ~(kExponent | 0x80000000)) != 0) bits |= kQuiet;
+  } else {
+    bits += added;
+  }
+  return Bfloat16{static_cast<std::uint16_t>(bits >> 16)};
+}
+
+}  // namespace detail
+
+/// The nearest, of two the even one.
+constexpr Bfloat16 round_to_nearest(float value) {
+  return detail::round_by(value, 0x7fff + ((std::bit_cast<std::uint32_t>(value) >> 16) & 1));
+}
+
+/// One of the two nearest, the nearer one the more often: right on average if `random` is even over all 16-bit words.
+constexpr Bfloat16 round_stochastically(float value, std::uint16_t random) { return detail::round_by(value, random); }
+
+}  // namespace headway::embedding

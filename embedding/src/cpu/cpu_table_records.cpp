@@ -1,0 +1,90 @@
+// What a table on the CPU gives to checkpoints.
+
+#include "cpu/cpu_table.hpp"
+#include "headway/comm/status.hpp"
+#include "headway/embedding/routing.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+namespace headway::embedding {
+
+template <class Wanted>
+Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const {
+  comm::expects(first_bucket <= end_bucket && end_bucket <= kNumVirtualBuckets,
+                "there are no virtual buckets from " + std::to_string(first_bucket) + " to " +
+                    std::to_string(end_bucket) + ", but " + std::to_string(kNumVirtualBuckets));
+  struct Entry {
+    std::uint32_t bucket, table;
+    std::uint64_t id;
+    std::uint32_t count;
+  };
+  std::shared_lock const lock(mutex_);
+  std::vector<std::vector<Entry>> parts(stripes_.size());
+  workers_.run(stripes_.size(), [&](std::size_t number) {
+    stripes_[number].index.for_each([&](Key key, RowWord word) {
+      if (!wanted(word)) return;
+      std::uint32_t const bucket = virtual_bucket_of(hash_of(key));
+      if (bucket < first_bucket || bucket >= end_bucket) return;
+      parts[number].push_back({bucket, key.table, key.id, is_pending(word) ? pending_count_of(word) : 0});
+    });
+  });
+  std::vector<Entry> all;
+  for (auto& part : parts) {
+    all.insert(all.end(), part.begin(), part.end());
+    part = {};
+  }
+  std::ranges::sort(all, {}, [](Entry const& entry) { return std::tuple(entry.bucket, entry.table, entry.id); });
+  Records records;
+  records.ids.reserve(all.size());
+  records.tables.reserve(all.size());
+  for (auto const& entry : all) {
+    records.ids.push_back(entry.id);
+    records.tables.push_back(entry.table);
+    if (wanted(RowWord::kPending)) records.counts.push_back(entry.count);
+  }
+  return records;
+}
+
+Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+  return list(first_bucket, end_bucket, is_row);
+}
+
+Records CpuTable::list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+  return list(first_bucket, end_bucket, is_pending);
+}
+
+Records CpuTable::export_records(Keys const& keys) const {
+  std::size_t const dim = options_.dim, width = state_size();
+  Records records;
+  records.ids.assign(keys.ids.begin(), keys.ids.end());
+  records.tables.resize(keys.size());
+  records.counts.resize(keys.size());
+  records.steps.resize(keys.size());
+  records.vectors.resize(keys.size() * dim);
+  records.states.resize(keys.size() * width);
+  std::vector<RowId> rows(keys.size());
+  find(keys, rows, {});
+  std::shared_lock const lock(mutex_);
+  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      if (rows[i] == RowId::kNone) {
+        throw comm::UsageError("key " + std::to_string(keys[i].id) + " of table " + std::to_string(keys[i].table) +
+                               " has no row to export");
+      }
+      auto const& notes = rows_.notes(rows[i]);
+      records.tables[i] = keys[i].table;
+      records.counts[i] = notes.count;
+      records.steps[i] = notes.step;
+      rows_.read(rows[i], std::span(records.vectors).subspan(i * dim, dim));
+      auto const state = rows_.state(rows[i]);
+      std::ranges::copy(state, records.states.begin() + static_cast<std::ptrdiff_t>(i * width));
+      if (width > state.size()) records.states[(i + 1) * width - 1] = notes.state;
+    }
+  });
+  return records;
+}
+
+}  // namespace headway::embedding

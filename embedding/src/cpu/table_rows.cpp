@@ -1,0 +1,130 @@
+#include "cpu/table_rows.hpp"
+
+#include "headway/comm/status.hpp"
+#include "headway/embedding/philox.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <string>
+
+namespace headway::embedding {
+
+namespace {
+
+constexpr std::size_t kLineBytes = 64, kMostDim = std::size_t{1} << 20;
+
+std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
+
+std::size_t checked(std::size_t dim) {
+  comm::expects(dim >= 1 && dim <= kMostDim,
+                "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(dim));
+  return dim;
+}
+
+constexpr std::size_t number_of(Precision precision) { return static_cast<std::size_t>(precision); }
+
+}  // namespace
+
+TableRows::TableRows(std::size_t dim, kernels::RowOptimizer const& optimizer)
+    : dim_(checked(dim)),
+      optimizer_(optimizer),
+      state_begins_{dim * sizeof(float), round_up(dim * sizeof(Bfloat16), sizeof(float))},
+      stores_{RowStore(round_up(state_begins_[0] + optimizer.state_size(dim) * sizeof(float), kLineBytes)),
+              RowStore(round_up(state_begins_[1] + optimizer.state_size(dim) * sizeof(float), kLineBytes))} {}
+
+void TableRows::reserve(Precision precision, std::size_t num_rows, std::size_t num_allocators) {
+  stores_[number_of(precision)].reserve(num_rows, num_allocators);
+}
+
+void TableRows::clear() {
+  for (auto& store : stores_) store.clear();
+}
+
+RowId TableRows::Allocator::allocate(Precision precision) {
+  RowId const id = allocators_[number_of(precision)].allocate();
+  assert(id != RowId::kNone && "rows were reserved");
+  return RowId{static_cast<std::uint32_t>(id) + static_cast<std::uint32_t>(number_of(precision) * RowStore::kNumIds)};
+}
+
+void TableRows::Allocator::free(RowId id) noexcept { allocators_[number_of(precision_of(id))].free(plain(id)); }
+
+void TableRows::prefetch(RowId id) const {
+  auto const* const row = store_of(id).row(plain(id));
+  for (std::size_t line = 0; line < store_of(id).row_bytes(); line += kLineBytes) __builtin_prefetch(row + line);
+}
+
+void TableRows::read(RowId id, std::span<float> out) const {
+  if (precision_of(id) == Precision::kFloat32) {
+    std::memcpy(out.data(), vector(id).data(), out.size_bytes());
+  } else {
+    std::ranges::transform(cold_vector(id), out.begin(), widen);
+  }
+}
+
+void TableRows::write(RowId id, std::span<float const> values) {
+  if (precision_of(id) == Precision::kFloat32) {
+    std::memcpy(vector(id).data(), values.data(), values.size_bytes());
+  } else {
+    std::ranges::transform(values, cold_vector(id).begin(), round_to_nearest);
+  }
+}
+
+void TableRows::write_at_random(RowId id, Key key, std::uint64_t step, std::span<float const> values) {
+  auto const out = cold_vector(id);
+  constexpr std::size_t kValuesAtOnce = 8;  // 16 bits each, of four words.
+  constexpr std::uint32_t kOnlyForRounding = 1U << 31;
+  for (std::size_t first = 0; first < dim_; first += kValuesAtOnce) {
+    auto const words = philox({static_cast<std::uint32_t>(key.id), static_cast<std::uint32_t>(key.id >> 32), key.table,
+                               static_cast<std::uint32_t>(first / kValuesAtOnce) | kOnlyForRounding},
+                              step);
+    for (std::size_t i = first; i < std::min(first + kValuesAtOnce, dim_); ++i) {
+      std::uint32_t const word = words[(i - first) / 2];
+      out[i] = round_stochastically(values[i], static_cast<std::uint16_t>(i % 2 == 0 ? word : word >> 16));
+    }
+  }
+}
+
+std::span<float> TableRows::state(RowId id) const {
+  auto* const row = store_of(id).row(plain(id));
+  return {reinterpret_cast<float*>(row + state_begins_[number_of(precision_of(id))]), optimizer_.state_size(dim_)};
+}
+
+void TableRows::initialise(RowId id, Key key, Initializer const& initializer) {
+  if (precision_of(id) == Precision::kFloat32) {
+    initializer.fill(key, vector(id));
+  } else {
+    std::vector<float> values(dim_);
+    initializer.fill(key, values);
+    write(id, values);
+  }
+  std::ranges::fill(state(id), optimizer_.initial_state());
+  notes(id) = {.count = 0, .step = 0, .state = optimizer_.initial_state()};
+}
+
+void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step) {
+  std::vector<float> values(dim_);
+  read(from, values);
+  if (precision_of(to) == Precision::kFloat32) {
+    write(to, values);
+  } else {
+    write_at_random(to, key, step, values);
+  }
+  std::ranges::copy(state(from), state(to).begin());
+  notes(to) = notes(from);
+}
+
+void TableRows::update(RowId id, Key key, Step const& step, std::span<float const> gradient, std::span<float> scratch) {
+  bool const is_cold = precision_of(id) == Precision::kBfloat16;
+  if (is_cold) read(id, scratch);
+  optimizer_.update(step.factors, is_cold ? scratch : vector(id), state(id), notes(id).state, gradient);
+  if (is_cold) write_at_random(id, key, step.number, scratch);
+}
+
+std::size_t TableRows::num_bytes() const {
+  std::size_t sum = 0;
+  for (auto const& store : stores_) sum += store.num_rows() * (store.row_bytes() + sizeof(RowNotes));
+  return sum;
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,119 @@
+#include "headway/kernels/row_optimizer.hpp"
+
+#include <cassert>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+namespace headway::kernels {
+
+namespace {
+
+void expect_in_range(bool is_in_range, char const* name, double value) {
+  if (!is_in_range)
+    throw std::invalid_argument(std::string("an optimizer cannot have ") + name + " = " + std::to_string(value));
+}
+
+bool is_adam(OptimizerKind kind) { return kind == OptimizerKind::kAdam || kind == OptimizerKind::kRowWiseAdam; }
+
+}  // namespace
+
+RowOptimizer::RowOptimizer(OptimizerOptions const& options) : options_(options) {
+  auto const is_from_0 = [](double value) { return std::isfinite(value) && value >= 0; };
+  expect_in_range(is_from_0(options.epsilon), "epsilon", options.epsilon);
+  expect_in_range(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1);
+  expect_in_range(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2);
+  expect_in_range(is_from_0(options.weight_decay), "weight_decay", options.weight_decay);
+  bool const accumulates = options.kind == OptimizerKind::kAdagrad || options.kind == OptimizerKind::kRowWiseAdagrad;
+  expect_in_range(accumulates ? is_from_0(options.initial_accumulator) : options.initial_accumulator == 0,
+                  "initial_accumulator", options.initial_accumulator);
+}
+
+std::size_t RowOptimizer::state_size(std::size_t dim) const {
+  switch (options_.kind) {
+    case OptimizerKind::kAdam:
+      return 2 * dim;
+    case OptimizerKind::kAdagrad:
+    case OptimizerKind::kRowWiseAdam:
+      return dim;
+    case OptimizerKind::kSgd:
+    case OptimizerKind::kRowWiseAdagrad:
+      break;
+  }
+  return 0;
+}
+
+bool RowOptimizer::is_row_wise() const {
+  return options_.kind == OptimizerKind::kRowWiseAdagrad || options_.kind == OptimizerKind::kRowWiseAdam;
+}
+
+auto RowOptimizer::factors(OptimizerStep const& step) const -> Factors {
+  expect_in_range(std::isfinite(step.learning_rate), "a learning rate", step.learning_rate);
+  expect_in_range(step.number >= 1, "a step", 0);
+  auto const number = static_cast<double>(step.number);
+  double const bias1 = is_adam(options_.kind) ? 1 - std::pow(options_.beta1, number) : 1;
+  double const bias2 = is_adam(options_.kind) ? 1 - std::pow(options_.beta2, number) : 1;
+  bool const is_decoupled = options_.decay == WeightDecay::kDecoupled;
+  return {.rate = static_cast<float>(step.learning_rate),
+          .rate_of_moment = static_cast<float>(step.learning_rate / bias1),
+          .shrinkage = static_cast<float>(is_decoupled ? 1 - step.learning_rate * options_.weight_decay : 1),
+          .inverse_root_of_bias = static_cast<float>(1 / std::sqrt(bias2))};
+}
+
+void RowOptimizer::update(Factors const& factors, std::span<float> weights, std::span<float> state, float& row_state,
+                          std::span<float const> gradient) const {
+  std::size_t const dim = weights.size();
+  assert(gradient.size() == dim && state.size() == state_size(dim) && "a row has the sizes of its optimizer");
+  auto const l2 = static_cast<float>(options_.decay == WeightDecay::kL2 ? options_.weight_decay : 0);
+  auto const epsilon = static_cast<float>(options_.epsilon);
+  auto const beta2 = static_cast<float>(options_.beta2);
+  auto const rest1 = static_cast<float>(1 - options_.beta1), rest2 = static_cast<float>(1 - options_.beta2);
+  float* const weight = weights.data();
+  auto const gradient_of = [&](std::size_t i) { return gradient[i] + l2 * weight[i]; };
+  auto const mean_of_squares = [&] {
+    float sum = 0;
+    for (std::size_t i = 0; i < dim; ++i) sum += gradient_of(i) * gradient_of(i);
+    return sum / static_cast<float>(dim);
+  };
+  switch (options_.kind) {
+    case OptimizerKind::kSgd:
+      for (std::size_t i = 0; i < dim; ++i) weight[i] = weight[i] * factors.shrinkage - factors.rate * gradient_of(i);
+      break;
+    case OptimizerKind::kAdagrad:
+      for (std::size_t i = 0; i < dim; ++i) {
+        float const g = gradient_of(i);
+        state[i] += g * g;
+        weight[i] = weight[i] * factors.shrinkage - factors.rate * g / (std::sqrt(state[i]) + epsilon);
+      }
+      break;
+    case OptimizerKind::kRowWiseAdagrad: {
+      row_state += mean_of_squares();
+      float const rate = factors.rate / (std::sqrt(row_state) + epsilon);
+      for (std::size_t i = 0; i < dim; ++i) weight[i] = weight[i] * factors.shrinkage - rate * gradient_of(i);
+      break;
+    }
+    case OptimizerKind::kAdam: {
+      float* const first = state.data();
+      float* const second = first + dim;
+      for (std::size_t i = 0; i < dim; ++i) {
+        float const g = gradient_of(i);
+        first[i] += (g - first[i]) * rest1;
+        second[i] = beta2 * second[i] + rest2 * g * g;
+        float const divisor = std::sqrt(second[i]) * factors.inverse_root_of_bias + epsilon;
+        weight[i] = weight[i] * factors.shrinkage - factors.rate_of_moment * first[i] / divisor;
+      }
+      break;
+    }
+    case OptimizerKind::kRowWiseAdam: {
+      row_state = beta2 * row_state + rest2 * mean_of_squares();
+      float const rate = factors.rate_of_moment / (std::sqrt(row_state) * factors.inverse_root_of_bias + epsilon);
+      for (std::size_t i = 0; i < dim; ++i) {
+        state[i] += (gradient_of(i) - state[i]) * rest1;
+        weight[i] = weight[i] * factors.shrinkage - rate * state[i];
+      }
+      break;
+    }
+  }
+}
+
+}  // namespace headway::kernels

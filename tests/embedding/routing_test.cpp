@@ -1,0 +1,42 @@
+#include "headway/embedding/routing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+TEST(Routing, EveryBucketHasTheOwnerInWhoseRangeItIs) {
+  for (std::uint32_t const num_ranks : {1U, 2U, 3U, 7U, 64U, 1'000U, kNumVirtualBuckets}) {
+    EXPECT_EQ(first_bucket_of(0, num_ranks), 0U);
+    EXPECT_EQ(first_bucket_of(num_ranks, num_ranks), kNumVirtualBuckets);
+    for (std::uint32_t bucket = 0; bucket < kNumVirtualBuckets; ++bucket) {
+      std::uint32_t const owner = owner_of(bucket, num_ranks);
+      ASSERT_LE(first_bucket_of(owner, num_ranks), bucket);
+      ASSERT_LT(bucket, first_bucket_of(owner + 1, num_ranks));
+    }
+  }
+}
+
+TEST(Routing, RanksHaveNearlyTheSameNumberOfKeysWhateverTheIds) {
+  constexpr std::uint32_t kRanks = 24;
+  constexpr std::uint64_t kKeys = 240'000;
+  for (std::uint64_t const factor : {1ULL, 1ULL << 40, 24ULL}) {
+    std::vector<std::uint64_t> counts(kRanks);
+    for (std::uint64_t id = 0; id < kKeys; ++id) {
+      ++counts[owner_of(virtual_bucket_of(hash_of({.id = id * factor, .table = 2})), kRanks)];
+    }
+    for (auto const count : counts) EXPECT_NEAR(static_cast<double>(count), 10'000, 500);
+  }
+}
+
+TEST(Routing, TheBucketOfAKeyIsForEver) {
+  EXPECT_EQ(virtual_bucket_of(hash_of({.id = 1, .table = 0})), 1531U);
+  EXPECT_EQ(virtual_bucket_of(hash_of({.id = 1, .table = 1})), 8487U);
+  EXPECT_EQ(virtual_bucket_of(hash_of({.id = 0xffffffffffffffff, .table = 7})), 9081U);
+}
+
+}  // namespace
+}  // namespace headway::embedding

@@ -1,0 +1,96 @@
+#pragma once
+
+#include "headway/embedding/table.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+inline constexpr std::size_t kDim = 5;
+
+struct Maker {
+  std::string name;
+  int num_threads;
+
+  [[nodiscard]] std::unique_ptr<Table> make(TableOptions options) const {
+    options.num_threads = num_threads;
+    return make_cpu_table(options);
+  }
+};
+
+inline TableOptions options_of(std::size_t max_rows = TableOptions::kUnlimited) {
+  return {.dim = kDim, .initializer = Initializer::uniform(-1, 1, 11), .max_rows = max_rows};
+}
+
+using Id = std::pair<std::uint32_t, std::uint64_t>;
+using Vector = std::vector<float>;
+
+/// The keys of a batch, and what a table says of them.
+struct Batch {
+  std::vector<std::uint64_t> ids{};
+  std::vector<std::uint32_t> tables{};
+  std::vector<std::uint32_t> counts{};
+  std::vector<RowId> rows{};
+  std::vector<KeyStatus> statuses{};
+  Vector vectors{};
+
+  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
+  [[nodiscard]] Id id(std::size_t i) const { return {tables[i], ids[i]}; }
+  [[nodiscard]] Vector vector(std::size_t i) const {
+    auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * kDim);
+    return {begin, begin + static_cast<std::ptrdiff_t>(kDim)};
+  }
+  void find(Table const& table) {
+    make_room();
+    table.find(keys(), rows, statuses);
+    table.gather(keys(), rows, vectors);
+  }
+  void find_or_insert(Table& table) {
+    make_room();
+    table.find_or_insert(keys(), rows, statuses);
+    table.gather(keys(), rows, vectors);
+  }
+  void make_room() {
+    rows.assign(ids.size(), RowId::kNone);
+    statuses.assign(ids.size(), KeyStatus::kNoRoom);
+    vectors.assign(ids.size() * kDim, -99);
+  }
+};
+
+inline Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
+  Batch batch;
+  for (std::size_t i = 0; i < size; ++i) {
+    batch.ids.push_back(random() % num_ids * 0x1000100010001);
+    batch.tables.push_back(static_cast<std::uint32_t>(random() % 3));
+  }
+  return batch;
+}
+
+inline Batch batch_of(std::vector<std::uint64_t> ids) {
+  Batch batch{.ids = std::move(ids)};
+  batch.tables.assign(batch.ids.size(), 0);
+  return batch;
+}
+
+inline Vector initial_vector(Id id) {
+  Vector vector(kDim);
+  options_of().initializer.fill({.id = id.second, .table = id.first}, vector);
+  return vector;
+}
+
+/// The tables that have to pass, and what tests need of each.
+class TableTest : public testing::TestWithParam<Maker> {};
+
+#define INSTANTIATE_TABLES(fixture)                                                                      \
+  INSTANTIATE_TEST_SUITE_P(Tables, fixture, testing::Values(Maker{"cpu", 1}, Maker{"cpu_3_threads", 3}), \
+                           [](auto const& maker) { return maker.param.name; })
+
+}  // namespace headway::embedding

@@ -1,0 +1,372 @@
+// How rows of a table come, change and go: counts, admission, eviction, precision, optimizers, and what is exported.
+
+#include "headway/comm/status.hpp"
+#include "headway/embedding/bfloat16.hpp"
+#include "headway/embedding/routing.hpp"
+#include "table_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+/// A table as simple as can be, with the rules of Table written down once more.
+class Oracle {
+ public:
+  struct Row {
+    Vector vector;
+    std::uint32_t count, step;
+  };
+
+  explicit Oracle(TableOptions const& options) : options_(options) {}
+
+  void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+    step_ = step;
+    oldest_in_use_ = oldest_in_use;
+    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) evict(options_.low_water);
+    if (pending.size() > options_.max_pending) pending.clear();
+  }
+
+  std::vector<KeyStatus> find_or_insert(Batch const& batch) {
+    if (options_.eviction != EvictionPolicy::kNone) make_room(batch);
+    std::vector<KeyStatus> statuses;
+    for (std::size_t i = 0; i < batch.ids.size(); ++i) {
+      Id const id = batch.id(i);
+      if (auto const row = rows.find(id); row != rows.end()) {
+        row->second.count += batch.counts[i];
+        row->second.step = step_;
+        statuses.push_back(KeyStatus::kFound);
+        continue;
+      }
+      std::uint32_t const count = batch.counts[i] + (pending.contains(id) ? pending[id] : 0);
+      if (count >= options_.min_count && rows.size() < options_.max_rows) {
+        rows[id] = {.vector = initial_vector(id), .count = count, .step = step_};
+        pending.erase(id);
+        statuses.push_back(KeyStatus::kInserted);
+        continue;
+      }
+      // One that has no room is not remembered, unless it waited already.
+      if (count < options_.min_count || pending.contains(id)) pending[id] = count;
+      statuses.push_back(count < options_.min_count ? KeyStatus::kPending : KeyStatus::kNoRoom);
+    }
+    return statuses;
+  }
+
+  std::map<Id, Row> rows;
+  std::map<Id, std::uint32_t> pending;
+
+ private:
+  void make_room(Batch const& batch) {
+    std::map<Id, std::uint32_t> counts;
+    for (std::size_t i = 0; i < batch.ids.size(); ++i) {
+      if (!rows.contains(batch.id(i))) counts[batch.id(i)] += batch.counts[i];
+    }
+    std::size_t wanted = 0;
+    for (auto const& [id, count] : counts) {
+      if (count + (pending.contains(id) ? pending[id] : 0) >= options_.min_count) ++wanted;
+    }
+    if (rows.size() + wanted <= options_.max_rows) return;
+    for (auto const& id : std::set<Id>(ids_of(batch))) {
+      if (rows.contains(id)) rows[id].step = step_;
+    }
+    evict(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
+  }
+
+  static std::set<Id> ids_of(Batch const& batch) {
+    std::set<Id> ids;
+    for (std::size_t i = 0; i < batch.ids.size(); ++i) ids.insert(batch.id(i));
+    return ids;
+  }
+
+  void evict(std::size_t num_rows) {
+    using Score = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
+    std::vector<std::pair<Score, Id>> scores;
+    for (auto const& [id, row] : rows) {
+      if (row.step >= oldest_in_use_) continue;
+      auto const hash = hash_of({.id = id.second, .table = id.first}).low;
+      bool const by_step = options_.eviction == EvictionPolicy::kLeastRecentlyUsed;
+      scores.emplace_back(by_step ? Score(row.step, row.count, hash) : Score(row.count, row.step, hash), id);
+    }
+    std::ranges::sort(scores);
+    for (auto const& [score, id] : scores) {
+      if (rows.size() > num_rows) rows.erase(id);
+    }
+  }
+
+  TableOptions options_;
+  std::uint32_t step_ = 0, oldest_in_use_ = 0;
+};
+
+class TableLifeTest : public TableTest {};
+
+TEST_P(TableLifeTest, RandomHistoriesWithAdmissionAndEvictionAreThoseOfTheRules) {
+  for (auto const policy :
+       {EvictionPolicy::kNone, EvictionPolicy::kLeastRecentlyUsed, EvictionPolicy::kLeastFrequentlyUsed}) {
+    for (std::uint32_t const min_count : {1U, 3U}) {
+      auto options = options_of(300);
+      options.eviction = policy;
+      options.high_water = 250;
+      options.low_water = 200;
+      options.min_count = min_count;
+      options.max_pending = 150;
+      auto const table = GetParam().make(options);
+      Oracle oracle(options);
+      std::mt19937_64 random(min_count);
+      for (std::uint32_t step = 1; step < 120; ++step) {
+        std::uint32_t const oldest = step - static_cast<std::uint32_t>(random() % std::min(step, 3U));
+        table->begin_step(step, oldest);
+        oracle.begin_step(step, oldest);
+        auto batch = random_batch(random, random() % 150, 100 + random() % 400);
+        for (std::size_t i = 0; i < batch.ids.size(); ++i) {
+          batch.counts.push_back(static_cast<std::uint32_t>(1 + random() % 2));
+        }
+        batch.find_or_insert(*table);
+        ASSERT_EQ(batch.statuses, oracle.find_or_insert(batch)) << step;
+        ASSERT_EQ(table->size().rows, oracle.rows.size()) << step;
+        ASSERT_EQ(table->size().pending, oracle.pending.size()) << step;
+      }
+      auto const listed = table->list(0, kNumVirtualBuckets);
+      ASSERT_EQ(listed.ids.size(), oracle.rows.size());
+      auto const records = table->export_records(listed.keys());
+      for (std::size_t i = 0; i < records.ids.size(); ++i) {
+        auto const& row = oracle.rows.at({records.tables[i], records.ids[i]});
+        ASSERT_EQ(records.counts[i], row.count);
+        ASSERT_EQ(records.steps[i], row.step);
+      }
+      auto const waiting = table->list_pending(0, kNumVirtualBuckets);
+      ASSERT_EQ(waiting.ids.size(), oracle.pending.size());
+      for (std::size_t i = 0; i < waiting.ids.size(); ++i) {
+        ASSERT_EQ(waiting.counts[i], oracle.pending.at({waiting.tables[i], waiting.ids[i]}));
+      }
+      auto const counts = table->statistics();
+      EXPECT_EQ(counts.inserted - counts.evicted, oracle.rows.size());
+      EXPECT_EQ(counts.evicted == 0, policy == EvictionPolicy::kNone);
+      if (policy == EvictionPolicy::kNone) {
+        EXPECT_GT(counts.refused, 0U);
+      }
+    }
+  }
+}
+
+TEST_P(TableLifeTest, RowsInUseAreNeverEvicted) {
+  auto options = options_of(3);
+  options.eviction = EvictionPolicy::kLeastRecentlyUsed;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  auto first = batch_of({1, 2, 3});
+  first.find_or_insert(*table);
+  table->begin_step(2, 1);  // Step 1 has not been updated yet.
+  auto second = batch_of({4});
+  second.find_or_insert(*table);
+  EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kNoRoom}));
+  EXPECT_EQ(table->evict(0), 0U);
+  table->begin_step(3, 2);
+  second.find_or_insert(*table);
+  EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kInserted}));
+  EXPECT_EQ(table->statistics().evicted, 1U);
+}
+
+TEST_P(TableLifeTest, RowsOfABatchStayWhenItMakesRoomForItsOthers) {
+  auto options = options_of(4);
+  options.eviction = EvictionPolicy::kLeastFrequentlyUsed;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  batch_of({1, 2, 3, 4, 2, 3, 4}).find_or_insert(*table);
+  table->begin_step(2, 2);
+  auto batch = batch_of({1, 5});  // 1 was looked up least.
+  batch.find_or_insert(*table);
+  EXPECT_EQ(batch.statuses, (std::vector{KeyStatus::kFound, KeyStatus::kInserted}));
+}
+
+TEST_P(TableLifeTest, RowsThatAreNotLookedUpExpireWithin64Steps) {
+  auto options = options_of();
+  options.time_to_live = 10;
+  auto const table = GetParam().make(options);
+  Batch all;
+  for (std::uint64_t id = 0; id < 500; ++id) all.ids.push_back(id);
+  all.tables.assign(500, 0);
+  table->begin_step(5, 5);
+  all.find_or_insert(*table);
+  for (std::uint32_t step = 6; step <= 15; ++step) table->begin_step(step, step);
+  EXPECT_EQ(table->size().rows, 500U);
+  for (std::uint32_t step = 16; step < 16 + 64; ++step) {
+    table->begin_step(step, step);
+    batch_of({7, 8, 9}).find_or_insert(*table);
+  }
+  EXPECT_EQ(table->size().rows, 3U);
+  EXPECT_EQ(table->statistics().expired, 497U);
+}
+
+TEST_P(TableLifeTest, ColdRowsAreBfloat16UntilTheyAreLookedUpOftenEnough) {
+  auto options = options_of();
+  options.hot_count = 3;
+  auto const table = GetParam().make(options);
+  auto batch = batch_of({1, 2});
+  auto const exact = initial_vector({0, 1});
+  for (std::uint32_t step = 1; step < 3; ++step) {
+    table->begin_step(step, step);
+    batch.find_or_insert(*table);
+    for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(batch.vector(0)[i], widen(round_to_nearest(exact[i])));
+    EXPECT_EQ(table->size().cold_rows, 2U);
+  }
+  table->begin_step(3, 3);
+  auto one = batch_of({1});
+  auto const rounded = batch.vector(0);
+  one.find_or_insert(*table);
+  EXPECT_EQ(table->size().cold_rows, 1U);
+  EXPECT_EQ(table->statistics().promoted, 1U);
+  EXPECT_EQ(one.vector(0), rounded);
+  table->update(one.keys(), one.rows, Vector(kDim, 0x1p-20F), {.learning_rate = 1});
+  one.find(*table);
+  for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(one.vector(0)[i], rounded[i] - 0x1p-20F) << "float32 keeps it";
+
+  table->halve_counts();  // Nobody uses it, but it was looked up in this step.
+  EXPECT_EQ(table->size().cold_rows, 1U);
+  table->begin_step(4, 4);
+  table->halve_counts();
+  EXPECT_EQ(table->size().cold_rows, 2U);
+  EXPECT_EQ(table->statistics().demoted, 1U);
+}
+
+TEST_P(TableLifeTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
+  auto options = options_of();
+  options.initializer = Initializer::constant(1);
+  options.hot_count = std::numeric_limits<std::uint32_t>::max();
+  auto const table = GetParam().make(options);
+  Batch batch;
+  for (std::uint64_t id = 0; id < 4'000; ++id) batch.ids.push_back(id);
+  batch.tables.assign(batch.ids.size(), 0);
+  batch.find_or_insert(*table);
+  Vector const gradients(batch.vectors.size(), 0x1p-12F);  // A 32nd of what bfloat16 tells apart above 1.
+  constexpr int kSteps = 64;
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    table->update(batch.keys(), batch.rows, gradients, {.learning_rate = -1, .number = step});
+  }
+  batch.find(*table);
+  double sum = 0;
+  for (float const value : batch.vectors) sum += value;
+  EXPECT_NEAR(sum / static_cast<double>(batch.vectors.size()), 1 + kSteps * 0x1p-12, 0.0005);
+}
+
+TEST_P(TableLifeTest, AStepOfTheOptimizerUpdatesRowsAndCountsWhatHasNone) {
+  auto options = options_of(2);
+  options.optimizer = {.kind = kernels::OptimizerKind::kRowWiseAdagrad, .epsilon = 0};
+  auto const table = GetParam().make(options);
+  auto batch = batch_of({1, 2, 3});
+  batch.find_or_insert(*table);
+  auto const before = batch.vectors;
+  Vector gradients(3 * kDim, 3);
+  table->update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.5});
+  table->update(batch.keys(), batch.rows, Vector(3 * kDim, 4), {.learning_rate = 0.5, .number = 2});
+  batch.find(*table);
+  for (std::size_t i = 0; i < 2 * kDim; ++i) EXPECT_NEAR(batch.vectors[i], before[i] - 0.5 - 0.4, 1e-6);
+  EXPECT_EQ(batch.vector(2), initial_vector({0, 3}));
+  EXPECT_EQ(table->statistics().dropped_gradients, 2U);
+  EXPECT_THROW(table->update(batch.keys(), batch.rows, std::span(gradients).first(1), {.learning_rate = 1}),
+               comm::UsageError);
+  EXPECT_THROW(table->update(batch.keys(), batch.rows, gradients, {.learning_rate = std::nan("")}),
+               std::invalid_argument);
+}
+
+TEST_P(TableLifeTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
+  for (auto const kind :
+       {kernels::OptimizerKind::kSgd, kernels::OptimizerKind::kAdagrad, kernels::OptimizerKind::kRowWiseAdagrad,
+        kernels::OptimizerKind::kAdam, kernels::OptimizerKind::kRowWiseAdam}) {
+    auto options = options_of();
+    options.optimizer.kind = kind;
+    options.hot_count = 2;
+    auto const table = GetParam().make(options);
+    std::mt19937_64 random(3);
+    auto batch = random_batch(random, 900, 4'000);
+    std::ranges::sort(batch.ids);
+    batch.ids.erase(std::ranges::unique(batch.ids).begin(), batch.ids.end());
+    batch.tables.resize(batch.ids.size());
+    auto const learn = [&](Table& learner, std::uint32_t step) {
+      learner.begin_step(step, step);
+      batch.find_or_insert(learner);
+      Vector gradients(batch.vectors.size());
+      for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>((i + step) % 13) - 6;
+      learner.update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.01, .number = step});
+    };
+    for (std::uint32_t step = 1; step <= 3; ++step) learn(*table, step);
+
+    auto const copy = GetParam().make(options);
+    std::vector<KeyStatus> statuses;
+    for (std::uint32_t part = 0; part < 4; ++part) {  // Each part by itself, as ranks would do.
+      auto const keys = table->list(first_bucket_of(part, 4), first_bucket_of(part + 1, 4));
+      auto const records = table->export_records(keys.keys());
+      statuses.resize(records.ids.size());
+      copy->import_records(records, statuses);
+      EXPECT_TRUE(std::ranges::all_of(statuses, [](auto each) { return each == KeyStatus::kInserted; }));
+    }
+    EXPECT_EQ(copy->size().rows, table->size().rows);
+    learn(*table, 4);
+    auto const expected = batch.vectors;
+    learn(*copy, 4);
+    EXPECT_EQ(batch.vectors, expected);
+    auto const all = table->list(0, kNumVirtualBuckets);
+    auto const one = table->export_records(all.keys()), other = copy->export_records(all.keys());
+    EXPECT_EQ(one.vectors, other.vectors);
+    EXPECT_EQ(one.states, other.states);
+    EXPECT_EQ(one.counts, other.counts);
+    EXPECT_EQ(one.steps, other.steps);
+  }
+}
+
+TEST_P(TableLifeTest, KeysThatWaitAreListedWithTheirCounts) {
+  auto options = options_of();
+  options.min_count = 5;
+  auto const table = GetParam().make(options);
+  auto batch = batch_of({1, 2, 1});
+  batch.counts = {2, 4, 1};
+  batch.find_or_insert(*table);
+  EXPECT_EQ(batch.statuses, std::vector(3, KeyStatus::kPending));
+  EXPECT_EQ(batch.vector(1), initial_vector({0, 2}));
+  EXPECT_EQ(table->size().rows, 0U);
+  auto const waiting = table->list_pending(0, kNumVirtualBuckets);
+  auto const copy = GetParam().make(options);
+  std::vector<RowId> rows(waiting.ids.size());
+  copy->find_or_insert(waiting.keys(), rows, {});
+  EXPECT_EQ(copy->size().pending, 2U);
+  auto next = batch_of({1, 2});
+  next.find_or_insert(*copy);
+  EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kPending, KeyStatus::kInserted}));
+  copy->insert_or_assign(next.keys(), next.vectors, next.statuses);
+  EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kInserted, KeyStatus::kFound}));
+  EXPECT_EQ(copy->size().pending, 0U);
+}
+
+TEST_P(TableLifeTest, BadArgumentsAreNamed) {
+  auto options = options_of();
+  options.min_count = 0;
+  EXPECT_THROW(static_cast<void>(GetParam().make(options)), comm::UsageError);
+  auto const table = GetParam().make(options_of());
+  table->begin_step(7, 5);
+  EXPECT_THROW(table->begin_step(6, 5), comm::UsageError);
+  EXPECT_THROW(table->begin_step(8, 9), comm::UsageError);
+  EXPECT_THROW(table->evict(0), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(table->list(3, 2)), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(table->export_records(batch_of({1}).keys())), comm::UsageError);
+  auto batch = batch_of({1, 2});
+  batch.counts = {1};
+  batch.make_room();
+  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, {}), comm::UsageError);
+  EXPECT_EQ(table->size().rows, 0U);
+}
+
+INSTANTIATE_TABLES(TableLifeTest);
+
+}  // namespace
+}  // namespace headway::embedding
