@@ -45,7 +45,7 @@ TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
   std::mt19937_64 random(3);
   for (std::size_t const size : {0, 1, 2, 1'000, 50'000, 10}) {
     auto const batch = random_batch(random, size, size / 3 + 1);
-    auto const& unique = deduplicator_->deduplicate(batch.keys());
+    auto const unique = deduplicator_->deduplicate(batch.keys());
     std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> number_of;
     std::vector<std::uint32_t> counts;
     ASSERT_EQ(unique.numbers.size(), size);
@@ -68,7 +68,7 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
   constexpr std::size_t kSize = 20'000, kDim = 3;
   std::mt19937_64 random(4);
   auto const batch = random_batch(random, kSize, 500);
-  auto const& unique = deduplicator_->deduplicate(batch.keys());
+  auto const unique = deduplicator_->deduplicate(batch.keys());
   std::vector<float> values(kSize * kDim), expected(unique.size() * kDim, 0), sums(unique.size() * kDim, -1);
   for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Whose sums depend on the order.
   for (std::size_t i = 0; i < kSize; ++i) {
@@ -76,11 +76,11 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
       expected[unique.numbers[i] * kDim + column] += values[i * kDim + column];
     }
   }
-  deduplicator_->add_up(values, sums);
+  deduplicator_->add_up(unique, {}, values, sums);
   EXPECT_EQ(sums, expected);
 
   std::vector<float> out(kSize * kDim);
-  deduplicator_->hand_out(sums, out);
+  deduplicator_->hand_out(unique, {}, sums, out);
   for (std::size_t i = 0; i < kSize; ++i) {
     ASSERT_TRUE(std::ranges::equal(std::span(out).subspan(i * kDim, kDim),
                                    std::span(expected).subspan(unique.numbers[i] * kDim, kDim)));
@@ -89,24 +89,63 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
 
 TEST_P(DeduplicatorTest, OneTableForAllStaysOne) {
   std::vector<std::uint64_t> const ids{7, 9, 7, 7};
-  auto const& unique = deduplicator_->deduplicate({.ids = ids, .table = 5});
+  auto const unique = deduplicator_->deduplicate({.ids = ids, .table = 5});
   EXPECT_EQ(unique.ids, (std::vector<std::uint64_t>{7, 9}));
   EXPECT_TRUE(unique.tables.empty());
   EXPECT_EQ(unique.keys()[1], (Key{.id = 9, .table = 5}));
   EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{3, 1}));
 }
 
+TEST_P(DeduplicatorTest, CountsOfKeysAddUpAsFarAsTheyFit) {
+  std::vector<std::uint64_t> const ids{7, 9, 7, 8, 8};
+  std::vector<std::uint32_t> const counts{2, 3, 4, 0xffffffff, 9};
+  auto const unique = deduplicator_->deduplicate({.ids = ids, .counts = counts});
+  EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{6, 3, 0xffffffff}));
+  EXPECT_EQ(unique.members, (std::vector<std::uint32_t>{0, 2, 1, 3, 4}));
+}
+
+TEST_P(DeduplicatorTest, BagsGetTheWeightedSumsOfTheirKeysAndGiveThemBack) {
+  std::vector<std::uint64_t> const ids{7, 9, 7, 8};
+  std::vector<std::int64_t> const offsets{0, 0, 3, 4};
+  std::vector<float> const weights{1, 2, 3, 0.5}, values{10, 1, 20, 2, 40, 4};
+  auto const unique = deduplicator_->deduplicate({.ids = ids});
+  std::vector<float> out(6, -1), sums(6, -1);
+  deduplicator_->hand_out(unique, {.offsets = offsets}, values, out);
+  EXPECT_EQ(out, (std::vector<float>{0, 0, 40, 4, 40, 4}));
+  deduplicator_->hand_out(unique, {.offsets = offsets, .weights = weights}, values, out);
+  EXPECT_EQ(out, (std::vector<float>{0, 0, 80, 8, 20, 2}));
+  deduplicator_->add_up(unique, {.offsets = offsets, .weights = weights}, std::vector<float>{5, 5, 1, 2, 4, 8}, sums);
+  EXPECT_EQ(sums, (std::vector<float>{4, 8, 2, 4, 2, 4}));
+}
+
+TEST_P(DeduplicatorTest, KeysMayBeTakenAsUnique) {
+  std::vector<std::uint64_t> const ids{7, 9, 7};
+  auto const unique = take_as_unique({.ids = ids, .table = 3});
+  EXPECT_EQ(unique.ids, ids);
+  EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{1, 1, 1}));
+  std::vector<float> const values{1, 2, 3};
+  std::vector<float> out(3), sums(3);
+  deduplicator_->hand_out(unique, {}, values, out);
+  EXPECT_EQ(out, values);
+  deduplicator_->add_up(unique, {}, values, sums);
+  EXPECT_EQ(sums, values);
+}
+
 TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   std::vector<std::uint64_t> const ids{7, 9, 7};
-  std::vector<std::uint32_t> const tables{1};
-  EXPECT_THROW(deduplicator_->add_up({}, {}), comm::UsageError);
-  EXPECT_THROW(deduplicator_->deduplicate({.ids = ids, .tables = tables}), comm::UsageError);
-  deduplicator_->deduplicate({.ids = ids});
+  std::vector<std::uint32_t> const ones{1};
+  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .tables = ones})), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .counts = ones})), comm::UsageError);
+  auto const unique = deduplicator_->deduplicate({.ids = ids});
   std::vector<float> values(6), sums(4);
-  deduplicator_->add_up(values, sums);
-  EXPECT_THROW(deduplicator_->add_up(std::span(values).first(5), sums), comm::UsageError);
-  EXPECT_THROW(deduplicator_->add_up(values, std::span(sums).first(3)), comm::UsageError);
-  EXPECT_THROW(deduplicator_->hand_out(std::span(sums).first(2), values), comm::UsageError);
+  deduplicator_->add_up(unique, {}, values, sums);
+  EXPECT_THROW(deduplicator_->add_up(unique, {}, std::span(values).first(5), sums), comm::UsageError);
+  EXPECT_THROW(deduplicator_->add_up(unique, {}, values, std::span(sums).first(3)), comm::UsageError);
+  EXPECT_THROW(deduplicator_->hand_out(unique, {}, std::span(sums).first(2), values), comm::UsageError);
+  for (auto const& offsets : std::vector<std::vector<std::int64_t>>{{0, 2}, {1, 3}, {0, 2, 1, 3}, {3}}) {
+    EXPECT_THROW(deduplicator_->hand_out(unique, {.offsets = offsets}, sums, values), comm::UsageError);
+  }
+  EXPECT_THROW(deduplicator_->hand_out(unique, {.weights = sums}, sums, values), comm::UsageError);
   EXPECT_THROW(make_cpu_deduplicator(0), comm::UsageError);
 }
 

@@ -1,7 +1,10 @@
 #include "headway/embedding/routing.hpp"
 
+#include "headway/comm/status.hpp"
+
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,6 +33,24 @@ TEST(Routing, RanksHaveNearlyTheSameNumberOfKeysWhateverTheIds) {
     }
     for (auto const count : counts) EXPECT_NEAR(static_cast<double>(count), 10'000, 500);
   }
+}
+
+TEST(Routing, ARouteHasTheKeysOfEachRankInTheOrderOfTheBatch) {
+  constexpr std::uint32_t kRanks = 5;
+  std::vector<std::uint64_t> ids(1'000);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = i * i;
+  auto way = route({.ids = ids, .table = 4}, kRanks);
+  std::size_t at = 0;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (owner_of(virtual_bucket_of(hash_of({.id = ids[i], .table = 4})), kRanks) != rank) continue;
+      ASSERT_EQ(way.order[at++], i);
+      --way.counts[rank];
+    }
+  }
+  EXPECT_EQ(way.counts, std::vector<std::int64_t>(kRanks));
+  EXPECT_EQ(at, ids.size());
+  EXPECT_THROW(static_cast<void>(route({.ids = ids}, 0)), comm::UsageError);
 }
 
 TEST(Routing, TheBucketOfAKeyIsForEver) {

@@ -5,25 +5,73 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <numeric>
 #include <string>
 
 namespace headway::embedding {
+
+namespace {
+
+void expect_complete(Keys const& keys) {
+  comm::expects(keys.tables.empty() || keys.tables.size() == keys.size(), "not one table for each key");
+  comm::expects(keys.counts.empty() || keys.counts.size() == keys.size(), "not one count for each key");
+  comm::expects(keys.size() < std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
+}
+
+/// How many values each has. @throws comm::UsageError if it is not the same for bags and unique keys
+std::size_t dim_of(std::size_t num_bags, std::size_t of_bags, std::size_t num_unique, std::size_t of_unique) {
+  std::size_t const dim = num_unique == 0 ? (num_bags == 0 ? 0 : of_bags / num_bags) : of_unique / num_unique;
+  comm::expects(of_bags == num_bags * dim && of_unique == num_unique * dim,
+                std::to_string(of_bags) + " values of " + std::to_string(num_bags) + " bags, and " +
+                    std::to_string(of_unique) + " of " + std::to_string(num_unique) + " unique keys");
+  return dim;
+}
+
+std::size_t count_bags(UniqueKeys const& unique, Bags const& bags) {
+  std::size_t const num_keys = unique.numbers.size();
+  comm::expects(bags.weights.empty() || bags.weights.size() == num_keys, "not one weight for each key");
+  if (bags.offsets.empty()) return num_keys;
+  comm::expects(bags.offsets.front() == 0 && bags.offsets.back() == static_cast<std::int64_t>(num_keys) &&
+                    std::ranges::is_sorted(bags.offsets),
+                "offsets of bags must grow from 0 to the " + std::to_string(num_keys) + " keys");
+  return bags.offsets.size() - 1;
+}
+
+void add(std::span<float> sum, std::span<float const> value, float weight) {
+  for (std::size_t column = 0; column < sum.size(); ++column) sum[column] += weight * value[column];
+}
+
+}  // namespace
 
 std::unique_ptr<Deduplicator> make_cpu_deduplicator(int num_threads) {
   return std::make_unique<CpuDeduplicator>(num_threads);
 }
 
-UniqueKeys const& CpuDeduplicator::deduplicate(Keys const& keys) {
-  comm::expects(keys.tables.empty() || keys.tables.size() == keys.size(), "not one table for each key");
-  comm::expects(keys.size() <= std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
-  is_complete_ = false;
+UniqueKeys take_as_unique(Keys const& keys) {
+  expect_complete(keys);
+  UniqueKeys unique{.ids = {keys.ids.begin(), keys.ids.end()},
+                    .tables = {keys.tables.begin(), keys.tables.end()},
+                    .table = keys.table,
+                    .counts = {keys.counts.begin(), keys.counts.end()},
+                    .numbers = std::vector<std::uint32_t>(keys.size()),
+                    .members = {},
+                    .begins = std::vector<std::uint32_t>(keys.size() + 1)};
+  if (keys.counts.empty()) unique.counts.assign(keys.size(), 1);
+  std::iota(unique.numbers.begin(), unique.numbers.end(), 0);
+  std::iota(unique.begins.begin(), unique.begins.end(), 0);
+  unique.members = unique.numbers;
+  return unique;
+}
+
+UniqueKeys CpuDeduplicator::deduplicate(Keys const& keys) {
+  expect_complete(keys);
   batch_.sort(keys, stripe_map_, workers_);
-  counts_.assign(keys.size(), 0);
-  unique_.numbers.resize(keys.size());
+  first_of_.resize(keys.size());
+  numbers_.assign(keys.size(), 0);
   batch_.for_each_stripe(workers_, [&](std::size_t stripe) { find_firsts(keys, stripe); });
-  number_firsts(keys);
-  is_complete_ = true;
-  return unique_;
+  auto unique = number_firsts(keys);
+  batch_.for_each_stripe(workers_, [&](std::size_t stripe) { fill_members(unique, keys, stripe); });
+  return unique;
 }
 
 void CpuDeduplicator::find_firsts(Keys const& keys, std::size_t stripe) {
@@ -35,71 +83,100 @@ void CpuDeduplicator::find_firsts(Keys const& keys, std::size_t stripe) {
     std::size_t at = batch_.hash(i).low & mask;
     while (slots[at] != 0 && keys[slots[at] - 1] != keys[i]) at = (at + 1) & mask;
     if (slots[at] == 0) slots[at] = static_cast<std::uint32_t>(i + 1);
-    std::uint32_t const first = slots[at] - 1;
-    unique_.numbers[i] = first;
-    ++counts_[first];
+    first_of_[i] = slots[at] - 1;
+    ++numbers_[first_of_[i]];
   }
 }
 
-void CpuDeduplicator::number_firsts(Keys const& keys) {
+UniqueKeys CpuDeduplicator::number_firsts(Keys const& keys) {
   range_begins_.assign(WorkerPool::num_ranges(keys.size()) + 1, 0);
   workers_.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) range_begins_[range + 1] += counts_[i] != 0 ? 1 : 0;
+    for (std::size_t i = first; i < end; ++i) range_begins_[range + 1] += numbers_[i] != 0 ? 1 : 0;
   });
-  for (std::size_t range = 1; range < range_begins_.size(); ++range) range_begins_[range] += range_begins_[range - 1];
+  std::partial_sum(range_begins_.begin(), range_begins_.end(), range_begins_.begin());
 
   std::size_t const size = range_begins_.back();
-  unique_.table = keys.table;
-  unique_.ids.resize(size);
-  unique_.tables.resize(keys.tables.empty() ? 0 : size);
-  unique_.counts.resize(size);
-  firsts_.resize(size);
+  UniqueKeys unique{.ids = std::vector<std::uint64_t>(size),
+                    .tables = std::vector<std::uint32_t>(keys.tables.empty() ? 0 : size),
+                    .table = keys.table,
+                    .counts = std::vector<std::uint32_t>(size),
+                    .numbers = std::vector<std::uint32_t>(keys.size()),
+                    .members = std::vector<std::uint32_t>(keys.size()),
+                    .begins = std::vector<std::uint32_t>(size + 1)};
   workers_.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first, number = range_begins_[range]; i < end; ++i) {
-      if (counts_[i] == 0) continue;
-      unique_.ids[number] = keys.ids[i];
-      if (!keys.tables.empty()) unique_.tables[number] = keys.tables[i];
-      unique_.counts[number] = counts_[i];
-      firsts_[number] = static_cast<std::uint32_t>(i);
-      counts_[i] = static_cast<std::uint32_t>(number++);  // From here on it is the number of the first.
+      if (numbers_[i] == 0) continue;
+      unique.ids[number] = keys.ids[i];
+      if (!keys.tables.empty()) unique.tables[number] = keys.tables[i];
+      unique.begins[number + 1] = numbers_[i];
+      numbers_[i] = static_cast<std::uint32_t>(number++);
     }
   });
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) unique_.numbers[i] = counts_[unique_.numbers[i]];
-  });
+  std::partial_sum(unique.begins.begin(), unique.begins.end(), unique.begins.begin());
+  return unique;
 }
 
-void CpuDeduplicator::add_up(std::span<float const> values, std::span<float> sums) const {
-  std::size_t const dim = expect_same_dim(values.size(), sums.size());
-  batch_.for_each_stripe(workers_, [&](std::size_t stripe) {
-    for (std::size_t const i : batch_.of_stripe(stripe)) {
-      float* const sum = sums.data() + unique_.numbers[i] * dim;
-      float const* const value = values.data() + i * dim;
-      if (firsts_[unique_.numbers[i]] == i) {
-        std::copy_n(value, dim, sum);
-      } else {
-        for (std::size_t column = 0; column < dim; ++column) sum[column] += value[column];
+void CpuDeduplicator::fill_members(UniqueKeys& unique, Keys const& keys, std::size_t stripe) {
+  for (std::size_t const i : batch_.of_stripe(stripe)) {
+    std::uint32_t const number = numbers_[first_of_[i]];
+    unique.numbers[i] = number;
+    // What was used of its members so far is kept in the place of the count.
+    unique.members[unique.begins[number] + unique.counts[number]++] = static_cast<std::uint32_t>(i);
+  }
+  if (keys.counts.empty()) return;
+  for (std::size_t const i : batch_.of_stripe(stripe)) {
+    if (first_of_[i] == i) unique.counts[unique.numbers[i]] = 0;
+    auto& count = unique.counts[unique.numbers[i]];
+    count += std::min(keys.counts[i], std::numeric_limits<std::uint32_t>::max() - count);
+  }
+}
+
+void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+                               std::span<float> out) {
+  std::size_t const num_bags = count_bags(unique, bags);
+  std::size_t const dim = dim_of(num_bags, out.size(), unique.size(), values.size());
+  auto const value_of = [&](std::size_t key) { return values.subspan(unique.numbers[key] * dim, dim); };
+  workers_.in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    for (std::size_t bag = first; bag < end; ++bag) {
+      auto const sum = out.subspan(bag * dim, dim);
+      if (bags.offsets.empty() && bags.weights.empty()) {
+        std::ranges::copy(value_of(bag), sum.begin());
+        continue;
+      }
+      std::ranges::fill(sum, 0);
+      auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
+      auto const after = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
+      for (std::size_t key = begin; key < after; ++key) {
+        add(sum, value_of(key), bags.weights.empty() ? 1 : bags.weights[key]);
       }
     }
   });
 }
 
-void CpuDeduplicator::hand_out(std::span<float const> values, std::span<float> out) const {
-  std::size_t const dim = expect_same_dim(out.size(), values.size());
-  workers_.in_ranges(batch_.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) {
-      std::copy_n(values.data() + unique_.numbers[i] * dim, dim, out.data() + i * dim);
+void CpuDeduplicator::add_up(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+                             std::span<float> sums) {
+  std::size_t const num_bags = count_bags(unique, bags);
+  std::size_t const dim = dim_of(num_bags, values.size(), unique.size(), sums.size());
+  if (!bags.offsets.empty()) {
+    bag_of_.resize(unique.numbers.size());
+    workers_.in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+      for (std::size_t bag = first; bag < end; ++bag) {
+        std::fill(bag_of_.begin() + bags.offsets[bag], bag_of_.begin() + bags.offsets[bag + 1],
+                  static_cast<std::uint32_t>(bag));
+      }
+    });
+  }
+  workers_.in_ranges(unique.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    for (std::size_t number = first; number < end; ++number) {
+      auto const sum = sums.subspan(number * dim, dim);
+      std::ranges::fill(sum, 0);
+      for (std::size_t member = unique.begins[number]; member < unique.begins[number + 1]; ++member) {
+        std::size_t const key = unique.members[member];
+        std::size_t const bag = bags.offsets.empty() ? key : bag_of_[key];
+        add(sum, values.subspan(bag * dim, dim), bags.weights.empty() ? 1 : bags.weights[key]);
+      }
     }
   });
-}
-
-std::size_t CpuDeduplicator::expect_same_dim(std::size_t of_batch, std::size_t of_unique) const {
-  comm::expects(is_complete_, "no batch was deduplicated");
-  std::size_t const dim = batch_.size() == 0 ? 0 : of_batch / batch_.size();
-  comm::expects(of_batch == batch_.size() * dim && of_unique == unique_.size() * dim,
-                std::to_string(of_batch) + " values of " + std::to_string(batch_.size()) + " keys, and " +
-                    std::to_string(of_unique) + " of " + std::to_string(unique_.size()) + " unique ones");
-  return dim;
 }
 
 }  // namespace headway::embedding

@@ -18,28 +18,28 @@ class CpuDeduplicator final : public Deduplicator {
  public:
   explicit CpuDeduplicator(int num_threads) : workers_(num_threads) {}
 
-  UniqueKeys const& deduplicate(Keys const& keys) override;
-  void add_up(std::span<float const> values, std::span<float> sums) const override;
-  void hand_out(std::span<float const> values, std::span<float> out) const override;
+  [[nodiscard]] UniqueKeys deduplicate(Keys const& keys) override;
+  void hand_out(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+                std::span<float> out) override;
+  void add_up(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+              std::span<float> sums) override;
 
  private:
-  /// Finds for each key of a stripe the first that is the same, and counts it there.
+  /// Finds for each key of a stripe the first that is the same, and how many are.
   void find_firsts(Keys const& keys, std::size_t stripe);
   /// Numbers the first keys in the order of the batch.
-  void number_firsts(Keys const& keys);
-  /// @returns the values of a key
-  [[nodiscard]] std::size_t expect_same_dim(std::size_t of_batch, std::size_t of_unique) const;
+  [[nodiscard]] UniqueKeys number_firsts(Keys const& keys);
+  /// Puts the keys of a stripe with their unique ones.
+  void fill_members(UniqueKeys& unique, Keys const& keys, std::size_t stripe);
 
-  mutable WorkerPool workers_;
+  WorkerPool workers_;
   StripeMap stripe_map_;
   StripedBatch batch_;
-  UniqueKeys unique_;
-  bool is_complete_ = false;               ///< All here is of the same batch.
-  std::vector<std::uint32_t> counts_;      ///< (keys) Of one that is the first of its kind; 0 of others.
-  std::vector<std::uint32_t> firsts_;      ///< (unique keys) Where each comes first in the batch.
+  std::vector<std::uint32_t> first_of_;    ///< (keys) The first that is the same.
+  std::vector<std::uint32_t> numbers_;     ///< (keys) Of one that is the first, how often it comes, then its number.
+  std::vector<std::uint32_t> bag_of_;      ///< (keys) Where bags are given.
   std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Numbers of unique keys.
-  std::array<std::vector<std::uint32_t>, StripeMap::kCount>
-      slots_;  ///< Scratch: numbers of first keys plus 1, by hash.
+  std::array<std::vector<std::uint32_t>, StripeMap::kCount> slots_;  ///< Numbers of first keys plus 1, by hash.
 };
 
 }  // namespace headway::embedding

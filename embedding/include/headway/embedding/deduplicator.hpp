@@ -15,15 +15,23 @@ struct UniqueKeys {
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> tables;  ///< Empty where the batch has one for all.
   std::uint32_t table = 0;
-  std::vector<std::uint32_t> counts;   ///< How often each comes.
+  std::vector<std::uint32_t> counts;   ///< Lookups that each stands for, as many as fit.
   std::vector<std::uint32_t> numbers;  ///< (keys of the batch) Which of them each is.
+  std::vector<std::uint32_t> members;  ///< (keys of the batch) By unique key, and of each in the order of the batch.
+  std::vector<std::uint32_t> begins;   ///< (unique keys + 1) Of each one's in `members`.
 
-  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table}; }
+  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
   [[nodiscard]] std::size_t size() const { return ids.size(); }
 };
 
-/// Finds duplicates in batches of keys, and adds up and hands out what belongs to them. The results do not depend on
-/// the number of threads: sums are taken in the order of the batch. Of one call after the other.
+/// Keys of a batch whose vectors are added up: those from offsets[b] to offsets[b + 1] are of bag b.
+struct Bags {
+  std::span<std::int64_t const> offsets{};  ///< (bags + 1), from 0 to all keys; empty: each key is a bag of its own.
+  std::span<float const> weights{};         ///< (keys of the batch) What vectors are multiplied with; empty: 1.
+};
+
+/// Finds duplicates in batches of keys, and hands out and adds up what belongs to them. The results do not depend on
+/// the number of threads: sums are taken in the order of the batch. One call after the other.
 class Deduplicator {
  public:
   Deduplicator() = default;
@@ -31,21 +39,25 @@ class Deduplicator {
   Deduplicator& operator=(Deduplicator const&) = delete;
   virtual ~Deduplicator() = default;
 
-  /// @returns what holds until the next call
-  /// @throws comm::UsageError if there are 2^32 keys or more, or not one table for each
-  virtual UniqueKeys const& deduplicate(Keys const& keys) = 0;
-  /// What came with the keys of the last batch, added up for each unique key.
-  /// @param values (keys of the batch, dim) for any dim
+  /// @throws comm::UsageError if there are 2^32 keys or more, or not one table and count for each
+  [[nodiscard]] virtual UniqueKeys deduplicate(Keys const& keys) = 0;
+  /// Gives each bag the sum of what its keys have.
+  /// @param values (unique keys, dim) for any dim
+  /// @param out (bags, dim)
+  /// @throws comm::UsageError if sizes do not agree, or offsets do not grow; likewise below
+  virtual void hand_out(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+                        std::span<float> out) = 0;
+  /// Adds up for each unique key what the bags of its keys have: the gradient of hand_out().
+  /// @param values (bags, dim)
   /// @param sums (unique keys, dim)
-  /// @throws comm::UsageError if sizes do not agree, or there was no batch; likewise below
-  virtual void add_up(std::span<float const> values, std::span<float> sums) const = 0;
-  /// Gives each key of the last batch what its unique key has.
-  /// @param values (unique keys, dim)
-  /// @param out (keys of the batch, dim)
-  virtual void hand_out(std::span<float const> values, std::span<float> out) const = 0;
+  virtual void add_up(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
+                      std::span<float> sums) = 0;
 };
 
 /// In memory of the host. @throws comm::UsageError if num_threads is below 1
 [[nodiscard]] std::unique_ptr<Deduplicator> make_cpu_deduplicator(int num_threads);
+
+/// The keys of a batch as if all of them were different.
+[[nodiscard]] UniqueKeys take_as_unique(Keys const& keys);
 
 }  // namespace headway::embedding

@@ -1,8 +1,10 @@
 #pragma once
 
 #include "headway/embedding/key.hpp"
+#include "headway/embedding/table.hpp"
 
 #include <cstdint>
+#include <vector>
 
 namespace headway::embedding {
 
@@ -26,5 +28,15 @@ constexpr std::uint32_t first_bucket_of(std::uint32_t rank, std::uint32_t num_ra
 constexpr std::uint32_t owner_of(std::uint32_t bucket, std::uint32_t num_ranks) {
   return static_cast<std::uint32_t>(std::uint64_t{bucket} * num_ranks / kNumVirtualBuckets);
 }
+
+/// The keys of a batch by the ranks that own them.
+struct Route {
+  std::vector<std::uint32_t>
+      order;  ///< (keys) Their numbers, rank by rank, and for each rank in the order of the batch.
+  std::vector<std::int64_t> counts;  ///< (ranks)
+};
+
+/// @throws comm::UsageError if there are no ranks or more than buckets, or 2^32 keys or more
+[[nodiscard]] Route route(Keys const& keys, std::uint32_t num_ranks);
 
 }  // namespace headway::embedding

@@ -1,0 +1,6 @@
+#pragma once
+
+// What this folder needs of torch, read by the compiler once (precompiled).
+
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>

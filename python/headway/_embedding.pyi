@@ -1,0 +1,131 @@
+"""Types of the extension for tables of embeddings; see embedding/torch/module.cpp.
+
+K keys, U unique keys, B bags, D columns of a vector, S floats of a row's state, R ranks. Ids are 64 bits of any value,
+tables and counts 32 bits; torch's integers have a sign, so the bits count.
+"""
+
+import enum
+
+import torch
+
+torch_version: str
+ROUTING_VERSION: int
+NUM_VIRTUAL_BUCKETS: int
+
+class KeyStatus(enum.Enum):
+    FOUND = 0
+    INSERTED = 1
+    ABSENT = 2
+    PENDING = 3
+    NO_ROOM = 4
+
+class Initializer:
+    @staticmethod
+    def constant(value: float, /) -> Initializer: ...
+    @staticmethod
+    def uniform(low: float, high: float, seed: int, /) -> Initializer: ...
+    @staticmethod
+    def normal(mean: float, deviation: float, seed: int, /) -> Initializer: ...
+
+class OptimizerOptions:
+    def __init__(
+        self,
+        *,
+        kind: str,
+        eps: float,
+        beta1: float,
+        beta2: float,
+        initial_accumulator_value: float,
+        weight_decay: float,
+        decoupled_weight_decay: bool,
+    ) -> None: ...
+
+class Keys:
+    def __init__(
+        self,
+        ids: torch.Tensor,  # (K,) int64
+        tables: torch.Tensor | None = None,  # (K,) int32
+        *,
+        table: int = 0,
+        counts: torch.Tensor | None = None,  # (K,) int32
+    ) -> None: ...
+    @property
+    def ids(self) -> torch.Tensor: ...
+    @property
+    def tables(self) -> torch.Tensor | None: ...
+    @property
+    def table(self) -> int: ...
+    @property
+    def counts(self) -> torch.Tensor | None: ...
+    def __len__(self) -> int: ...
+
+Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, vectors_KD, states_KS
+
+class Table:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        initializer: Initializer,
+        optimizer: OptimizerOptions,
+        max_rows: int | None,
+        eviction: str,
+        high_water: int | None,
+        low_water: int | None,
+        time_to_live: int,
+        min_count: int,
+        max_pending: int | None,
+        hot_count: int,
+        num_threads: int,
+    ) -> None: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def state_size(self) -> int: ...
+    def size(self) -> dict[str, int]: ...
+    def statistics(self) -> dict[str, int]: ...
+    def begin_step(self, step: int, oldest_in_use: int, /) -> None: ...
+    def find(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # rows_K, statuses_K
+    def find_or_insert(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def gather(self, keys: Keys, rows_K: torch.Tensor, /) -> torch.Tensor: ...
+    def update(self, keys: Keys, rows: torch.Tensor, gradients: torch.Tensor, *, lr: float, step: int) -> None: ...
+    def insert_or_assign(self, keys: Keys, vectors_KD: torch.Tensor, /) -> torch.Tensor: ...
+    def erase(self, keys: Keys, /) -> None: ...
+    def evict(self, num_rows: int, /) -> int: ...
+    def halve_counts(self) -> None: ...
+    def clear(self) -> None: ...
+    def list(self, first_bucket: int, end_bucket: int, /) -> Keys: ...
+    def list_pending(self, first_bucket: int, end_bucket: int, /) -> Keys: ...
+    def export_records(self, keys: Keys, /) -> Records: ...
+    def import_records(self, keys: Keys, records: Records, /) -> torch.Tensor: ...
+
+class UniqueKeys:
+    @property
+    def keys(self) -> Keys: ...
+    @property
+    def numbers(self) -> torch.Tensor: ...  # (K,) int32
+    def __len__(self) -> int: ...
+
+class Deduplicator:
+    def __init__(self, num_threads: int) -> None: ...
+    def deduplicate(self, keys: Keys, /) -> UniqueKeys: ...
+    def hand_out(
+        self,
+        unique: UniqueKeys,
+        values: torch.Tensor,  # (U, D)
+        *,
+        offsets: torch.Tensor | None = None,  # (B + 1,) int64
+        weights: torch.Tensor | None = None,  # (K,)
+    ) -> torch.Tensor: ...  # (B, D)
+    def add_up(
+        self,
+        unique: UniqueKeys,
+        values: torch.Tensor,  # (B, D)
+        *,
+        offsets: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...  # (U, D)
+
+def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
+def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, list[int]]: ...  # order_K, counts by rank
+def first_bucket_of(rank: int, num_ranks: int) -> int: ...

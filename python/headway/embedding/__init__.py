@@ -1,0 +1,50 @@
+"""Tables of embeddings for ids that nobody knows beforehand.
+
+::
+
+    from headway.embedding import Adam, FeatureConfig, HashTableCollection, TableConfig
+
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=64, optimizer=Adam(lr=1e-3)) for name in ("user", "item")],
+        features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")],
+        process_group=dist.group.WORLD)
+    vectors = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # by feature, (batch, 64)
+    loss.backward()
+    tables.optimizer.step()
+"""
+
+from headway.embedding.collection import HashTableCollection, NoRoomError, PendingBatch
+from headway.embedding.config import (
+    Adagrad,
+    Adam,
+    Constant,
+    Eviction,
+    FeatureConfig,
+    Initializer,
+    Normal,
+    Optimizer,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
+
+__all__ = [
+    "Adagrad",
+    "Adam",
+    "Constant",
+    "Eviction",
+    "FeatureConfig",
+    "HashTableCollection",
+    "Initializer",
+    "NoRoomError",
+    "Normal",
+    "Optimizer",
+    "PendingBatch",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+    "Sgd",
+    "TableConfig",
+    "Uniform",
+]

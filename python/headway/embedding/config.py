@@ -1,0 +1,215 @@
+"""What tables and features are: frozen, checked when they are made, and equal where tables may be merged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway import _embedding
+
+Pooling = Literal["sum", "mean"] | None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """All values of new vectors are ``value``."""
+
+    value: float = 0.0
+
+    def build(self, seed: int) -> _embedding.Initializer:
+        return _embedding.Initializer.constant(self.value)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Values of new vectors are even in [``low``, ``high``]: the same on every device, for every number of ranks."""
+
+    low: float
+    high: float
+
+    def build(self, seed: int) -> _embedding.Initializer:
+        return _embedding.Initializer.uniform(self.low, self.high, seed)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Values of new vectors have this mean and standard deviation."""
+
+    mean: float = 0.0
+    std: float = 0.01
+
+    def build(self, seed: int) -> _embedding.Initializer:
+        return _embedding.Initializer.normal(self.mean, self.std, seed)
+
+
+Initializer = Constant | Uniform | Normal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How rows learn, by the formulas of ``torch.optim``; rows without a gradient are passed over.
+
+    ``lr`` is where the learning rate begins; ``HashTableCollection.optimizer`` has it for schedulers.
+    """
+
+    lr: float
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.lr):
+            raise ValueError(f"lr must be finite, not {self.lr}")
+        self.build()
+
+    def build(self) -> _embedding.OptimizerOptions:
+        """Raises: ValueError: a value is out of its range."""
+        return self._options("sgd")
+
+    def _options(
+        self,
+        kind: str,
+        *,
+        eps: float = 0.0,
+        betas: tuple[float, float] = (0.0, 0.0),
+        initial_accumulator_value: float = 0.0,
+    ) -> _embedding.OptimizerOptions:
+        return _embedding.OptimizerOptions(
+            kind=kind,
+            eps=eps,
+            beta1=betas[0],
+            beta2=betas[1],
+            initial_accumulator_value=initial_accumulator_value,
+            weight_decay=self.weight_decay,
+            decoupled_weight_decay=self.decoupled_weight_decay,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """``torch.optim.SGD`` without momentum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """``torch.optim.Adagrad`` without decay of the rate."""
+
+    eps: float = 1e-10
+    initial_accumulator_value: float = 0.0
+
+    def build(self) -> _embedding.OptimizerOptions:
+        return self._options("adagrad", eps=self.eps, initial_accumulator_value=self.initial_accumulator_value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one accumulator a row, of the mean of squares, as FBGEMM's exact row-wise Adagrad."""
+
+    def build(self) -> _embedding.OptimizerOptions:
+        return self._options("row_wise_adagrad", eps=self.eps, initial_accumulator_value=self.initial_accumulator_value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """``torch.optim.Adam``, or AdamW with ``decoupled_weight_decay``; its step is that of the whole table."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def build(self) -> _embedding.OptimizerOptions:
+        return self._options("adam", eps=self.eps, betas=self.betas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWiseAdam(Adam):
+    """Adam with one second moment a row, of the mean of squares, as FBGEMM's partial row-wise Adam."""
+
+    def build(self) -> _embedding.OptimizerOptions:
+        return self._options("row_wise_adam", eps=self.eps, betas=self.betas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eviction:
+    """Which rows go when there are too many: those looked up longest ago (``lru``) or most rarely (``lfu``).
+
+    A step that begins with more than ``high_water`` of ``max_rows`` evicts down to ``low_water``; so does a lookup for
+    which there is no room. Rows that are in use stay.
+    """
+
+    policy: Literal["lru", "lfu"]
+    high_water: float = 0.95
+    low_water: float = 0.85
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("lru", "lfu"):
+            raise ValueError(f"policy must be lru or lfu, not {self.policy!r}")
+        if not 0 < self.low_water <= self.high_water <= 1:
+            raise ValueError(f"0 < low_water <= high_water <= 1 does not hold for {self.low_water}, {self.high_water}")
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """A table of embeddings. Those that differ in nothing but their name are merged into one.
+
+    Args:
+        name: what features and checkpoints call it.
+        dim: values of a vector.
+        optimizer: how its rows learn.
+        initializer: what its rows begin with.
+        max_rows: of all ranks together, and a tenth more for ranks that get more than their share; merged tables add
+            up what they may have. None: as many as memory holds.
+        eviction: which rows go when there are too many; None: new ids then get no row, which is counted.
+        time_to_live: steps after which rows that are not looked up go; 0: never.
+        min_count: lookups after which an id gets a row.
+        max_pending: ids of all ranks that may wait for a row; with more, all of them are forgotten. None: no limit.
+        hot_count: rows of fewer lookups have their vector in bfloat16; 0: none.
+    """
+
+    name: str
+    dim: int = field(kw_only=True)
+    optimizer: Optimizer = field(kw_only=True)
+    initializer: Initializer = field(default=Uniform(-0.05, 0.05), kw_only=True)
+    max_rows: int | None = field(default=None, kw_only=True)
+    eviction: Eviction | None = field(default=None, kw_only=True)
+    time_to_live: int = field(default=0, kw_only=True)
+    min_count: int = field(default=1, kw_only=True)
+    max_pending: int | None = field(default=None, kw_only=True)
+    hot_count: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a table needs a name")
+        if not 1 <= self.dim <= 1 << 20:
+            raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")
+        if self.eviction is not None and self.max_rows is None:
+            raise ValueError(f"table {self.name}: eviction needs max_rows")
+        for name, least in (
+            ("max_rows", 1),
+            ("time_to_live", 0),
+            ("min_count", 1),
+            ("max_pending", 0),
+            ("hot_count", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 1 << 30:
+                raise ValueError(f"table {self.name}: {name} must be from {least} to {(1 << 30) - 1}, not {value}")
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """A feature: lists of ids, and what is made of their vectors.
+
+    Args:
+        name: of the feature in the input.
+        table: the table that its ids are in; several features may share one.
+        pooling: ``sum`` and ``mean`` give a vector for each list, None one for each id. Weights of the input multiply
+            vectors; with ``mean`` the sum is still divided by the number of ids.
+    """
+
+    name: str
+    table: str = field(kw_only=True)
+    pooling: Pooling = field(default="sum", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.pooling not in ("sum", "mean", None):
+            raise ValueError(f"feature {self.name}: pooling must be sum, mean or None, not {self.pooling!r}")

@@ -1,0 +1,85 @@
+"""Tables that differ in nothing but their name become one, whose keys carry the number of the table."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from headway import _embedding
+from headway.embedding.config import TableConfig
+
+
+def table_number(name: str) -> int:
+    """The number of a table in keys: it depends on its name alone, so that other tables may come and go."""
+    return zlib.crc32(name.encode())
+
+
+@dataclass(frozen=True)
+class MergedTable:
+    """Tables that share rows, and what they have in common."""
+
+    tables: tuple[TableConfig, ...]
+
+    @property
+    def config(self) -> TableConfig:
+        return self.tables[0]
+
+    @property
+    def name(self) -> str:
+        return "+".join(table.name for table in self.tables)
+
+    def build(self, *, seed: int, num_ranks: int, num_threads: int) -> _embedding.Table:
+        """The part of one rank of ``num_ranks``."""
+        config = self.config
+        max_rows = self._share("max_rows", num_ranks)
+        eviction = config.eviction
+
+        def mark(part: float) -> int | None:
+            return None if max_rows is None else int(max_rows * part)
+
+        return _embedding.Table(
+            dim=config.dim,
+            initializer=config.initializer.build(seed),
+            optimizer=config.optimizer.build(),
+            max_rows=max_rows,
+            eviction="none" if eviction is None else eviction.policy,
+            high_water=None if eviction is None else mark(eviction.high_water),
+            low_water=None if eviction is None else mark(eviction.low_water),
+            time_to_live=config.time_to_live,
+            min_count=config.min_count,
+            max_pending=self._share("max_pending", num_ranks),
+            hot_count=config.hot_count,
+            num_threads=num_threads,
+        )
+
+    def _share(self, limit: str, num_ranks: int) -> int | None:
+        """What one rank may have of a limit for all, with a tenth more where ranks differ."""
+        total = 0
+        for table in self.tables:
+            value: int | None = getattr(table, limit)
+            if value is None:
+                return None
+            total += value
+        return total if num_ranks == 1 else -(-total * 11 // (10 * num_ranks))
+
+
+def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
+    """Groups of equal tables, in the order in which each first comes.
+
+    Raises:
+        ValueError: two tables have one name, or names that give the same number.
+    """
+    groups: dict[TableConfig, list[TableConfig]] = {}
+    by_number: dict[int, str] = {}
+    for table in tables:
+        other = by_number.setdefault(table_number(table.name), table.name)
+        if other is not table.name:
+            raise ValueError(f"tables {other} and {table.name} have the same number in keys: rename one of them")
+        groups.setdefault(replace(table, name="-", max_rows=None if table.max_rows is None else 1), []).append(table)
+    return [MergedTable(tuple(group)) for group in groups.values()]
+
+
+def group_of_tables(groups: Iterable[MergedTable]) -> Mapping[str, int]:
+    """Which group each table is in, by its name."""
+    return {table.name: number for number, group in enumerate(groups) for table in group.tables}

@@ -1,0 +1,249 @@
+"""Vectors of keys that ranks share out, with duplicates found before the exchange and again at the owner.
+
+A step has three exchanges however many features and tables there are: how many keys go where, the keys with their
+counts, and the vectors; and one for gradients, which go back the same way and are added up at each stage in the order
+of the ranks and of their batches. So results do not differ from run to run.
+
+G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an owner got, W of them unique, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from headway import _embedding
+from headway._embedding import Deduplicator, Keys, Table, UniqueKeys
+
+Dedup = Literal["none", "first", "second", "both"]
+
+_COUNT_SHIFT = 32
+_TABLE_MASK = (1 << _COUNT_SHIFT) - 1
+
+
+@dataclass
+class TrafficCounts:
+    """Keys and bytes of this rank since the collection was made; bytes to itself are not counted."""
+
+    keys: int = 0  #: looked up
+    keys_routed: int = 0  #: after the first stage
+    keys_received: int = 0
+    keys_found: int = 0  #: after the second stage: looked up in tables
+    id_bytes: int = 0  #: sent, with counts
+    vector_bytes: int = 0  #: sent by owners
+    gradient_bytes: int = 0  #: sent to owners
+
+
+@dataclass
+class Part:
+    """What a lookup has of one merged table."""
+
+    unique: UniqueKeys  #: of this rank's keys
+    order_U: torch.Tensor  #: its keys by owner
+    counts_R: list[int]  #: of keys for each owner
+    received: UniqueKeys | None = None  #: of the keys that this rank owns
+    rows_W: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
+class Lookup:
+    """A batch on its way; its parts are in the order of the tables."""
+
+    step: int
+    parts: list[Part]
+    inserts: bool
+    counts_RG: torch.Tensor  #: of keys from each rank
+    work: dist.Work | None = None
+    vectors_UD: list[torch.Tensor] = field(default_factory=list)
+    refused: int = 0
+
+
+def _by_rank(pieces_GR: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """One tensor with all that goes to rank 0, table by table, then all that goes to rank 1, and so on."""
+    return torch.cat([piece for rank in zip(*pieces_GR, strict=True) for piece in rank])
+
+
+class ShardedLookup:
+    """The tables of this rank, and the way to those of others.
+
+    Args:
+        tables: of this rank; the same ones in the same order on all.
+        group: whose ranks share the keys out; None: this rank has all.
+        dedup: at which stages duplicates are found. What is looked up and learned does not depend on it.
+        num_threads: for duplicates.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], *, group: dist.ProcessGroup | None, dedup: Dedup, num_threads: int
+    ) -> None:
+        if dedup not in ("none", "first", "second", "both"):
+            raise ValueError(f"dedup must be none, first, second or both, not {dedup!r}")
+        self.tables = list(tables)
+        self.traffic = TrafficCounts()
+        self._group = group
+        self._num_ranks = 1 if group is None else group.size()
+        self._rank = 0 if group is None else group.rank()
+        self._dedup = dedup
+        self._deduplicator = Deduplicator(num_threads)
+
+    # Forward
+
+    def begin(self, keys_G: Sequence[Keys], *, step: int, inserts: bool) -> Lookup:
+        """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
+        parts = []
+        for keys in keys_G:
+            unique = self._unique(keys, stages=("first", "both"))
+            order_U, counts_R = _embedding.route(unique.keys, self._num_ranks)
+            parts.append(Part(unique, order_U, counts_R))
+            self.traffic.keys += len(keys)
+            self.traffic.keys_routed += len(unique)
+        sent_RG = torch.tensor([part.counts_R for part in parts], dtype=torch.int64).t().contiguous()
+        lookup = Lookup(step, parts, inserts, counts_RG=sent_RG)
+        if self._num_ranks > 1:
+            lookup.counts_RG = torch.empty_like(sent_RG)
+            lookup.work = dist.all_to_all_single(lookup.counts_RG, sent_RG, group=self._group, async_op=True)
+        return lookup
+
+    def finish(self, lookup: Lookup) -> None:
+        """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys."""
+        if lookup.work is not None:
+            lookup.work.wait()
+            lookup.work = None
+        vectors_V = []
+        for table, part, keys in zip(self.tables, lookup.parts, self._exchange_keys(lookup), strict=True):
+            part.received = self._unique(keys, stages=("second", "both"))
+            owned = part.received.keys
+            part.rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
+            lookup.refused += int((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
+            vectors_V.append(self._deduplicator.hand_out(part.received, table.gather(owned, part.rows_W)))
+            self.traffic.keys_received += len(keys)
+            self.traffic.keys_found += len(owned)
+        for part, routed_UD in zip(lookup.parts, self._return_values(lookup, vectors_V), strict=True):
+            vectors_UD = torch.empty_like(routed_UD)
+            vectors_UD[part.order_U] = routed_UD
+            lookup.vectors_UD.append(vectors_UD)
+
+    def hand_out(
+        self, lookup: Lookup, number: int, offsets: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Sums of vectors of table ``number``, one for each bag of the batch's keys; (B, D)."""
+        return self._deduplicator.hand_out(
+            lookup.parts[number].unique, lookup.vectors_UD[number], offsets=offsets, weights=weights
+        )
+
+    # Backward
+
+    def add_up(
+        self,
+        lookup: Lookup,
+        number: int,
+        gradients_BD: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Gradients of the unique keys of table ``number``; (U, D)."""
+        return self._deduplicator.add_up(lookup.parts[number].unique, gradients_BD, offsets=offsets, weights=weights)
+
+    def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sends gradients to the owners of their rows; (W, D) for each table, of all ranks."""
+        routed = [gradients[part.order_U] for part, gradients in zip(lookup.parts, gradients_UD, strict=True)]
+        sent_GR = [part.counts_R for part in lookup.parts]
+        received = self._exchange_values(routed, sent_GR, self._received_GR(lookup), kind="gradient_bytes")
+        sums = []
+        for part, values_VD in zip(lookup.parts, received, strict=True):
+            assert part.received is not None, "gradients come after vectors"
+            sums.append(self._deduplicator.add_up(part.received, values_VD))
+        return sums
+
+    def sum_of(self, batches: Sequence[tuple[Keys, torch.Tensor]]) -> tuple[Keys, torch.Tensor]:
+        """Adds up gradients of several batches of one table, so that no key comes twice."""
+        ids = torch.cat([keys.ids for keys, _ in batches])
+        tables = torch.cat([_tables_of(keys) for keys, _ in batches])
+        unique = self._deduplicator.deduplicate(Keys(ids, tables))
+        return unique.keys, self._deduplicator.add_up(unique, torch.cat([values for _, values in batches]))
+
+    def has_duplicates(self) -> bool:
+        """Whether keys of one batch may come twice at their owner."""
+        return self._dedup == "none" or (self._dedup == "first" and self._num_ranks > 1)
+
+    # Exchanges
+
+    def _unique(self, keys: Keys, *, stages: tuple[Dedup, Dedup]) -> UniqueKeys:
+        return self._deduplicator.deduplicate(keys) if self._dedup in stages else _embedding.take_as_unique(keys)
+
+    def _received_GR(self, lookup: Lookup) -> list[list[int]]:
+        counts: list[list[int]] = lookup.counts_RG.t().tolist()
+        return counts
+
+    def _exchange_keys(self, lookup: Lookup) -> list[Keys]:
+        """The keys of each table that this rank owns, with their counts, rank by rank."""
+        messages = []
+        for part in lookup.parts:
+            keys = part.unique.keys
+            assert keys.counts is not None, "unique keys have counts"
+            tables = _tables_of(keys).to(torch.int64) & _TABLE_MASK
+            messages.append(
+                torch.stack((keys.ids, tables | keys.counts.to(torch.int64) << _COUNT_SHIFT), 1)[part.order_U]
+            )
+        sent_GR = [part.counts_R for part in lookup.parts]
+        received = self._exchange_values(messages, sent_GR, self._received_GR(lookup), kind="id_bytes")
+        return [
+            Keys(
+                message[:, 0].contiguous(),
+                message[:, 1].to(torch.int32),
+                counts=(message[:, 1] >> _COUNT_SHIFT).to(torch.int32),
+            )
+            for message in received
+        ]
+
+    def _return_values(self, lookup: Lookup, values_V: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sent_GR = [part.counts_R for part in lookup.parts]
+        return self._exchange_values(values_V, self._received_GR(lookup), sent_GR, kind="vector_bytes")
+
+    def _exchange_values(
+        self,
+        values_G: Sequence[torch.Tensor],
+        sent_GR: Sequence[Sequence[int]],
+        received_GR: Sequence[Sequence[int]],
+        *,
+        kind: Literal["id_bytes", "vector_bytes", "gradient_bytes"],
+    ) -> list[torch.Tensor]:
+        """Sends rows of each table's values, rank by rank, all tables in one exchange."""
+        if self._num_ranks == 1:
+            return list(values_G)
+        widths = [values.size(1) for values in values_G]
+        send = _by_rank(
+            [
+                [piece.reshape(-1) for piece in torch.split(values, list(counts))]
+                for values, counts in zip(values_G, sent_GR, strict=True)
+            ]
+        )
+        send_splits = _sizes_by_rank(widths, sent_GR)
+        receive_splits = _sizes_by_rank(widths, received_GR)
+        receive = send.new_empty(sum(receive_splits))
+        dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
+        sent = (send.numel() - send_splits[self._rank]) * send.element_size()
+        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent)
+        sizes = [
+            width * count for rank in zip(*received_GR, strict=True) for width, count in zip(widths, rank, strict=True)
+        ]
+        pieces = torch.split(receive, sizes)
+        num_tables = len(values_G)
+        return [torch.cat(pieces[number::num_tables]).view(-1, width) for number, width in enumerate(widths)]
+
+
+def _sizes_by_rank(widths: Sequence[int], counts_GR: Sequence[Sequence[int]]) -> list[int]:
+    return [
+        sum(width * count for width, count in zip(widths, rank, strict=True)) for rank in zip(*counts_GR, strict=True)
+    ]
+
+
+def _tables_of(keys: Keys) -> torch.Tensor:
+    """(K,) int32: the table of each key."""
+    if keys.tables is not None:
+        return keys.tables
+    return torch.full((len(keys),), keys.table, dtype=torch.int64).to(torch.int32)
