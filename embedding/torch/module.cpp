@@ -119,10 +119,19 @@ at::Tensor insert_or_assign(Table& table, KeyTensors const& keys, at::Tensor con
 
 // Records
 
-KeyTensors keys_of(Records records) {
-  std::optional<at::Tensor> counts;
-  if (!records.counts.empty()) counts = tensor_of(std::move(records.counts), at::kInt);
-  return {tensor_of(std::move(records.ids), at::kLong), tensor_of(std::move(records.tables), at::kInt), 0, counts};
+KeyTensors keys_of(Records records, std::optional<at::Tensor> counts = std::nullopt) {
+  return {tensor_of(std::move(records.ids), at::kLong), tensor_of(std::move(records.tables), at::kInt), 0,
+          std::move(counts)};
+}
+
+KeyTensors list(Table const& table, std::uint32_t first_bucket, std::uint32_t end_bucket) {
+  return keys_of(table.list(first_bucket, end_bucket));
+}
+
+KeyTensors list_pending(Table const& table, std::uint32_t first_bucket, std::uint32_t end_bucket) {
+  auto records = table.list_pending(first_bucket, end_bucket);
+  auto counts = tensor_of(std::move(records.counts), at::kInt);
+  return keys_of(std::move(records), std::move(counts));
 }
 
 /// counts, steps, vectors, states
@@ -221,16 +230,8 @@ void define_table(py::module_& module) {
       .def("evict", &Table::evict, WithoutGil())
       .def("halve_counts", &Table::halve_counts, WithoutGil())
       .def("clear", &Table::clear, WithoutGil())
-      .def(
-          "list",
-          [](Table const& table, std::uint32_t first, std::uint32_t end) { return keys_of(table.list(first, end)); },
-          WithoutGil())
-      .def(
-          "list_pending",
-          [](Table const& table, std::uint32_t first, std::uint32_t end) {
-            return keys_of(table.list_pending(first, end));
-          },
-          WithoutGil())
+      .def("list", &list, WithoutGil())
+      .def("list_pending", &list_pending, WithoutGil())
       .def("export_records", &export_records, WithoutGil())
       .def("import_records", &import_records, WithoutGil());
 }
@@ -283,6 +284,15 @@ std::pair<at::Tensor, std::vector<std::int64_t>> route_of(KeyTensors const& keys
   return {tensor_of(std::move(way.order), at::kInt), std::move(way.counts)};
 }
 
+/// (K,) int32: the virtual bucket of each key.
+at::Tensor buckets_of(KeyTensors const& keys) {
+  auto const view = keys.view();
+  auto buckets = empty(keys.ids.numel(), at::kInt);
+  auto const out = span_of<std::uint32_t>(buckets, at::kInt, "buckets");
+  for (std::size_t i = 0; i < view.size(); ++i) out[i] = virtual_bucket_of(hash_of(view[i]));
+  return buckets;
+}
+
 void define_deduplicator(py::module_& module) {
   py::class_<Deduplication>(module, "UniqueKeys")
       .def_property_readonly("keys", &Deduplication::keys)
@@ -305,6 +315,7 @@ void define_deduplicator(py::module_& module) {
       "take_as_unique", [](KeyTensors const& keys) { return Deduplication(take_as_unique(keys.view())); },
       WithoutGil());
   module.def("route", &route_of, WithoutGil());
+  module.def("buckets_of", &buckets_of, WithoutGil());
   module.def("first_bucket_of", &first_bucket_of, py::arg("rank"), py::arg("num_ranks"));
   module.attr("ROUTING_VERSION") = kRoutingVersion;
   module.attr("NUM_VIRTUAL_BUCKETS") = kNumVirtualBuckets;

@@ -6,8 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstddef>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -57,6 +61,22 @@ TEST(WorkerPool, ServesSeveralCallersAtOnce) {
     }
   }
   EXPECT_EQ(done, 4 * 200 * 5);
+}
+
+TEST(WorkerPool, AForkedChildWorksAloneAndEnds) {
+  auto pool = std::make_unique<WorkerPool>(3);
+  pool->run(100, [](std::size_t) {});
+  pid_t const child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::atomic<int> done = 0;
+    pool->run(100, [&](std::size_t) { ++done; });
+    pool.reset();
+    ::_exit(done == 100 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

@@ -2,13 +2,55 @@
 
 #include "headway/comm/status.hpp"
 
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace headway::embedding {
 
-WorkerPool::WorkerPool(int num_threads) {
-  comm::expects(num_threads >= 1, "num_threads must be at least 1, not " + std::to_string(num_threads));
+/// The threads, and what they share.
+class WorkerPool::Crew {
+ public:
+  explicit Crew(int num_threads);
+  Crew(Crew const&) = delete;
+  Crew& operator=(Crew const&) = delete;
+  ~Crew() { stop(); }
+
+  [[nodiscard]] std::size_t size() const { return threads_.size(); }
+  /// @returns false if another call has the threads
+  bool run(std::size_t count, std::function<void(std::size_t)> const& task);
+
+ private:
+  void stop() noexcept;
+  void work();
+  /// Takes tasks until none is left.
+  void take_tasks();
+
+  std::mutex run_mutex_;  ///< Held by the call whose work it is.
+  std::mutex mutex_;      ///< Guards what follows.
+  std::condition_variable begins_, ends_;
+  std::uint64_t num_runs_ = 0;
+  std::size_t num_busy_ = 0;
+  bool is_over_ = false;
+  std::exception_ptr error_;
+
+  // Set before a run begins.
+  std::function<void(std::size_t)> const* task_ = nullptr;
+  std::size_t count_ = 0;
+  std::atomic<std::size_t> next_ = 0;
+
+  std::vector<std::thread> threads_;
+};
+
+WorkerPool::Crew::Crew(int num_threads) {
   try {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
   } catch (...) {  // Of the operating system's limits.
@@ -17,23 +59,19 @@ WorkerPool::WorkerPool(int num_threads) {
   }
 }
 
-WorkerPool::~WorkerPool() { stop(); }
-
-void WorkerPool::stop() noexcept {
+void WorkerPool::Crew::stop() noexcept {
   {
     std::lock_guard const lock(mutex_);
     is_over_ = true;
   }
   begins_.notify_all();
   for (auto& thread : threads_) thread.join();
+  threads_.clear();
 }
 
-void WorkerPool::run(std::size_t count, std::function<void(std::size_t)> const& task) {
+bool WorkerPool::Crew::run(std::size_t count, std::function<void(std::size_t)> const& task) {
   std::unique_lock const turn(run_mutex_, std::try_to_lock);
-  if (count <= 1 || threads_.empty() || !turn) {
-    for (std::size_t i = 0; i < count; ++i) task(i);
-    return;
-  }
+  if (!turn) return false;
   {
     std::lock_guard const lock(mutex_);
     task_ = &task;
@@ -47,9 +85,10 @@ void WorkerPool::run(std::size_t count, std::function<void(std::size_t)> const& 
   std::unique_lock lock(mutex_);
   ends_.wait(lock, [this] { return num_busy_ == 0; });
   if (auto const error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
+  return true;
 }
 
-void WorkerPool::work() {
+void WorkerPool::Crew::work() {
   std::uint64_t num_runs = 0;
   while (true) {
     {
@@ -64,7 +103,7 @@ void WorkerPool::work() {
   }
 }
 
-void WorkerPool::take_tasks() {
+void WorkerPool::Crew::take_tasks() {
   try {
     for (std::size_t i = next_++; i < count_; i = next_++) (*task_)(i);
   } catch (...) {
@@ -72,6 +111,25 @@ void WorkerPool::take_tasks() {
     std::lock_guard const lock(mutex_);
     if (!error_) error_ = std::current_exception();
   }
+}
+
+WorkerPool::WorkerPool(int num_threads) : process_(::getpid()) {
+  comm::expects(num_threads >= 1, "num_threads must be at least 1, not " + std::to_string(num_threads));
+  crew_ = std::make_unique<Crew>(num_threads);
+}
+
+WorkerPool::~WorkerPool() {
+  // There is nobody to join, and what guarded the crew may be locked for ever.
+  if (is_forked()) static_cast<void>(crew_.release());
+}
+
+bool WorkerPool::is_forked() const { return ::getpid() != process_; }
+
+int WorkerPool::num_threads() const { return static_cast<int>(crew_->size()) + 1; }
+
+void WorkerPool::run(std::size_t count, std::function<void(std::size_t)> const& task) {
+  if (count > 1 && crew_->size() > 0 && !is_forked() && crew_->run(count, task)) return;
+  for (std::size_t i = 0; i < count; ++i) task(i);
 }
 
 }  // namespace headway::embedding

@@ -1,19 +1,14 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <cstdint>
-#include <exception>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace headway::embedding {
 
-/// Threads that share the work of one call at a time. They sleep in between.
+/// Threads that share the work of one call at a time. They sleep in between. In a forked child, which has no threads
+/// but its own, callers do all work themselves.
 class WorkerPool {
  public:
   /// `num_threads` with the caller's; from 1.
@@ -22,7 +17,7 @@ class WorkerPool {
   WorkerPool& operator=(WorkerPool const&) = delete;
   ~WorkerPool();
 
-  [[nodiscard]] int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+  [[nodiscard]] int num_threads() const;
   /// Calls `task(i)` for each i below `count`, in any order on any thread, and waits for all. A caller beside another
   /// one does its tasks itself; a task must not call. The first exception is thrown once no task runs any more; others
   /// may be left out then.
@@ -39,25 +34,11 @@ class WorkerPool {
   }
 
  private:
-  void stop() noexcept;
-  void work();
-  /// Takes tasks until none is left.
-  void take_tasks();
+  class Crew;
+  [[nodiscard]] bool is_forked() const;
 
-  std::mutex run_mutex_;  ///< Held by the call whose work it is.
-  std::mutex mutex_;      ///< Guards what follows.
-  std::condition_variable begins_, ends_;
-  std::uint64_t num_runs_ = 0;
-  std::size_t num_busy_ = 0;
-  bool is_over_ = false;
-  std::exception_ptr error_;
-
-  // Set before a run begins.
-  std::function<void(std::size_t)> const* task_ = nullptr;
-  std::size_t count_ = 0;
-  std::atomic<std::size_t> next_ = 0;
-
-  std::vector<std::thread> threads_;
+  std::unique_ptr<Crew> crew_;
+  int process_;  ///< Whose threads they are: a forked child has none of them.
 };
 
 }  // namespace headway::embedding

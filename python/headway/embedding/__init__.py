@@ -13,6 +13,7 @@
     tables.optimizer.step()
 """
 
+from headway.embedding.checkpoint import CheckpointError
 from headway.embedding.collection import HashTableCollection, NoRoomError, PendingBatch
 from headway.embedding.config import (
     Adagrad,
@@ -33,6 +34,7 @@ from headway.embedding.config import (
 __all__ = [
     "Adagrad",
     "Adam",
+    "CheckpointError",
     "Constant",
     "Eviction",
     "FeatureConfig",

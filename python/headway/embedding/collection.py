@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import Keys
+from headway._embedding import Keys, Table
+from headway.embedding import checkpoint
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.features import Features, GroupInput, group_features
 from headway.embedding.merging import group_of_tables, merge_tables
@@ -72,15 +75,22 @@ class HashTableCollection(nn.Module):
         self.step = 0  #: updates so far
         self._strict = strict
         self._features_of = self._assign_features()
-        threads = torch.get_num_threads() if num_threads is None else num_threads
-        self.tables = [group.build(seed=seed, num_ranks=self.num_ranks, num_threads=threads) for group in self.groups]
-        self._lookup = ShardedLookup(self.tables, group=process_group, dedup=dedup, num_threads=threads)
+        self._seed = seed
+        self._num_threads = torch.get_num_threads() if num_threads is None else num_threads
+        self.tables = self._build_tables()
+        self._lookup = ShardedLookup(self.tables, group=process_group, dedup=dedup, num_threads=self._num_threads)
         # They make autograd call us, and carry "not finite" to a GradScaler; they are no parameters of the model.
         self._anchors = [torch.zeros(1, requires_grad=True) for _ in self.groups]
         self._gradients: list[list[_Gradient]] = [[] for _ in self.groups]
         self._in_use: weakref.WeakSet[Lookup] = weakref.WeakSet()
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
         self._begin_step()
+
+    def _build_tables(self) -> list[Table]:
+        return [
+            group.build(seed=self._seed, num_ranks=self.num_ranks, num_threads=self._num_threads)
+            for group in self.groups
+        ]
 
     def _assign_features(self) -> list[list[FeatureConfig]]:
         group_of = group_of_tables(self.groups)
@@ -145,6 +155,8 @@ class HashTableCollection(nn.Module):
             if len(gradients) > 1 or self._lookup.has_duplicates():
                 keys, values = self._lookup.sum_of([(each.keys, each.values_WD) for each in gradients])
                 rows, _ = table.find(keys)
+            elif gradients[0].is_late:
+                rows, _ = table.find(keys)
             table.update(keys, rows, values if grad_scale == 1 else values / grad_scale, lr=rate, step=self.step)
         self.drop_gradients()
         self._begin_step()
@@ -166,6 +178,8 @@ class HashTableCollection(nn.Module):
 
     def _backward(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         lookup = batch.lookup
+        is_first = lookup in self._in_use
+        self._in_use.discard(lookup)
         sums = [
             self._lookup.add_up(lookup, number, gradients.contiguous(), each.offsets, each.weights)
             for number, (each, gradients) in enumerate(zip(batch.inputs, gradients_BD, strict=True))
@@ -174,10 +188,40 @@ class HashTableCollection(nn.Module):
         for number, values_WD in enumerate(self._lookup.return_gradients(lookup, sums)):
             part = lookup.parts[number]
             assert part.received is not None and part.rows_W is not None, "gradients come after vectors"
-            self._gradients[number].append(_Gradient(part.received.keys, part.rows_W, values_WD))
+            # A graph that was kept for a second pass does not keep its rows where they were.
+            is_late = not is_first and lookup.step <= self.step
+            self._gradients[number].append(_Gradient(part.received.keys, part.rows_W, values_WD, is_late))
             # 0, or not a number if any gradient is not finite.
             anchors.append((values_WD.sum() * 0 + sums[number].sum() * 0).reshape(1))
         return anchors
+
+    # Checkpoints
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Makes ``folder`` the checkpoint of all tables: ids, vectors, the optimizer's state, counts and steps.
+
+        All ranks call it between steps. The learning rates are in ``optimizer.state_dict()``.
+
+        Raises:
+            CheckpointError: a rank could not write; what was in the folder before is still good.
+        """
+        checkpoint.save(Path(folder), self.groups, self.tables, step=self.step, process_group=self.process_group)
+
+    def load(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
+        """Replaces all tables by those of a checkpoint that any number of ranks wrote; all ranks call it.
+
+        Args:
+            folder: of ``save()``.
+            strict: the checkpoint must have the tables of this collection and no others; else those that it has not
+                are empty, and others are passed over.
+        Raises:
+            CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
+        """
+        tables = self._build_tables()
+        self.step = checkpoint.load(Path(folder), self.groups, tables, process_group=self.process_group, strict=strict)
+        self.tables[:] = tables
+        self.drop_gradients()
+        self._begin_step()
 
     # What is inside
 
@@ -201,6 +245,7 @@ class _Gradient:
     keys: Keys
     rows_W: torch.Tensor
     values_WD: torch.Tensor
+    is_late: bool  #: the rows may have moved
 
 
 class _Lookup(torch.autograd.Function):
@@ -211,7 +256,7 @@ class _Lookup(torch.autograd.Function):
         ctx: Any, collection: HashTableCollection, batch: PendingBatch, *anchors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.collection, ctx.batch = collection, batch
-        # The rows of a lookup stay where they are as long as its graph lives.
+        # Its rows stay where they are until its gradients are applied, or its graph is dropped.
         if any(ctx.needs_input_grad):
             collection._in_use.add(batch.lookup)
         return tuple(

@@ -73,9 +73,10 @@ def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
     groups: dict[TableConfig, list[TableConfig]] = {}
     by_number: dict[int, str] = {}
     for table in tables:
-        other = by_number.setdefault(table_number(table.name), table.name)
-        if other is not table.name:
-            raise ValueError(f"tables {other} and {table.name} have the same number in keys: rename one of them")
+        number = table_number(table.name)
+        if number in by_number:
+            raise ValueError(f"tables {by_number[number]} and {table.name} have the same number in keys: rename one")
+        by_number[number] = table.name
         groups.setdefault(replace(table, name="-", max_rows=None if table.max_rows is None else 1), []).append(table)
     return [MergedTable(tuple(group)) for group in groups.values()]
 

@@ -25,10 +25,8 @@ class TableOptimizer(torch.optim.Optimizer):
     scaler all ranks must skip the same steps: let it see gradients that all ranks share, as those of DDP are.
     """
 
-    #: GradScaler then leaves scaling to step(), which finds ``grad_scale`` and ``found_inf`` here.
+    #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
     _step_supports_amp_scaling = True
-    grad_scale: torch.Tensor | None
-    found_inf: torch.Tensor | None
 
     def __init__(self, learner: Learner, groups: Sequence[MergedTable], anchors: Sequence[torch.Tensor]) -> None:
         self._learner = learner
@@ -39,7 +37,6 @@ class TableOptimizer(torch.optim.Optimizer):
             ],
             {},
         )
-        self.grad_scale = self.found_inf = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update of all rows that have gradients."""
@@ -47,10 +44,10 @@ class TableOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.found_inf is not None and bool(self.found_inf):
+        if bool(getattr(self, "found_inf", False)):
             self._learner.drop_gradients()
             return loss
-        scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
+        scale = float(getattr(self, "grad_scale", 1.0))
         self._learner.apply_gradients([float(group["lr"]) for group in self.param_groups], scale)
         return loss
 

@@ -82,7 +82,7 @@ class ShardedLookup:
     ) -> None:
         if dedup not in ("none", "first", "second", "both"):
             raise ValueError(f"dedup must be none, first, second or both, not {dedup!r}")
-        self.tables = list(tables)
+        self.tables = tables
         self.traffic = TrafficCounts()
         self._group = group
         self._num_ranks = 1 if group is None else group.size()

@@ -1,0 +1,348 @@
+"""Checkpoints of tables: each rank writes what it owns, and any number of ranks reads what it will own.
+
+A folder holds one checkpoint: ``manifest.json``, and a file for each rank that wrote. A file is a row of blocks, each
+the columns of up to 65,536 records of one merged table in the order of their virtual buckets; the manifest says where
+blocks are, which buckets they have, and their checksums. It is replaced last and at once, so that a save that is cut
+off leaves the checkpoint before it. Keys are (number of the table's name, id): neither other tables nor merging matter.
+
+K records, D values of a vector, S floats of an optimizer's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway import _embedding
+from headway._embedding import Keys, Table
+from headway.embedding.merging import MergedTable, group_of_tables, table_number
+
+_MANIFEST = "manifest.json"
+_FORMAT = 1
+_BLOCK_RECORDS = 1 << 16
+_RECORDS_AT_ONCE = 1 << 21  # listed before they are written
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, or is not what was written."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where columns are, and what they are of."""
+
+    file: str
+    offset: int
+    num_bytes: int
+    crc32: int
+    group: int  #: of the tables in the manifest
+    pending: bool  #: keys that wait for a row, with their counts, instead of records
+    num_keys: int
+    first_bucket: int
+    end_bucket: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All about a checkpoint but its records."""
+
+    step: int
+    routing_version: int
+    groups: list[dict[str, Any]]  #: by merged table: names, dim, state_size, optimizer
+    blocks: list[Block]
+
+    def to_json(self) -> str:
+        body = json.dumps(asdict(self))
+        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "manifest": body})
+
+    @staticmethod
+    def read(folder: Path) -> Manifest:
+        """Raises: CheckpointError: it is not there, not ours, or altered."""
+        path = folder / _MANIFEST
+        try:
+            envelope = json.loads(path.read_text())
+            body = envelope["manifest"]
+            if envelope["format"] != _FORMAT or zlib.crc32(body.encode()) != envelope["crc32"]:
+                raise ValueError("it has another format, or was altered")
+            values = json.loads(body)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is not the manifest of a checkpoint: {error}") from error
+        return Manifest(**{**values, "blocks": [Block(**block) for block in values["blocks"]]})
+
+
+def _describe(group: MergedTable, table: Table) -> dict[str, Any]:
+    return {
+        "tables": [each.name for each in group.tables],
+        "dim": table.dim,
+        "state_size": table.state_size,
+        "optimizer": type(group.config.optimizer).__name__,
+    }
+
+
+# Writing
+
+
+def save(
+    folder: Path,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    step: int,
+    process_group: dist.ProcessGroup | None,
+) -> None:
+    """Writes the tables of all ranks; all of them call it.
+
+    Raises:
+        CheckpointError: a rank could not write; the checkpoint that was there is still good.
+    """
+    rank = 0 if process_group is None else process_group.rank()
+    name = f"{_common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
+    blocks: list[Block] = []
+    error = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        blocks = _write_file(folder / name, tables)
+    except OSError as failure:
+        error = f"rank {rank}: {failure}"
+    parts = _gather((error, blocks), process_group)
+    errors = [each for each, _ in parts if each is not None]
+    if errors:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+        raise CheckpointError(f"the checkpoint {folder} could not be written: {'; '.join(errors)}")
+    if rank == 0:
+        manifest = Manifest(
+            step=step,
+            routing_version=_embedding.ROUTING_VERSION,
+            groups=[_describe(group, table) for group, table in zip(groups, tables, strict=True)],
+            blocks=[block for _, part in parts for block in part],
+        )
+        error = _finish(folder, manifest)
+    error = _common(error, process_group)  # Nobody goes on before it is there.
+    if error is not None:
+        raise CheckpointError(f"the checkpoint {folder} could not be written: {error}")
+
+
+def _common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
+    """Rank 0's value."""
+    if process_group is None:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, group=process_group, group_src=0)
+    return values[0]
+
+
+def _gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
+    if process_group is None:
+        return [value]
+    values: list[Any] = [None] * process_group.size()
+    dist.all_gather_object(values, value, group=process_group)
+    return values
+
+
+def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
+    blocks = []
+    with path.open("wb") as file:
+        for group, table in enumerate(tables):
+            for pending in (False, True):
+                for keys, buckets in _slices(table, pending=pending):
+                    columns = [_bytes_of(each) for each in _columns_of(table, keys, pending=pending)]
+                    offset, crc32 = file.tell(), 0
+                    for column in columns:
+                        crc32 = zlib.crc32(column, crc32)
+                        file.write(column)
+                    blocks.append(
+                        Block(path.name, offset, file.tell() - offset, crc32, group, pending, len(keys), *buckets)
+                    )
+        file.flush()
+        os.fsync(file.fileno())
+    return blocks
+
+
+def _slices(table: Table, *, pending: bool) -> Iterator[tuple[Keys, tuple[int, int]]]:
+    """The keys of a table a block at a time, each with the buckets it may be from."""
+    num_keys = table.size()["pending" if pending else "rows"]
+    width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // (num_keys // _RECORDS_AT_ONCE + 1))
+    for first in range(0, _embedding.NUM_VIRTUAL_BUCKETS, width):
+        end = min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
+        keys = table.list_pending(first, end) if pending else table.list(first, end)
+        buckets = _embedding.buckets_of(keys)
+        for begin in range(0, len(keys), _BLOCK_RECORDS):
+            part = slice(begin, begin + _BLOCK_RECORDS)
+            yield _part_of(keys, part), (int(buckets[part][0]), int(buckets[part][-1]) + 1)
+
+
+def _part_of(keys: Keys, part: slice | torch.Tensor) -> Keys:
+    assert keys.tables is not None, "listed keys have tables"
+    return Keys(keys.ids[part], keys.tables[part], counts=None if keys.counts is None else keys.counts[part])
+
+
+def _columns_of(table: Table, keys: Keys, *, pending: bool) -> tuple[torch.Tensor, ...]:
+    assert keys.tables is not None, "listed keys have tables"
+    if pending:
+        assert keys.counts is not None, "keys that wait have counts"
+        return keys.ids, keys.tables, keys.counts
+    return keys.ids, keys.tables, *table.export_records(keys)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    # A view of bytes has no dimension of size 0.
+    return memoryview(tensor.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
+
+
+def _finish(folder: Path, manifest: Manifest) -> str | None:
+    """Makes the manifest the folder's, and removes files that no manifest names; returns what went wrong."""
+    try:
+        new = folder / f"{_MANIFEST}.new"
+        with new.open("w") as file:
+            file.write(manifest.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / _MANIFEST)
+        _sync_folder(folder)
+        named = {block.file for block in manifest.blocks}
+        for path in folder.glob("*-*.bin"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+    except OSError as failure:
+        return str(failure)
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Reading
+
+
+def load(
+    folder: Path,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    process_group: dist.ProcessGroup | None,
+    strict: bool,
+) -> int:
+    """Reads into empty tables what this rank owns; all ranks call it.
+
+    Returns:
+        the step of the checkpoint.
+    Raises:
+        CheckpointError: on any rank a file is missing, truncated or altered, or tables do not fit; ``strict``: there
+            are others.
+    """
+    rank, num_ranks = (0, 1) if process_group is None else (process_group.rank(), process_group.size())
+    step, error = 0, None
+    try:
+        step = _read_all(folder, groups, tables, rank=rank, num_ranks=num_ranks, strict=strict)
+    except CheckpointError as failure:
+        error = str(failure)
+    errors = [each for each in _gather(error, process_group) if each is not None]
+    if errors:
+        raise CheckpointError("; ".join(dict.fromkeys(errors)))
+    return step
+
+
+def _read_all(
+    folder: Path, groups: Sequence[MergedTable], tables: Sequence[Table], *, rank: int, num_ranks: int, strict: bool
+) -> int:
+    manifest = Manifest.read(folder)
+    _expect_fitting(folder, manifest, groups, tables, strict=strict)
+    group_of_number = {table_number(name): group for name, group in group_of_tables(groups).items()}
+    first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
+    same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
+    for block in manifest.blocks:
+        if same_routing and (block.end_bucket <= first or block.first_bucket >= end):
+            continue
+        keys, columns = _read_block(folder, block, manifest.groups[block.group])
+        order, counts = _embedding.route(keys, num_ranks)
+        own = order[sum(counts[:rank]) : sum(counts[: rank + 1])].to(torch.int64)
+        _import(keys, columns, own, group_of_number, tables, pending=block.pending)
+    return manifest.step
+
+
+def _expect_fitting(
+    folder: Path, manifest: Manifest, groups: Sequence[MergedTable], tables: Sequence[Table], *, strict: bool
+) -> None:
+    saved = {name: group for group in manifest.groups for name in group["tables"]}
+    wanted = {
+        each.name: _describe(group, table) for group, table in zip(groups, tables, strict=True) for each in group.tables
+    }
+    if strict and saved.keys() != wanted.keys():
+        raise CheckpointError(
+            f"the checkpoint {folder} has the tables {', '.join(sorted(saved))}, and not {', '.join(sorted(wanted))}"
+        )
+    for name in saved.keys() & wanted.keys():
+        for what in ("dim", "optimizer", "state_size"):
+            if saved[name][what] != wanted[name][what]:
+                raise CheckpointError(
+                    f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not {wanted[name][what]}"
+                )
+
+
+def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> tuple[Keys, tuple[torch.Tensor, ...]]:
+    path = folder / block.file
+    try:
+        with path.open("rb") as file:
+            file.seek(block.offset)
+            data = bytearray(file.read(block.num_bytes))
+    except OSError as error:
+        raise CheckpointError(f"{path} of the checkpoint cannot be read: {error}") from error
+    if len(data) != block.num_bytes:
+        raise CheckpointError(f"{path} is truncated: {len(data)} of {block.num_bytes} bytes at {block.offset}")
+    if zlib.crc32(data) != block.crc32:
+        raise CheckpointError(f"{path} was altered: the checksum of {block.num_bytes} bytes at {block.offset} is wrong")
+    widths = [(torch.int64, None), (torch.int32, None), (torch.int32, None)]
+    if not block.pending:
+        widths += [(torch.int32, None), (torch.float32, group["dim"]), (torch.float32, group["state_size"])]
+    columns, at = [], 0
+    for dtype, width in widths:
+        shape = (block.num_keys,) if width is None else (block.num_keys, width)
+        count = block.num_keys * (1 if width is None else width)
+        column = torch.frombuffer(data, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
+        columns.append(column.view(shape))
+        at += count * dtype.itemsize
+    return Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:])
+
+
+def _import(
+    keys: Keys,
+    columns: tuple[torch.Tensor, ...],
+    own: torch.Tensor,
+    group_of_number: dict[int, int],
+    tables: Sequence[Table],
+    *,
+    pending: bool,
+) -> None:
+    """Puts the records ``own`` into the tables that they are of now."""
+    assert keys.tables is not None, "records have tables"
+    numbers = keys.tables[own]
+    for number in set(numbers.tolist()):
+        group = group_of_number.get(number & 0xFFFFFFFF)
+        if group is None:
+            continue  # A table that is not wanted any more.
+        chosen = own[numbers == number]
+        part = _part_of(keys, chosen)
+        if pending:
+            tables[group].find_or_insert(part)
+            continue
+        counts, steps, vectors, states = (column[chosen] for column in columns)
+        statuses = tables[group].import_records(part, (counts, steps, vectors, states))
+        refused = int((statuses == _embedding.KeyStatus.NO_ROOM.value).sum())
+        if refused:
+            raise CheckpointError(f"{refused} records have no room: max_rows is less than the checkpoint has")

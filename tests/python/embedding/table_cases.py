@@ -1,0 +1,109 @@
+"""Tables, batches and training loops that the tests of collections share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from headway.embedding import (
+    Adagrad,
+    Adam,
+    FeatureConfig,
+    HashTableCollection,
+    Optimizer,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": Sgd(lr=0.25),
+    "adagrad": Adagrad(lr=0.05),
+    "row_wise_adagrad": RowWiseAdagrad(lr=0.05),
+    "adam": Adam(lr=0.01),
+    "row_wise_adam": RowWiseAdam(lr=0.01),
+}
+POOLING = {"user": "sum", "item": None, "tags": "mean", "city": "sum"}
+Batch = dict[str, tuple[torch.Tensor, ...]]
+
+
+def make_tables(
+    optimizer: Optimizer | None = None, table: dict[str, Any] | None = None, **more: Any
+) -> HashTableCollection:
+    """Two tables of 8 columns that merge, and one of 4; two features share ``item``."""
+    optimizer = optimizer or Sgd(lr=0.25)
+    table = {"optimizer": optimizer, "initializer": Uniform(-1, 1), **(table or {})}
+    return HashTableCollection(
+        tables=[
+            TableConfig("users", dim=8, **table),
+            TableConfig("items", dim=8, **table),
+            TableConfig("cities", dim=4, **table),
+        ],
+        features=[
+            FeatureConfig("user", table="users", pooling="sum"),
+            FeatureConfig("item", table="items", pooling=None),
+            FeatureConfig("tags", table="items", pooling="mean"),
+            FeatureConfig("city", table="cities", pooling="sum"),
+        ],
+        seed=11,
+        **more,
+    )
+
+
+def make_batch(seed: int, *, batch_size: int = 6, num_ids: int = 40) -> Batch:
+    """Ids of any 64 bits, many of them several times; lists may be empty."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> torch.Tensor:
+        small = torch.randint(num_ids, (count,), generator=generator)
+        return small * 0x5DEECE66D1234567 - (small % 3)
+
+    batch: Batch = {}
+    for name in POOLING:
+        lengths = torch.randint(5, (batch_size,), generator=generator)
+        batch[name] = (ids(int(lengths.sum())), lengths)
+    values, lengths = batch["user"]
+    batch["user"] = (values, lengths, torch.randint(1, 4, (len(values),), generator=generator).float())
+    return batch
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """One batch with all lists of several, in their order."""
+    return {
+        name: tuple(torch.cat(columns) for columns in zip(*(b[name] for b in batches), strict=True)) for name in POOLING
+    }
+
+
+def integer_loss(outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+    """Whose gradients are small integers that depend on the place of the id in its own list, and not on the vectors."""
+    loss = torch.zeros(())
+    for name, vectors in outputs.items():
+        if name == "tags":
+            # A mean has other gradients than integers: multiply it back to a sum.
+            vectors = vectors * batch[name][1].clamp(min=1).unsqueeze(1)
+        columns = torch.arange(vectors.size(1)) % 3 + 1
+        loss = loss + (vectors * columns).sum()
+    return loss
+
+
+def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum((vectors.square() * torch.linspace(0.5, 1.5, vectors.size(1))).sum() for vectors in outputs.values())
+
+
+def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
+    """By merged table: ids, tables, counts, steps, vectors and states of this rank, as arrays."""
+    result = []
+    for table in tables.tables:
+        keys = table.list(0, 1 << 14)
+        assert keys.tables is not None
+        result.append([each.numpy().copy() for each in (keys.ids, keys.tables, *table.export_records(keys))])
+    return result
+
+
+def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[numpy.ndarray]]:
+    """Of all ranks, which own ranges of buckets, as if one had them."""
+    return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]

@@ -1,0 +1,277 @@
+"""Lookups, gradients and their optimizer, on one rank."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from headway.embedding import (
+    Eviction,
+    FeatureConfig,
+    HashTableCollection,
+    NoRoomError,
+    Sgd,
+    TableConfig,
+    Uniform,
+)
+from headway.embedding.merging import table_number
+from table_cases import OPTIMIZERS, POOLING, integer_loss, join_batches, make_batch, make_tables, real_loss, records_of
+
+TABLE_OF = {"user": "users", "item": "items", "tags": "items", "city": "cities"}
+
+
+class PlainTables(torch.nn.Module):
+    """One parameter for each id: what a table should be."""
+
+    def __init__(self, tables: HashTableCollection) -> None:
+        super().__init__()
+        self.numbers: dict[tuple[str, int], torch.nn.Parameter] = {}
+        names = {table_number(name): name for name in ("users", "items", "cities")}
+        for ids, numbers, _, _, vectors, _ in records_of(tables):
+            for i in range(len(ids)):
+                parameter = torch.nn.Parameter(torch.from_numpy(vectors[i].copy()))
+                self.numbers[names[int(numbers[i]) & 0xFFFFFFFF], int(ids[i])] = parameter
+
+    def forward(self, batch: dict[str, tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
+        outputs = {}
+        for name, (ids, lengths, *weights) in batch.items():
+            vectors = [self.numbers[TABLE_OF[name], int(each)] for each in ids]
+            if weights:
+                vectors = [vector * weight for vector, weight in zip(vectors, weights[0], strict=True)]
+            if POOLING[name] is None:
+                outputs[name] = torch.stack(vectors)
+                continue
+            pooled, at = [], 0
+            for length in lengths.tolist():
+                one = sum(vectors[at : at + length], torch.zeros(8 if name != "city" else 4))
+                pooled.append(one / length if POOLING[name] == "mean" and length > 0 else one)
+                at += length
+            outputs[name] = torch.stack(pooled)
+        return outputs
+
+
+@pytest.mark.parametrize("dedup", ["none", "first", "second", "both"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_vectors_and_learning_are_those_of_plain_parameters(optimizer: str, dedup: str) -> None:
+    tables = make_tables(OPTIMIZERS[optimizer], dedup=dedup)
+    batches = [make_batch(seed) for seed in range(4)]
+    tables(join_batches(batches))  # Inserts all ids.
+    plain = PlainTables(tables)
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
+    theirs = kind(list(plain.numbers.values()), lr=OPTIMIZERS[optimizer].lr / 16)
+    for group in tables.optimizer.param_groups:
+        group["lr"] /= 16
+    for batch in batches * 2:
+        outputs, expected = tables(batch), plain(batch)
+        assert list(outputs) == list(POOLING)
+        for name in outputs:
+            torch.testing.assert_close(outputs[name], expected[name], rtol=1e-5, atol=1e-5)
+        real_loss(outputs).backward()
+        tables.optimizer.step()
+        theirs.zero_grad()
+        real_loss(expected).backward()
+        theirs.step()
+
+
+def test_micro_batches_learn_what_the_big_batch_does() -> None:
+    for optimizer in OPTIMIZERS.values():
+        small, big = make_tables(optimizer), make_tables(optimizer)
+        for step in range(3):
+            batches = [make_batch(10 * step + part) for part in range(3)]
+            for batch in batches:
+                integer_loss(small(batch), batch).backward()
+            small.optimizer.step()
+            whole = join_batches(batches)
+            integer_loss(big(whole), whole).backward()
+            big.optimizer.step()
+        for ours, expected in zip(records_of(small), records_of(big), strict=True):
+            for column, other in zip(ours, expected, strict=True):
+                assert (column == other).all()
+
+
+def test_gradients_may_be_dropped() -> None:
+    tables = make_tables()
+    batch = make_batch(1)
+    before = tables(batch)
+    real_loss(before).backward()
+    tables.optimizer.zero_grad()
+    tables.optimizer.step()
+    torch.testing.assert_close(tables(batch), before, rtol=0, atol=0)
+
+
+def test_a_batch_may_begin_before_the_step_before_it_ends() -> None:
+    ahead, plain = make_tables(), make_tables()
+    batches = [make_batch(seed) for seed in range(5)]
+    pending = ahead.begin(batches[0])
+    for i, batch in enumerate(batches):
+        outputs = ahead(pending)
+        if i + 1 < len(batches):
+            pending = ahead.begin(batches[i + 1])
+        for tables, found in ((ahead, outputs), (plain, plain(batch))):
+            real_loss(found).backward()
+            tables.optimizer.step()
+    torch.testing.assert_close(ahead.eval()(batches[0]), plain.eval()(batches[0]), rtol=0, atol=0)
+
+
+def test_evaluation_inserts_and_counts_nothing() -> None:
+    tables = make_tables()
+    first = tables.eval()(make_batch(1))
+    assert tables.statistics()["tables"]["users+items"]["rows"] == 0
+    assert not any(vectors.grad_fn is None for vectors in first.values())
+    again = tables.train()(make_batch(1))
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    assert tables.statistics()["tables"]["users+items"]["rows"] > 0
+
+
+def test_counts_are_those_of_lookups_whatever_the_deduplication() -> None:
+    batch = make_batch(3)
+    for dedup in ("none", "first", "second", "both"):
+        tables = make_tables(dedup=dedup)
+        tables(batch)
+        tables(batch)
+        ids, numbers, counts, *_ = records_of(tables)[0]
+        for i in range(len(ids)):
+            features = [name for name in TABLE_OF if table_number(TABLE_OF[name]) == int(numbers[i]) & 0xFFFFFFFF]
+            lookups = sum(int((batch[name][0] == int(ids[i])).sum()) for name in features)
+            assert counts[i] == 2 * lookups
+
+
+def test_full_tables_count_what_gets_no_row_or_raise() -> None:
+    limits = {"max_rows": 3}
+    batch = make_batch(5)
+    tables = make_tables(table=limits)
+    tables(batch)
+    statistics = tables.statistics()["tables"]
+    assert statistics["users+items"]["rows"] == 6 and statistics["cities"]["rows"] == 3
+    assert statistics["users+items"]["refused"] > 0
+    with pytest.raises(NoRoomError, match="ids got no row on rank 0"):
+        make_tables(table=limits, strict=True)(batch)
+    integer_loss(tables(batch), batch).backward()
+    tables.optimizer.step()
+    assert tables.statistics()["tables"]["users+items"]["dropped_gradients"] > 0
+
+
+def test_rows_of_a_graph_that_is_not_used_yet_are_not_evicted() -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=4, eviction=Eviction(policy="lru"))],
+        features=[FeatureConfig("f", table="t")],
+    )
+
+    def look_up(*ids: int) -> torch.Tensor:
+        return tables({"f": (torch.tensor(ids), torch.tensor([len(ids)]))})["f"]
+
+    held = look_up(1, 2, 3)
+    look_up(3).sum().backward()
+    tables.optimizer.step()
+    look_up(4, 5, 6)  # Two of them have no room.
+    assert tables.statistics()["tables"]["t"]["refused"] == 2
+    held.sum().backward()
+    del held
+    gc.collect()
+    tables.optimizer.step()
+    look_up(7, 8)
+    assert tables.statistics()["tables"]["t"]["refused"] == 2
+    assert tables.statistics()["tables"]["t"]["evicted"] > 0
+
+
+def train_scaled(scale: float | None) -> tuple[list[Any], float]:
+    """Half-precision-like training: gradients are scaled, and one of them overflows."""
+    tables = make_tables(Sgd(lr=2**-6))
+    linear = torch.nn.Linear(8, 1)
+    torch.nn.init.constant_(linear.weight, 0.5)
+    dense = torch.optim.SGD(linear.parameters(), lr=2**-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=1000, enabled=scale is not None)
+    for step in range(4):
+        batch = make_batch(step)
+        outputs = tables(batch)
+        loss = linear(outputs["user"]).sum() + outputs["city"].sum()
+        if step == 2:
+            if scale is None:
+                continue
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        for optimizer in (dense, tables.optimizer):
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+    return records_of(tables), scaler.get_scale()
+
+
+def test_loss_scaling_is_undone_and_steps_that_overflow_are_skipped() -> None:
+    plain, _ = train_scaled(None)
+    scaled, scale = train_scaled(2.0**12)
+    assert scale == 2.0**11, "the overflow was seen"
+    for ours, expected in zip(scaled, plain, strict=True):
+        assert (ours[0] == expected[0]).all()
+        assert abs(ours[4] - expected[4]).max() < 1e-6
+
+
+def test_the_rate_of_each_merged_table_is_its_own() -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=2, optimizer=Sgd(lr=lr)) for name, lr in (("a", 1.0), ("b", 2.0), ("c", 1.0))],
+        features=[FeatureConfig(name, table=name) for name in "abc"],
+    )
+    assert [group["name"] for group in tables.optimizer.param_groups] == ["a+c", "b"]
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(tables.optimizer, gamma=0.5)
+    one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "abc"}
+    for rate in (1.0, 0.5):
+        before = tables(one)
+        sum(vectors.sum() for vectors in before.values()).backward()
+        tables.optimizer.step()
+        scheduler.step()
+        for name, vectors in tables(one).items():
+            torch.testing.assert_close(vectors, before[name].detach() - rate * (2 if name == "b" else 1))
+    state = tables.optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 7.0
+    tables.optimizer.load_state_dict(state)
+    assert tables.optimizer.param_groups[0]["lr"] == 7.0
+
+
+def test_tables_merge_unless_they_differ() -> None:
+    table = {"optimizer": Sgd(lr=1), "initializer": Uniform(0, 1)}
+    configs = [
+        TableConfig("a", dim=2, **table),
+        TableConfig("b", dim=2, **table),
+        TableConfig("other_dim", dim=3, **table),
+        TableConfig("other_rows", dim=2, hot_count=3, **table),
+    ]
+    tables = HashTableCollection(tables=configs, features=[FeatureConfig(c.name, table=c.name) for c in configs])
+    assert [group.name for group in tables.groups] == ["a+b", "other_dim", "other_rows"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"user": None}, "feature user is missing; there are: item, tags, city"),
+        ({"user": (torch.tensor([1.5]), torch.tensor([1]))}, "feature user: values must be int64 or int32"),
+        ({"user": (torch.tensor([1, 2]), torch.tensor([1]))}, "feature user: lengths must be from 0 and add up to 2"),
+        ({"user": (torch.tensor([1]), torch.tensor([2, -1]))}, "feature user: lengths must be from 0"),
+        ({"user": (torch.tensor([1]), torch.tensor([1]), torch.ones(2))}, "feature user: 2 weights for 1 values"),
+        ({"user": (torch.tensor([1]),)}, "feature user: values, lengths and perhaps weights"),
+    ],
+)
+def test_bad_features_are_named_and_change_nothing(change: dict[str, Any], message: str) -> None:
+    tables = make_tables()
+    batch = {**make_batch(1), **change}
+    with pytest.raises(ValueError, match=message):
+        tables({name: columns for name, columns in batch.items() if columns is not None})
+    assert tables.statistics()["tables"]["users+items"]["rows"] == 0
+
+
+def test_bad_configurations_are_named() -> None:
+    table = TableConfig("t", dim=2, optimizer=Sgd(lr=1))
+    feature = FeatureConfig("f", table="t")
+    for tables, features, message in [
+        ([table], [FeatureConfig("f", table="x")], "feature f: there is no table x"),
+        ([table], [feature, feature], "feature f is there twice"),
+        ([table, table], [feature], "tables t and t have the same number"),
+        ([table], [], "no feature uses the table t"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            HashTableCollection(tables=tables, features=features)
+    with pytest.raises(ValueError, match="dedup must be"):
+        HashTableCollection(tables=[table], features=[feature], dedup="all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="eviction needs max_rows"):
+        TableConfig("t", dim=2, optimizer=Sgd(lr=1), eviction=Eviction(policy="lfu"))

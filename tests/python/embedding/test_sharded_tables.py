@@ -1,0 +1,138 @@
+"""Ranks that share tables out have the vectors of one rank, and learn what it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch.distributed as dist
+from headway.embedding import Eviction
+from rank_processes import BACKENDS, run_ranks
+from table_cases import (
+    OPTIMIZERS,
+    integer_loss,
+    join_batches,
+    join_records,
+    make_batch,
+    make_tables,
+    real_loss,
+    records_of,
+)
+
+STEPS = 3
+DEDUPS = ["none", "first", "second", "both"]
+
+
+def batch_of(rank: int, step: int) -> Any:
+    # Ranks have some ids in common, and batches of their own sizes; one of them is empty.
+    return make_batch(100 * step + rank, batch_size=0 if rank == 1 and step == 1 else 5 + rank)
+
+
+def train_integers(rank: int, optimizer: str, dedup: str, *, num_ranks: int | None = None) -> Any:
+    """Records of this rank; with ``num_ranks`` those of one rank with the batches of so many."""
+    group = None if num_ranks else dist.group.WORLD
+    tables = make_tables(OPTIMIZERS[optimizer], process_group=group, dedup=dedup)
+    for step in range(STEPS):
+        batch = join_batches([batch_of(r, step) for r in range(num_ranks)]) if num_ranks else batch_of(rank, step)
+        integer_loss(tables(batch), batch).backward()
+        tables.optimizer.step()
+    return records_of(tables)
+
+
+def train_all(rank: int, cases: list[tuple[str, str]]) -> list[Any]:
+    return [train_integers(rank, *case) for case in cases]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_tables_are_bit_identical_to_those_of_one_rank(num_ranks: int, backend: str) -> None:
+    cases = [(optimizer, dedup) for optimizer in OPTIMIZERS for dedup in DEDUPS]
+    by_rank = run_ranks(train_all, num_ranks, cases, backend=backend)
+    for number, (optimizer, dedup) in enumerate(cases):
+        expected = train_integers(0, optimizer, "both", num_ranks=num_ranks)
+        found = join_records([rank[number] for rank in by_rank])
+        for ours, theirs in zip(found, expected, strict=True):
+            assert all((a == b).all() for a, b in zip(ours, theirs, strict=True)), (optimizer, dedup)
+
+
+def train_reals(rank: int, num_ranks: int | None = None) -> tuple[Any, Any]:
+    group = None if num_ranks else dist.group.WORLD
+    tables = make_tables(OPTIMIZERS["adam"], process_group=group)
+    for step in range(STEPS):
+        batch = join_batches([batch_of(r, step) for r in range(num_ranks)]) if num_ranks else batch_of(rank, step)
+        outputs = tables(batch)
+        real_loss(outputs).backward()
+        tables.optimizer.step()
+    return records_of(tables), {name: vectors.detach().numpy() for name, vectors in outputs.items()}
+
+
+def test_real_gradients_give_the_same_bits_from_run_to_run_and_nearly_those_of_one_rank() -> None:
+    first, again = (run_ranks(train_reals, 3, backend="headway") for _ in range(2))
+    expected, outputs = train_reals(0, num_ranks=3)
+    one, other = (join_records([rank[0] for rank in run]) for run in (first, again))
+    for ours, same, theirs in zip(one, other, expected, strict=True):
+        assert all((a == b).all() for a, b in zip(ours, same, strict=True))
+        assert all((a == b).all() for a, b in zip(ours[:4], theirs[:4], strict=True))
+        assert numpy.allclose(ours[4], theirs[4], rtol=1e-4, atol=1e-5)
+    for name, vectors in outputs.items():
+        assert numpy.allclose(numpy.concatenate([rank[1][name] for rank in first]), vectors, rtol=1e-4, atol=1e-5)
+
+
+def count_traffic(rank: int) -> dict[str, Any]:
+    result = {}
+    for dedup in DEDUPS:
+        tables = make_tables(process_group=dist.group.WORLD, dedup=dedup)
+        batch = make_batch(7 * rank, batch_size=40, num_ids=20)
+        real_loss(tables(batch)).backward()
+        result[dedup] = tables.statistics()["traffic"]
+    return result
+
+
+def test_duplicates_are_not_sent_and_not_looked_up() -> None:
+    by_rank = run_ranks(count_traffic, 2, backend="gloo")
+    sums = {dedup: {name: sum(rank[dedup][name] for rank in by_rank) for name in by_rank[0][dedup]} for dedup in DEDUPS}
+    none, first, second, both = (sums[dedup] for dedup in DEDUPS)
+    assert none["keys_routed"] == none["keys"] == second["keys_routed"] == none["keys_received"]
+    assert first["keys_routed"] == both["keys_routed"] < none["keys"] / 2
+    assert first["keys_found"] == first["keys_routed"] and none["keys_found"] == none["keys"]
+    assert second["keys_found"] == both["keys_found"] < first["keys_found"]
+    assert both["id_bytes"] == first["id_bytes"] < none["id_bytes"] / 2
+    assert both["vector_bytes"] == both["gradient_bytes"] < none["vector_bytes"] / 2
+    # About half of the keys are of the other rank: 16 bytes each.
+    assert none["id_bytes"] == pytest.approx(none["keys"] * 16 / 2, rel=0.3)
+
+
+def evict(rank: int) -> Any:
+    limits = {"max_rows": 60, "eviction": Eviction(policy="lfu")}
+    tables = make_tables(table=limits, process_group=dist.group.WORLD, strict=True)
+    for step in range(30):
+        batch = make_batch(10 * step + rank, batch_size=3, num_ids=10 * (step + 1))
+        integer_loss(tables(batch), batch).backward()
+        tables.optimizer.step()
+    return tables.statistics()["tables"]
+
+
+def test_ranks_evict_what_is_beyond_their_share() -> None:
+    for statistics in run_ranks(evict, 2):
+        assert statistics["users+items"]["evicted"] > 0
+        assert statistics["users+items"]["rows"] <= 66
+        assert statistics["cities"]["rows"] <= 33
+
+
+def lose_a_rank(rank: int) -> str:
+    tables = make_tables(process_group=dist.group.WORLD)
+    batch = make_batch(rank)
+    integer_loss(tables(batch), batch).backward()
+    if rank == 1:
+        return "left"
+    try:
+        tables(batch)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_a_lost_rank_is_an_error_and_no_hang() -> None:
+    message, _ = run_ranks(lose_a_rank, 2, timeout_s=5, may_die=True)
+    assert "rank" in message or "peer" in message, message
