@@ -1,0 +1,50 @@
+"""Criteo's click logs, whose lines are in time order: every category is a feature, every integer too, in buckets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dlrm_examples.bls_dlrm.columnar_store import parse_block
+from dlrm_examples.bls_dlrm.criteo import CRITEO, parse_line
+from dlrm_examples.bls_dlrm.log_files import read_blocks
+from dlrm_examples.bls_dlrm.log_format import DataError, MalformedLines
+from dlrm_examples.dynamic_ctr.columns import log_bucket, single
+from dlrm_examples.dynamic_ctr.log import Feature, Log
+
+FEATURES = tuple(Feature(name=name, table=name) for name in (*CRITEO.dense_names, *CRITEO.sparse_names))
+TRAIN_SHARE = 0.8
+MISSING = -1
+"""Id of a missing value, which hexadecimal numbers of 8 digits and buckets do not reach."""
+
+
+def read_criteo(path: Path) -> Log:
+    """Reads a file or a directory of files into memory; the last fifth is for evaluation.
+
+    Args:
+        path: see ``bls_dlrm.criteo``.
+    Raises:
+        DataError: a line does not follow the format, or there is none.
+    """
+    malformed = MalformedLines()
+    blocks = read_blocks(CRITEO.list_row_files(path))
+    rows = [row for block in blocks for row in parse_block(block, parse_line, malformed)]
+    if malformed.count:
+        raise DataError(f"{malformed.count} malformed lines; the first: {malformed.reports[0]}")
+    if not rows:
+        raise DataError(f"{path}: no row")
+    integers = np.array([[np.nan if value is None else value for value in row.dense] for row in rows])
+    buckets = np.where(np.isnan(integers), MISSING, log_bucket(np.nan_to_num(integers), per_doubling=2))
+    categories = np.array([[MISSING if value is None else value for value in row.sparse] for row in rows])
+    ids = np.concatenate([buckets, categories], axis=1)
+    return Log(
+        features=FEATURES,
+        columns={feature.name: single(column) for feature, column in zip(FEATURES, ids.T, strict=True)},
+        label_names=("click",),
+        labels=torch.tensor([[float(row.label)] for row in rows]),
+        user_ids=None,
+        rate_features=CRITEO.sparse_names,
+        num_train=int(TRAIN_SHARE * len(rows)),
+    )

@@ -1,0 +1,59 @@
+"""Columns of CSV files as arrays, and one-line errors that name the file and what is wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dlrm_examples.bls_dlrm.log_format import DataError
+
+
+def find_csv_files(directory: Path, stem: str) -> list[Path]:
+    """Files ``<stem>*.csv`` and ``<stem>*.csv.gz`` of the directory, by name.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = sorted(path for ending in (".csv", ".csv.gz") for path in directory.glob(f"{stem}*{ending}"))
+    if not found:
+        raise DataError(f"{directory}: no file {stem}*.csv or {stem}*.csv.gz in this directory")
+    return found
+
+
+def read_csv(paths: Sequence[Path], *, integers: Sequence[str] = (), texts: Sequence[str] = ()) -> pa.Table:
+    """Some columns of files with a header line, one file after the other.
+
+    Args:
+        paths: plain or gzip-compressed files, at least one.
+        integers: columns of 64-bit integers without an empty field.
+        texts: columns of any text.
+    Raises:
+        DataError: there is no row, or a file cannot be read, lacks a column or has a value of another kind.
+    """
+    types = dict.fromkeys(integers, pa.int64()) | dict.fromkeys(texts, pa.string())
+    options = pa_csv.ConvertOptions(include_columns=list(types), column_types=types)
+    parts = []
+    for path in paths:
+        try:
+            part = pa_csv.read_csv(path, convert_options=options)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise DataError(f"{path}: {error.args[0] if error.args else error}") from error
+        for name in integers:
+            if part.column(name).null_count:
+                raise DataError(f"{path}: an empty field in column {name!r}")
+        parts.append(part)
+    table = pa.concat_tables(parts)
+    if not len(table):
+        raise DataError(f"{paths[0]}: no row")
+    return table
+
+
+def integer_column(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
+    """(E,) values of a column of integers."""
+    values: npt.NDArray[np.int64] = table.column(name).to_numpy()
+    return values

@@ -1,0 +1,58 @@
+"""Where the vector of an id begins: a function of seed, table, id and column alone, in torch.
+
+The same bits as ``headway.embedding.Uniform`` gives, so that static and dynamic tables begin alike. Source: Philox4x32
+with 10 rounds of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+Shapes: M ids, D columns, W = D / 4 rounded up calls of the generator for an id.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+_MASK = (1 << 32) - 1
+_FIRST, _SECOND = 0xD2511F53, 0xCD9E8D57
+_FIRST_WEYL, _SECOND_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+
+
+def uniform_vectors(table: str, id_M: torch.Tensor, *, dim: int, span: float, seed: int) -> torch.Tensor:
+    """Values evenly in [-span, span].
+
+    Args:
+        table: name of the table.
+        id_M: (M,) int64.
+        dim: D.
+        span: at least 0.
+        seed: 0 to 2**64 - 1.
+    Returns:
+        (M, D) float32.
+    """
+    call_W = torch.arange((dim + 3) // 4)
+    shape = (len(id_M), len(call_W))
+    counter = [
+        (id_M & _MASK)[:, None].expand(shape),
+        (id_M >> 32 & _MASK)[:, None].expand(shape),
+        torch.full(shape, zlib.crc32(table.encode())),
+        call_W.expand(shape),
+    ]
+    words = torch.stack(_philox(counter, seed), dim=2).reshape(len(id_M), -1)[:, :dim]
+    low = torch.tensor(-span, dtype=torch.float32)
+    return ((words >> 8).double() * 2.0**-24 * (-2 * low).double() + low.double()).float()
+
+
+def _philox(counter: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """Four random words of 32 bits in int64 for four such words; products wrap around, their bits are right."""
+    keys = [seed & _MASK, seed >> 32]
+    for _ in range(_ROUNDS):
+        first, second = counter[0] * _FIRST, counter[2] * _SECOND
+        counter = [
+            (second >> 32 & _MASK) ^ counter[1] ^ keys[0],
+            second & _MASK,
+            (first >> 32 & _MASK) ^ counter[3] ^ keys[1],
+            first & _MASK,
+        ]
+        keys = [(keys[0] + _FIRST_WEYL) & _MASK, (keys[1] + _SECOND_WEYL) & _MASK]
+    return counter

@@ -1,0 +1,24 @@
+"""Which reader a path needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlrm_examples.dynamic_ctr.criteo import read_criteo
+from dlrm_examples.dynamic_ctr.kuairand import LOG_STEM, read_kuairand
+from dlrm_examples.dynamic_ctr.log import Log
+from dlrm_examples.dynamic_ctr.movielens import read_movielens
+
+
+def read_log(path: Path, *, max_history: int) -> Log:
+    """KuaiRand for a directory with its log, MovieLens for ``ratings*.csv`` or a directory with it, else Criteo.
+
+    Raises:
+        DataError: there is no such path, or it does not follow the format.
+    """
+    if path.is_dir() and any(path.glob(f"{LOG_STEM}*.csv*")):
+        return read_kuairand(path, max_history=max_history)
+    ratings = sorted(path.glob("ratings*.csv*")) if path.is_dir() else [path]
+    if ratings and ratings[0].is_file() and ratings[0].name.startswith("ratings"):
+        return read_movielens(ratings[0], max_history=max_history)
+    return read_criteo(path)

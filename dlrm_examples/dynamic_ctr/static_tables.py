@@ -1,0 +1,109 @@
+"""Embedding tables whose ids are known beforehand: one row for each, found by bisection.
+
+Shapes: M rows of a table, K different ids of a batch in one table, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from dlrm_examples.dynamic_ctr.initial_vectors import uniform_vectors
+from dlrm_examples.dynamic_ctr.log import Feature, Jagged
+from dlrm_examples.dynamic_ctr.tables import TableSettings
+
+InitialVectors = Callable[[str, torch.Tensor], torch.Tensor]
+"""Name of a table, (M,) int64 ids -> (M, D) float32."""
+
+
+class StaticTables:
+    """Tables in memory with row-wise Adagrad; the reference for all other kinds."""
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        table_ids: Mapping[str, torch.Tensor],
+        settings: TableSettings,
+        *,
+        initial_vectors: InitialVectors | None = None,
+    ) -> None:
+        """Makes one row for every id.
+
+        Args:
+            features: what calls will name.
+            table_ids: for each table of the features, (M,) int64 ids in ascending order.
+            settings: of all tables.
+            initial_vectors: where rows begin; None is where those of dynamic tables do.
+        """
+        initial = initial_vectors or partial(
+            uniform_vectors, dim=settings.dim, span=settings.initial_range, seed=settings.seed
+        )
+        self._tables = {
+            table: _Table(table, table_ids[table], initial(table, table_ids[table]), settings)
+            for table in dict.fromkeys(feature.table for feature in features)
+        }
+        self._features_of = {
+            table: [feature for feature in features if feature.table == table] for table in self._tables
+        }
+
+    def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
+        """See ``Tables``.
+
+        Raises:
+            ValueError: an id is not in its table.
+        """
+        pooled: dict[str, torch.Tensor] = {}
+        for table, members in self._features_of.items():
+            lists = [features[member.name] for member in members]
+            vectors, row = self._tables[table].look_up(torch.cat([values for values, _ in lists]))
+            parts = torch.split(row, [len(values) for values, _ in lists])
+            for member, part, (_, lengths) in zip(members, parts, lists, strict=True):
+                offsets = lengths.cumsum(0) - lengths
+                pooled[member.name] = F.embedding_bag(part, vectors, offsets, mode=member.pooling)
+        return pooled
+
+    def step(self) -> None:
+        """See ``Tables``."""
+        for table in self._tables.values():
+            table.step()
+
+
+class _Table:
+    """Rows of one table, the state of its optimizer, and the look-ups since the last step."""
+
+    def __init__(self, name: str, ids: torch.Tensor, vectors: torch.Tensor, settings: TableSettings) -> None:
+        self._name = name
+        self._ids = ids
+        self._vectors = vectors.clone()
+        self._square_sums = torch.zeros(len(ids))
+        self._settings = settings
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def look_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(K, D) vectors of the different ones of ``ids`` (N,), and (N,) the place of each id in them."""
+        different, place = torch.unique(ids, return_inverse=True)
+        rows = torch.searchsorted(self._ids, different)
+        known = self._ids[rows.clamp(max=len(self._ids) - 1)] == different
+        if not bool(known.all()):
+            raise ValueError(f"table {self._name!r} has no row for id {int(different[~known][0])}")
+        vectors = self._vectors[rows]
+        if torch.is_grad_enabled():
+            vectors.requires_grad_()
+            self._pending.append((rows, vectors))
+        return vectors, place
+
+    def step(self) -> None:
+        """Row-wise Adagrad: one learning rate for a row, from the mean square of its gradients so far."""
+        gradients = [(rows, vectors.grad) for rows, vectors in self._pending if vectors.grad is not None]
+        self._pending.clear()
+        if not gradients:
+            return
+        rows, place = torch.unique(torch.cat([rows for rows, _ in gradients]), return_inverse=True)
+        gradient = torch.zeros(len(rows), self._vectors.shape[1])
+        gradient.index_add_(0, place, torch.cat([gradient for _, gradient in gradients]))
+        self._square_sums[rows] += gradient.square().mean(dim=1)
+        rate = self._settings.lr / (self._square_sums[rows].sqrt() + self._settings.eps)
+        self._vectors[rows] -= rate[:, None] * gradient

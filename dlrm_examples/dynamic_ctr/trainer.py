@@ -1,0 +1,85 @@
+"""Trains a model in time order, in parts as small as the caller likes.
+
+Shapes: E examples, L labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from dlrm_examples.dynamic_ctr.log import Log
+from dlrm_examples.dynamic_ctr.model import SharedBottom
+from dlrm_examples.dynamic_ctr.tables import Tables, TableSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What a run depends on besides the log and the kind of tables.
+
+    Attributes:
+        tables: of all embedding tables; its seed is the seed of the MLP, too.
+        batch_size: examples of a step.
+        dense_lr: learning rate of Adam for the MLP.
+        hidden: widths of the MLP between its inputs and the logits.
+    """
+
+    tables: TableSettings
+    batch_size: int = 256
+    dense_lr: float = 0.002
+    hidden: tuple[int, ...] = (64, 32)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.dense_lr <= 0 or min(self.hidden, default=1) < 1:
+            raise ValueError(f"batch_size, dense_lr and widths must be above 0: {self}")
+
+
+class Trainer:
+    """A model, its tables, and how far in the log they are."""
+
+    def __init__(self, log: Log, tables: Tables, settings: TrainerSettings, *, num_train: int) -> None:
+        """Begins before the first of the ``num_train`` examples that make an epoch."""
+        if not 1 <= num_train <= log.num_examples:
+            raise ValueError(f"{num_train} examples to train on of {log.num_examples}")
+        self._log = log
+        self._tables = tables
+        self._settings = settings
+        self._num_train = num_train
+        self._model = SharedBottom(
+            log.features,
+            num_labels=len(log.label_names),
+            dim=settings.tables.dim,
+            hidden=settings.hidden,
+            seed=settings.tables.seed,
+        )
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.dense_lr)
+        self.num_seen = 0
+        """Examples trained on so far, all epochs together."""
+
+    def train_until(self, num_seen: int) -> None:
+        """Goes on until ``num_seen`` examples were seen, all epochs together; the last batch of a part may be smaller.
+
+        Raises:
+            ValueError: more were seen already.
+        """
+        if num_seen < self.num_seen:
+            raise ValueError(f"cannot go back from {self.num_seen} examples to {num_seen}")
+        while self.num_seen < num_seen:
+            begin = self.num_seen % self._num_train
+            end = min(self._num_train, begin + num_seen - self.num_seen, begin + self._settings.batch_size)
+            batch = self._log.batch(begin, end)
+            loss = F.binary_cross_entropy_with_logits(self._model(batch.features, self._tables), batch.labels)
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            self._tables.step()
+            self.num_seen += end - begin
+
+    @torch.no_grad()
+    def predict(self, begin: int, end: int) -> torch.Tensor:
+        """(end - begin, L) logits of the examples ``begin`` to ``end - 1``; nothing is learned from them."""
+        size = self._settings.batch_size
+        batches = (self._log.batch(first, min(first + size, end)) for first in range(begin, end, size))
+        return torch.cat([self._model(batch.features, self._tables) for batch in batches])

@@ -1,0 +1,140 @@
+"""KuaiRand, MovieLens and Criteo as batches in time order, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kuairand_files import DAY_MS, FIRST_MS, LOG_COLUMNS, VIDEO_COLUMNS, write_csv, write_features
+
+from dlrm_examples.bls_dlrm.log_format import DataError
+from dlrm_examples.dynamic_ctr.log import Log
+from dlrm_examples.dynamic_ctr.read_log import read_log
+
+HOUR_MS = 3_600_000
+
+
+def ids(log: Log, name: str) -> list[list[int]]:
+    column = log.columns[name]
+    return [part.tolist() for part in column.values.split(column.lengths.tolist())]
+
+
+def write_log(directory: Path, rows: list[tuple[int, ...]], *, name: str = "log_standard_pure.csv.gz") -> Path:
+    """Rows of user, video, time after the first moment in ms, click, long view."""
+    full = ([user, video, 0, FIRST_MS + time, click, view, 5000, 1] for user, video, time, click, view in rows)
+    write_csv(directory / name, LOG_COLUMNS, full)
+    write_features(directory, num_users=3, num_videos=9)
+    return directory
+
+
+def test_kuairand_rows_come_in_time_order_with_all_their_features(tmp_path: Path) -> None:
+    write_log(tmp_path, [(1, 4, DAY_MS + 5 * HOUR_MS, 0, 0), (1, 2, HOUR_MS, 1, 0), (9, 30, 2 * HOUR_MS, 1, 1)])
+    log = read_log(tmp_path, max_history=3)
+
+    assert log.num_examples == 3
+    assert log.num_train == 2  # the last day is left
+    assert ids(log, "user_id") == [[1], [9], [1]]
+    assert ids(log, "video_id") == [[2], [30], [4]]
+    assert ids(log, "hour") == [[1], [2], [5]]  # not of hourmin
+    assert ids(log, "author_id") == [[102], [], [104]]  # video 30 has no features
+    assert ids(log, "tags") == [[7, 39], [], [7]]
+    assert ids(log, "recent_videos") == [[], [], [2]]
+    assert [len(profile) for profile in ids(log, "user_profile")] == [26, 0, 26]
+    assert [len(pause) for pause in ids(log, "pause")] == [0, 0, 1]
+    assert log.labels.tolist() == [[1, 0], [1, 1], [0, 0]]
+
+
+def test_repeated_rows_are_left_out_also_over_files(tmp_path: Path) -> None:
+    write_log(tmp_path, [(1, 4, 5, 1, 0), (1, 4, 5, 1, 0), (1, 4, 6, 1, 0)])
+    write_log(tmp_path, [(1, 4, 5, 1, 0), (2, 4, 5, 1, 0)], name="log_standard_more.csv")
+    log = read_log(tmp_path, max_history=3)
+
+    assert sorted(ids(log, "user_id")) == [[1], [1], [2]]
+    assert log.remark.startswith("2 repeated rows left out")
+
+
+def test_a_history_from_before_the_log_is_seen_only_after_its_last_time(tmp_path: Path) -> None:
+    write_log(tmp_path, [(1, 4, 10, 0, 0), (1, 5, 30, 0, 0), (2, 6, 30, 0, 0)])
+    columns = {"user_id": [1, 2], "last_time_ms": [FIRST_MS + 20, FIRST_MS - 9], "watch_seq": [[70, 71, 72], [80, 81]]}
+    pq.write_table(pa.table(columns), tmp_path / "histories.parquet")
+
+    assert ids(read_log(tmp_path, max_history=9), "recent_videos") == [[], [4, 70, 71, 72], [80, 81]]
+    assert ids(read_log(tmp_path, max_history=2), "recent_videos") == [[], [71, 72], [80, 81]]
+
+
+def test_features_of_a_row_do_not_depend_on_rows_at_its_time_or_later(kuairand_directory: Path, tmp_path: Path) -> None:
+    lines = (kuairand_directory / "log_standard_pure.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "log_standard.csv").write_text("".join(lines[:2001]))
+    for path in kuairand_directory.glob("*_features*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    whole, begin = read_log(kuairand_directory, max_history=5), read_log(tmp_path, max_history=5)
+
+    for feature in whole.features:
+        assert ids(whole, feature.name)[:2000] == ids(begin, feature.name), feature.name
+
+
+@pytest.mark.parametrize(
+    ("file", "columns", "rows", "reason"),
+    [
+        ("log_standard_pure.csv.gz", LOG_COLUMNS[:-1], [[1, 2, 0, 5, 1, 1, 9]], "'tab'"),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [["x", 2, 0, 5, 1, 1, 9, 1]], "invalid value 'x'"),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [["", 2, 0, 5, 1, 1, 9, 1]], "empty field in column 'user_id'"),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [[1, 2, 0, 5, 2, 1, 9, 1]], "neither 0 nor 1"),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [[1, 2, 0]], "Expected 8 columns, got 3"),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [], "no row"),
+        ("video_features_basic_pure.csv", VIDEO_COLUMNS, [[2, 1, 1, "", "", "", "7,b"]], "'tag'.*'b'"),
+        ("video_features_basic_pure.csv", VIDEO_COLUMNS, [[2, 1, 1, "", "", "", ""]] * 2, "2 has more than one row"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(
+    tmp_path: Path, file: str, columns: tuple[str, ...], rows: list[list[object]], reason: str
+) -> None:
+    write_log(tmp_path, [(1, 4, 10, 0, 0)])
+    write_csv(tmp_path / file, columns, rows)
+    with pytest.raises(DataError, match=reason) as raised:
+        read_log(tmp_path, max_history=3)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_directory_without_features_is_an_error(tmp_path: Path) -> None:
+    write_log(tmp_path, [(1, 4, 10, 0, 0)])
+    (tmp_path / "user_features_pure.csv.gz").unlink()
+    with pytest.raises(DataError, match="no file user_features"):
+        read_log(tmp_path, max_history=3)
+
+
+def test_movielens_is_sorted_by_time_and_may_end_lines_as_windows_does(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_bytes(b"userId,movieId,rating,timestamp\r\n1,10,4.0,300\r\n1,11,3.5,100\r\n2,10,5.0,200\r\n")
+    log = read_log(path, max_history=3)
+
+    assert ids(log, "movie_id") == [[11], [10], [10]]
+    assert ids(log, "recent_movies") == [[], [], [11]]
+    assert log.labels.tolist() == [[0], [1], [1]]
+    assert read_log(tmp_path, max_history=3).labels.tolist() == log.labels.tolist()
+
+
+def test_a_rating_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,10,good,300\n")
+    with pytest.raises(DataError, match=r"'rating'.*good"):
+        read_log(tmp_path, max_history=3)
+
+
+def test_criteo_keeps_the_order_of_lines_and_gives_missing_values_an_id(tmp_path: Path) -> None:
+    path = tmp_path / "day_0.tsv"
+    path.write_text("\t".join(["1", "-2", "3", *[""] * 11, "ffffffff", *[""] * 25]) + "\n" + "0" + "\t" * 39 + "\n")
+    log = read_log(path, max_history=3)
+
+    assert ids(log, "integer_1") == [[0], [-1]]
+    assert ids(log, "integer_2") == [[4], [-1]]
+    assert ids(log, "category_1") == [[0xFFFFFFFF], [-1]]
+    assert log.labels.tolist() == [[1], [0]]
+    assert log.user_ids is None
+
+
+def test_a_malformed_line_of_criteo_is_named(tmp_path: Path) -> None:
+    (tmp_path / "day_0.tsv").write_text("1\t2\n")
+    with pytest.raises(DataError, match=r"day_0\.tsv:1: 2 tab-separated fields"):
+        read_log(tmp_path, max_history=3)
