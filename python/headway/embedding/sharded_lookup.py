@@ -115,17 +115,16 @@ class ShardedLookup:
             lookup.work = None
         vectors_V = []
         for table, part, keys in zip(self.tables, lookup.parts, self._exchange_keys(lookup), strict=True):
-            part.received = self._unique(keys, stages=("second", "both"))
+            part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
             part.rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
             lookup.refused += int((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
-            vectors_V.append(self._deduplicator.hand_out(part.received, table.gather(owned, part.rows_W)))
+            vectors_WD = table.gather(owned, part.rows_W)
+            is_same = part.received is part.unique
+            vectors_V.append(vectors_WD if is_same else self._deduplicator.hand_out(part.received, vectors_WD))
             self.traffic.keys_received += len(keys)
             self.traffic.keys_found += len(owned)
-        for part, routed_UD in zip(lookup.parts, self._return_values(lookup, vectors_V), strict=True):
-            vectors_UD = torch.empty_like(routed_UD)
-            vectors_UD[part.order_U] = routed_UD
-            lookup.vectors_UD.append(vectors_UD)
+        lookup.vectors_UD = self._return_values(lookup, vectors_V)
 
     def hand_out(
         self, lookup: Lookup, number: int, offsets: torch.Tensor, weights: torch.Tensor | None
@@ -150,13 +149,12 @@ class ShardedLookup:
 
     def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sends gradients to the owners of their rows; (W, D) for each table, of all ranks."""
-        routed = [gradients[part.order_U] for part, gradients in zip(lookup.parts, gradients_UD, strict=True)]
-        sent_GR = [part.counts_R for part in lookup.parts]
-        received = self._exchange_values(routed, sent_GR, self._received_GR(lookup), kind="gradient_bytes")
         sums = []
+        received = self._send_values(lookup, gradients_UD, kind="gradient_bytes")
         for part, values_VD in zip(lookup.parts, received, strict=True):
             assert part.received is not None, "gradients come after vectors"
-            sums.append(self._deduplicator.add_up(part.received, values_VD))
+            is_same = part.received is part.unique
+            sums.append(values_VD if is_same else self._deduplicator.add_up(part.received, values_VD))
         return sums
 
     def sum_of(self, batches: Sequence[tuple[Keys, torch.Tensor]]) -> tuple[Keys, torch.Tensor]:
@@ -179,30 +177,52 @@ class ShardedLookup:
         counts: list[list[int]] = lookup.counts_RG.t().tolist()
         return counts
 
+    def _unique_of_owner(self, part: Part, keys: Keys) -> UniqueKeys:
+        if self._num_ranks == 1 and self._dedup in ("first", "both"):
+            return part.unique  # There are no others that the keys could be repeated by.
+        return self._unique(keys, stages=("second", "both"))
+
     def _exchange_keys(self, lookup: Lookup) -> list[Keys]:
         """The keys of each table that this rank owns, with their counts, rank by rank."""
+        if self._num_ranks == 1:
+            return [part.unique.keys for part in lookup.parts]
         messages = []
         for part in lookup.parts:
             keys = part.unique.keys
             assert keys.counts is not None, "unique keys have counts"
             tables = _tables_of(keys).to(torch.int64) & _TABLE_MASK
-            messages.append(
-                torch.stack((keys.ids, tables | keys.counts.to(torch.int64) << _COUNT_SHIFT), 1)[part.order_U]
-            )
-        sent_GR = [part.counts_R for part in lookup.parts]
-        received = self._exchange_values(messages, sent_GR, self._received_GR(lookup), kind="id_bytes")
+            messages.append(torch.stack((keys.ids, tables | keys.counts.to(torch.int64) << _COUNT_SHIFT), 1))
         return [
             Keys(
                 message[:, 0].contiguous(),
                 message[:, 1].to(torch.int32),
                 counts=(message[:, 1] >> _COUNT_SHIFT).to(torch.int32),
             )
-            for message in received
+            for message in self._send_values(lookup, messages, kind="id_bytes")
         ]
 
-    def _return_values(self, lookup: Lookup, values_V: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _send_values(
+        self, lookup: Lookup, values_U: Sequence[torch.Tensor], *, kind: Literal["id_bytes", "gradient_bytes"]
+    ) -> list[torch.Tensor]:
+        """What owners get of this rank's unique keys, and this rank as an owner from all."""
+        if self._num_ranks == 1:
+            return list(values_U)
+        routed = [values[part.order_U] for part, values in zip(lookup.parts, values_U, strict=True)]
         sent_GR = [part.counts_R for part in lookup.parts]
-        return self._exchange_values(values_V, self._received_GR(lookup), sent_GR, kind="vector_bytes")
+        return self._exchange_values(routed, sent_GR, self._received_GR(lookup), kind=kind)
+
+    def _return_values(self, lookup: Lookup, values_V: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What owners have for this rank's unique keys."""
+        if self._num_ranks == 1:
+            return list(values_V)
+        sent_GR = [part.counts_R for part in lookup.parts]
+        routed_U = self._exchange_values(values_V, self._received_GR(lookup), sent_GR, kind="vector_bytes")
+        values_U = []
+        for part, routed in zip(lookup.parts, routed_U, strict=True):
+            values = torch.empty_like(routed)
+            values[part.order_U] = routed
+            values_U.append(values)
+        return values_U
 
     def _exchange_values(
         self,
@@ -213,8 +233,6 @@ class ShardedLookup:
         kind: Literal["id_bytes", "vector_bytes", "gradient_bytes"],
     ) -> list[torch.Tensor]:
         """Sends rows of each table's values, rank by rank, all tables in one exchange."""
-        if self._num_ranks == 1:
-            return list(values_G)
         widths = [values.size(1) for values in values_G]
         send = _by_rank(
             [
