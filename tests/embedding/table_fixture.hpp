@@ -65,6 +65,11 @@ struct Batch {
   }
 };
 
+/// Different in each repetition with --gtest_shuffle, and the same in all runs without.
+inline std::mt19937_64 random_source(std::uint64_t salt) {
+  return std::mt19937_64(salt + (static_cast<std::uint64_t>(testing::UnitTest::GetInstance()->random_seed()) << 32));
+}
+
 inline Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
   Batch batch;
   for (std::size_t i = 0; i < size; ++i) {

@@ -123,7 +123,7 @@ TEST_P(TableLifeTest, RandomHistoriesWithAdmissionAndEvictionAreThoseOfTheRules)
       options.max_pending = 150;
       auto const table = GetParam().make(options);
       Oracle oracle(options);
-      std::mt19937_64 random(min_count);
+      auto random = random_source(min_count);
       for (std::uint32_t step = 1; step < 120; ++step) {
         std::uint32_t const oldest = step - static_cast<std::uint32_t>(random() % std::min(step, 3U));
         table->begin_step(step, oldest);

@@ -28,7 +28,7 @@ void expect_rows_of_their_own(Batch const& batch) {
 TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
   for (auto const [batch_size, num_ids, steps] :
        std::vector<std::array<std::size_t, 3>>{{7, 40, 400}, {9'000, 30'000, 24}}) {
-    std::mt19937_64 random(batch_size);
+    auto random = random_source(batch_size);
     auto const table = GetParam().make(options_of());
     std::map<Id, Vector> oracle;
     for (std::size_t step = 0; step < steps; ++step) {
