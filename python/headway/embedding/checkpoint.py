@@ -15,7 +15,7 @@ import json
 import os
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -263,16 +263,19 @@ def _read_all(
 ) -> int:
     manifest = Manifest.read(folder)
     _expect_fitting(folder, manifest, groups, tables, strict=strict)
-    group_of_number = {table_number(name): group for name, group in group_of_tables(groups).items()}
+    group_of = group_of_tables(groups)
     first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
     same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
     for block in manifest.blocks:
         if same_routing and (block.end_bucket <= first or block.first_bucket >= end):
             continue
-        keys, columns = _read_block(folder, block, manifest.groups[block.group])
-        order, counts = _embedding.route(keys, num_ranks)
-        own = order[sum(counts[:rank]) : sum(counts[: rank + 1])].to(torch.int64)
-        _import(keys, columns, own, group_of_number, tables, pending=block.pending)
+        saved = manifest.groups[block.group]
+        records = _read_block(folder, block, saved)
+        if num_ranks > 1:
+            order, counts = _embedding.route(records.keys, num_ranks)
+            records = records.take(order[sum(counts[:rank]) : sum(counts[: rank + 1])].to(torch.int64))
+        for group, part in _by_group(records, saved["tables"], group_of):
+            _import(part, tables[group], pending=block.pending)
     return manifest.step
 
 
@@ -295,7 +298,18 @@ def _expect_fitting(
                 )
 
 
-def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> tuple[Keys, tuple[torch.Tensor, ...]]:
+@dataclass(frozen=True)
+class _Records:
+    """Keys with all that is known of them: counts, and of rows steps, vectors and states."""
+
+    keys: Keys
+    columns: tuple[torch.Tensor, ...]
+
+    def take(self, chosen: torch.Tensor) -> _Records:
+        return _Records(_part_of(self.keys, chosen), tuple(column[chosen] for column in self.columns))
+
+
+def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
     path = folder / block.file
     try:
         with path.open("rb") as file:
@@ -317,32 +331,31 @@ def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> tuple[Keys
         column = torch.frombuffer(data, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
         columns.append(column.view(shape))
         at += count * dtype.itemsize
-    return Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:])
+    return _Records(Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:]))
 
 
-def _import(
-    keys: Keys,
-    columns: tuple[torch.Tensor, ...],
-    own: torch.Tensor,
-    group_of_number: dict[int, int],
-    tables: Sequence[Table],
-    *,
-    pending: bool,
-) -> None:
-    """Puts the records ``own`` into the tables that they are of now."""
-    assert keys.tables is not None, "records have tables"
-    numbers = keys.tables[own]
-    for number in set(numbers.tolist()):
-        group = group_of_number.get(number & 0xFFFFFFFF)
+def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, int]) -> Iterator[tuple[int, _Records]]:
+    """The records of tables that were ``saved`` together, by the group in which they are now; of others none."""
+    groups: dict[int | None, list[int]] = {}
+    for name in saved:
+        groups.setdefault(group_of.get(name), []).append(table_number(name))
+    for group, numbers in groups.items():
         if group is None:
-            continue  # A table that is not wanted any more.
-        chosen = own[numbers == number]
-        part = _part_of(keys, chosen)
-        if pending:
-            tables[group].find_or_insert(part)
             continue
-        counts, steps, vectors, states = (column[chosen] for column in columns)
-        statuses = tables[group].import_records(part, (counts, steps, vectors, states))
-        refused = int((statuses == _embedding.KeyStatus.NO_ROOM.value).sum())
-        if refused:
-            raise CheckpointError(f"{refused} records have no room: max_rows is less than the checkpoint has")
+        if len(groups) == 1:
+            yield group, records
+            continue
+        assert records.keys.tables is not None, "records have tables"
+        chosen = torch.isin(records.keys.tables, torch.tensor(numbers).to(torch.int32))
+        yield group, records.take(chosen.nonzero().view(-1))
+
+
+def _import(records: _Records, table: Table, *, pending: bool) -> None:
+    if pending:
+        table.find_or_insert(records.keys)
+        return
+    counts, steps, vectors, states = records.columns
+    statuses = table.import_records(records.keys, (counts, steps, vectors, states))
+    refused = int((statuses == _embedding.KeyStatus.NO_ROOM.value).sum())
+    if refused:
+        raise CheckpointError(f"{refused} records have no room: max_rows is less than the checkpoint has")

@@ -1,0 +1,242 @@
+"""A table that takes new ids at every step: times of steps while it doubles, its memory, and its checkpoint.
+
+Ids come from a stream whose universe grows: a part of each batch is new, a part repeats the batch before, the rest
+falls with age as a power law, so that popularity decays. A step is what a trainer does with a rank's own keys:
+deduplicate, find or insert, gather, add gradients up and update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
+
+from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_bytes, format_table, format_time
+from dlrm_examples.bls_dlrm.zipf import draw_zipf
+
+DESCRIPTION = "step times, memory and checkpoint of a table that grows"
+
+_BYTES_OF_KEY = 12  # id and table
+_SCATTER = 0x1E3779B97F4A7C15
+
+
+class IdStream:
+    """Batches of ids: every one of them newer on average than the one before.
+
+    Args:
+        num_first: ids that are known at the start.
+        keys: of a batch.
+        new: part of a batch that was never seen.
+        repeated: part that the batch before had, too.
+        exponent: of popularity over age.
+    """
+
+    def __init__(self, *, num_first: int, keys: int, new: float, repeated: float, exponent: float) -> None:
+        if not (0 <= new <= 1 and 0 <= repeated <= 1 - new):
+            raise ValueError(f"parts of a batch must be from 0, and at most 1 together, not {new} and {repeated}")
+        self.num_ids = num_first
+        self._sizes = (int(keys * new), int(keys * repeated))
+        self._keys, self._exponent = keys, exponent
+        self._random = np.random.default_rng(3)
+        self._last = np.arange(max(1, num_first))
+
+    def draw(self) -> torch.Tensor:
+        """(keys,) int64."""
+        num_new, num_repeated = self._sizes
+        new = np.arange(self.num_ids, self.num_ids + num_new)
+        self.num_ids += num_new
+        repeated = self._random.choice(self._last, num_repeated)
+        num_old = self._keys - num_new - num_repeated
+        ages = draw_zipf(self._random, num_values=max(1, self.num_ids), exponent=self._exponent, size=num_old)
+        ids = np.concatenate((new, repeated, self.num_ids - 1 - ages))
+        self._random.shuffle(ids)
+        self._last = ids
+        return torch.from_numpy(ids) * _SCATTER
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("table_growth", DESCRIPTION, ranks=(1,))
+    for name, default, text in (
+        ("--first", 1_000_000, "rows at the start"),
+        ("--rows", 8_000_000, "rows at the end"),
+        ("--keys", 100_000, "of a step"),
+        ("--dim", 64, "values of a vector"),
+        ("--threads", os.cpu_count() or 1, "of the table"),
+    ):
+        parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--new", type=float, default=0.4, help="part of a step's ids (default: %(default)s)")
+    parser.add_argument("--repeated", type=float, default=0.3, help="part of the step before (default: %(default)s)")
+    parser.add_argument("--exponent", type=float, default=1.1, help="of popularity over age (default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="save and load it at the end, beside a copy of the file"
+    )
+    return measure_and_report(
+        "table_growth", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """One point for the steps, with memory; and one for each, save, load and a plain copy, with ``--checkpoint``.
+
+    Raises:
+        BenchmarkError: the table has not the rows that it was given.
+    """
+    tables = _make(options)
+    stream = IdStream(
+        num_first=options.first, keys=options.keys, new=options.new, repeated=options.repeated,
+        exponent=options.exponent,
+    )  # fmt: skip
+    _insert(tables, options.first)
+    seconds = []
+    while stream.num_ids < options.rows:
+        ids = stream.draw()
+        started = time.perf_counter()
+        _step(tables, ids)
+        seconds.append(time.perf_counter() - started)
+    statistics = tables.statistics()["tables"]["items"]
+    if statistics["rows"] != stream.num_ids:
+        raise BenchmarkError(f"the table has {statistics['rows']} rows for {stream.num_ids} ids")
+    params = {
+        name: getattr(options, name)
+        for name in ("first", "rows", "keys", "dim", "new", "repeated", "exponent", "threads")
+    }
+    points = [_growth_point(params, seconds, statistics)]
+    return points + (_checkpoint_points(tables, params, options) if options.checkpoint else [])
+
+
+def _make(options: argparse.Namespace) -> HashTableCollection:
+    return HashTableCollection(
+        tables=[
+            TableConfig("items", dim=options.dim, optimizer=RowWiseAdagrad(lr=0.05), initializer=Uniform(-0.05, 0.05))
+        ],
+        features=[FeatureConfig("items", table="items", pooling=None)],
+        num_threads=options.threads,
+    )
+
+
+def _insert(tables: HashTableCollection, count: int) -> None:
+    with torch.no_grad():
+        for first in range(0, count, 1 << 18):
+            ids = torch.arange(first, min(first + (1 << 18), count)) * _SCATTER
+            tables({"items": (ids, torch.tensor([len(ids)]))})
+
+
+def _step(tables: HashTableCollection, ids: torch.Tensor) -> None:
+    vectors = tables({"items": (ids, torch.tensor([len(ids)]))})["items"]
+    vectors.sum().backward()  # type: ignore[no-untyped-call]
+    tables.optimizer.step()
+
+
+def _growth_point(params: dict[str, object], seconds: Sequence[float], statistics: dict[str, int]) -> Point:
+    p5_s, median_s, p95_s, p99_s = np.quantile(seconds, (0.05, 0.5, 0.95, 0.99)).tolist()
+    rows, dim = statistics["rows"], int(str(params["dim"]))
+    used = rows * (_BYTES_OF_KEY + 4 * dim + 4)
+    return Point(
+        name="table_growth", params=dict(params), system="headway", median_s=median_s, p5_s=p5_s, p95_s=p95_s,
+        samples=len(seconds), rate=int(str(params["keys"])) / median_s, unit="ids/s",
+        extra={
+            "p99_s": p99_s, "longest_s": max(seconds), "key_bytes": statistics["key_bytes"],
+            "row_bytes": statistics["row_bytes"], "resident_bytes": _resident_bytes(),
+            "overhead": (statistics["key_bytes"] + statistics["row_bytes"]) / used - 1,
+        },
+    )  # fmt: skip
+
+
+def _resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _checkpoint_points(
+    tables: HashTableCollection, params: dict[str, object], options: argparse.Namespace
+) -> list[Point]:
+    with tempfile.TemporaryDirectory(dir=options.out.parent if options.out.parent.is_dir() else None) as name:
+        folder = Path(name)
+        seconds = {"save": _time(lambda: tables.save(folder))}
+        num_bytes = sum(path.stat().st_size for path in folder.glob("*.bin"))
+        seconds["copy"] = _time(lambda: _copy(folder))
+        seconds["load"] = _time(lambda: tables.load(folder))
+    return [
+        Point(
+            name=f"table_checkpoint_{what}", params=dict(params), system="headway" if what != "copy" else "copy",
+            median_s=time_s, p5_s=None, p95_s=None, samples=1, rate=num_bytes / time_s, unit="bytes/s",
+            extra={"num_bytes": num_bytes},
+        )
+        for what, time_s in seconds.items()
+    ]  # fmt: skip
+
+
+def _copy(folder: Path) -> None:
+    """What the disk allows: the same bytes read from the page cache, and written and synchronised as a save does."""
+    for path in list(folder.glob("*.bin")):
+        with path.open("rb") as source, (folder / "copy").open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 22)
+            target.flush()
+            os.fsync(target.fileno())
+        (folder / "copy").unlink()
+
+
+def _time(call: object) -> float:
+    started = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - started
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table of step times and memory, and that of checkpoints."""
+    growth = points[0]
+    extra = growth.extra
+    lines = [
+        format_table(
+            ("rows", "step", "99%", "longest", "longest / median", "keys", "rows", "beyond keys, rows, state"),
+            [
+                (
+                    f"{growth.params['first']:,} to {growth.params['rows']:,}",
+                    format_time(growth.median_s),
+                    format_time(extra["p99_s"]),
+                    format_time(extra["longest_s"]),
+                    f"{extra['longest_s'] / (growth.median_s or 1):.2f}",
+                    format_bytes(extra["key_bytes"]),
+                    format_bytes(extra["row_bytes"]),
+                    f"{extra['overhead']:.1%}",
+                )
+            ],
+        )
+    ]
+    if len(points) > 1:
+        rows = [
+            (
+                point.name.rpartition("_")[2],
+                format_bytes(point.extra["num_bytes"]),
+                format_time(point.median_s),
+                f"{format_bytes(point.rate or 0)}/s",
+            )
+            for point in points[1:]
+        ]
+        lines.append(format_table(("checkpoint", "bytes", "time", "rate"), rows))
+    return "\n".join(lines)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(title="steps of a growing table", points=points[:1], x=lambda point: point.params["rows"], x_label="rows")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
