@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys
+from headway._embedding import Deduplicator, Keys, Workers
 from headway.embedding.merging import table_number
 
 from benchmarks.harness.arguments import make_parser, whole_number
@@ -48,7 +48,7 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
     if dedup not in DEDUPS:
         raise ValueError(f"dedup must be one of {', '.join(DEDUPS)}, not {dedup!r}")
     num_ranks = len(ids_RK)
-    deduplicator = Deduplicator(1)
+    deduplicator = Deduplicator(Workers(1))
     number = table_number(table)
     received: list[list[torch.Tensor]] = [[] for _ in ids_RK]
     sent = 0

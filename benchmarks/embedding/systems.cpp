@@ -21,7 +21,7 @@ namespace {
 class HeadwayTable final : public TableSystem {
  public:
   HeadwayTable(std::size_t dim, int num_threads)
-      : table_(embedding::make_cpu_table({.dim = dim, .num_threads = num_threads})) {}
+      : table_(embedding::make_cpu_table({.dim = dim, .workers = embedding::make_workers(num_threads)})) {}
 
   void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) override {
     table_->insert_or_assign({.ids = ids}, vectors, {});

@@ -4,6 +4,7 @@
 #include "headway/embedding/deduplicator.hpp"
 #include "headway/embedding/routing.hpp"
 #include "headway/embedding/table.hpp"
+#include "headway/embedding/workers.hpp"
 #include "tensors.hpp"
 #include "torch_headers.hpp"
 
@@ -48,6 +49,11 @@ kernels::OptimizerOptions make_optimizer(std::string const& kind, double eps, do
   return kernels::RowOptimizer(options).options();  // Which refuses what is out of range.
 }
 
+/// Threads as Python holds them.
+struct Workers {
+  std::shared_ptr<WorkerPool> pool;
+};
+
 std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
 
 std::unique_ptr<Table> make_table(std::size_t dim, Initializer const& initializer,
@@ -55,7 +61,7 @@ std::unique_ptr<Table> make_table(std::size_t dim, Initializer const& initialize
                                   std::string const& eviction, std::optional<std::size_t> high_water,
                                   std::optional<std::size_t> low_water, std::uint32_t time_to_live,
                                   std::uint32_t min_count, std::optional<std::size_t> max_pending,
-                                  std::uint32_t hot_count, int num_threads) {
+                                  std::uint32_t hot_count, Workers const& workers) {
   static std::map<std::string, EvictionPolicy> const policies{{"none", EvictionPolicy::kNone},
                                                               {"lru", EvictionPolicy::kLeastRecentlyUsed},
                                                               {"lfu", EvictionPolicy::kLeastFrequentlyUsed}};
@@ -70,7 +76,7 @@ std::unique_ptr<Table> make_table(std::size_t dim, Initializer const& initialize
                          .min_count = min_count,
                          .max_pending = rows_or_unlimited(max_pending),
                          .hot_count = hot_count,
-                         .num_threads = num_threads});
+                         .workers = workers.pool});
 }
 
 // Rows and statuses of tensors
@@ -183,6 +189,8 @@ std::map<std::string, std::uint64_t> statistics(Table const& table) {
 }
 
 void define_table(py::module_& module) {
+  py::class_<Workers>(module, "Workers")
+      .def(py::init([](int num_threads) { return Workers{make_workers(num_threads)}; }), py::arg("num_threads"));
   py::class_<Initializer>(module, "Initializer")
       .def_static("constant", &Initializer::constant)
       .def_static("uniform", &Initializer::uniform)
@@ -203,9 +211,10 @@ void define_table(py::module_& module) {
       .def(py::init(&make_table), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"),
-           py::arg("num_threads"))
+           py::arg("workers"))
       .def_property_readonly("dim", &Table::dim)
       .def_property_readonly("state_size", &Table::state_size)
+      .def_property_readonly("generation", &Table::generation)
       .def("size", &size)
       .def("statistics", &statistics)
       .def("begin_step", &Table::begin_step, WithoutGil())
@@ -300,7 +309,7 @@ void define_deduplicator(py::module_& module) {
           "numbers", [](Deduplication const& batch) { return view_of(batch.unique->numbers, batch.unique, at::kInt); })
       .def("__len__", [](Deduplication const& batch) { return batch.unique->size(); });
   py::class_<Deduplicator>(module, "Deduplicator")
-      .def(py::init(&make_cpu_deduplicator), py::arg("num_threads"))
+      .def(py::init([](Workers const& workers) { return make_cpu_deduplicator(workers.pool); }), py::arg("workers"))
       .def(
           "deduplicate",
           [](Deduplicator& deduplicator, KeyTensors const& keys) {

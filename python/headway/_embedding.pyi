@@ -19,6 +19,9 @@ class KeyStatus(enum.Enum):
     PENDING = 3
     NO_ROOM = 4
 
+class Workers:
+    def __init__(self, num_threads: int) -> None: ...
+
 class Initializer:
     @staticmethod
     def constant(value: float, /) -> Initializer: ...
@@ -76,8 +79,10 @@ class Table:
         min_count: int,
         max_pending: int | None,
         hot_count: int,
-        num_threads: int,
+        workers: Workers,
     ) -> None: ...
+    @property
+    def generation(self) -> int: ...
     @property
     def dim(self) -> int: ...
     @property
@@ -107,7 +112,7 @@ class UniqueKeys:
     def __len__(self) -> int: ...
 
 class Deduplicator:
-    def __init__(self, num_threads: int) -> None: ...
+    def __init__(self, workers: Workers) -> None: ...
     def deduplicate(self, keys: Keys, /) -> UniqueKeys: ...
     def hand_out(
         self,

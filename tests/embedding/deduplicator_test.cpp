@@ -21,7 +21,7 @@ namespace {
 
 class DeduplicatorTest : public testing::TestWithParam<int> {
  protected:
-  std::unique_ptr<Deduplicator> deduplicator_ = make_cpu_deduplicator(GetParam());
+  std::unique_ptr<Deduplicator> deduplicator_ = make_cpu_deduplicator(make_workers(GetParam()));
 };
 
 struct Batch {
@@ -146,7 +146,7 @@ TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
     EXPECT_THROW(deduplicator_->hand_out(unique, {.offsets = offsets}, sums, values), comm::UsageError);
   }
   EXPECT_THROW(deduplicator_->hand_out(unique, {.weights = sums}, sums, values), comm::UsageError);
-  EXPECT_THROW(make_cpu_deduplicator(0), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(make_workers(0)), comm::UsageError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, DeduplicatorTest, testing::Values(1, 3));

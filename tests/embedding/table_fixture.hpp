@@ -21,7 +21,7 @@ struct Maker {
   int num_threads;
 
   [[nodiscard]] std::unique_ptr<Table> make(TableOptions options) const {
-    options.num_threads = num_threads;
+    options.workers = make_workers(num_threads);
     return make_cpu_table(options);
   }
 };

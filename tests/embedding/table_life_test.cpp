@@ -171,11 +171,13 @@ TEST_P(TableLifeTest, RowsInUseAreNeverEvicted) {
   auto second = batch_of({4});
   second.find_or_insert(*table);
   EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kNoRoom}));
+  auto const generation = table->generation();
   EXPECT_EQ(table->evict(0), 0U);
   table->begin_step(3, 2);
   second.find_or_insert(*table);
   EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kInserted}));
   EXPECT_EQ(table->statistics().evicted, 1U);
+  EXPECT_GT(table->generation(), generation);
 }
 
 TEST_P(TableLifeTest, RowsOfABatchStayWhenItMakesRoomForItsOthers) {

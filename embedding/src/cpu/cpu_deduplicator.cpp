@@ -43,8 +43,8 @@ void add(std::span<float> sum, std::span<float const> value, float weight) {
 
 }  // namespace
 
-std::unique_ptr<Deduplicator> make_cpu_deduplicator(int num_threads) {
-  return std::make_unique<CpuDeduplicator>(num_threads);
+std::unique_ptr<Deduplicator> make_cpu_deduplicator(std::shared_ptr<WorkerPool> workers) {
+  return std::make_unique<CpuDeduplicator>(workers ? std::move(workers) : make_workers(1));
 }
 
 UniqueKeys take_as_unique(Keys const& keys) {
@@ -65,12 +65,13 @@ UniqueKeys take_as_unique(Keys const& keys) {
 
 UniqueKeys CpuDeduplicator::deduplicate(Keys const& keys) {
   expect_complete(keys);
-  batch_.sort(keys, stripe_map_, workers_);
+  std::lock_guard const lock(mutex_);
+  batch_.sort(keys, stripe_map_, *workers_);
   first_of_.resize(keys.size());
   numbers_.assign(keys.size(), 0);
-  batch_.for_each_stripe(workers_, [&](std::size_t stripe) { find_firsts(keys, stripe); });
+  batch_.for_each_stripe(*workers_, [&](std::size_t stripe) { find_firsts(keys, stripe); });
   auto unique = number_firsts(keys);
-  batch_.for_each_stripe(workers_, [&](std::size_t stripe) { fill_members(unique, keys, stripe); });
+  batch_.for_each_stripe(*workers_, [&](std::size_t stripe) { fill_members(unique, keys, stripe); });
   return unique;
 }
 
@@ -90,7 +91,7 @@ void CpuDeduplicator::find_firsts(Keys const& keys, std::size_t stripe) {
 
 UniqueKeys CpuDeduplicator::number_firsts(Keys const& keys) {
   range_begins_.assign(WorkerPool::num_ranges(keys.size()) + 1, 0);
-  workers_.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+  workers_->in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) range_begins_[range + 1] += numbers_[i] != 0 ? 1 : 0;
   });
   std::partial_sum(range_begins_.begin(), range_begins_.end(), range_begins_.begin());
@@ -103,7 +104,7 @@ UniqueKeys CpuDeduplicator::number_firsts(Keys const& keys) {
                     .numbers = std::vector<std::uint32_t>(keys.size()),
                     .members = std::vector<std::uint32_t>(keys.size()),
                     .begins = std::vector<std::uint32_t>(size + 1)};
-  workers_.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
+  workers_->in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first, number = range_begins_[range]; i < end; ++i) {
       if (numbers_[i] == 0) continue;
       unique.ids[number] = keys.ids[i];
@@ -135,8 +136,10 @@ void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::
                                std::span<float> out) {
   std::size_t const num_bags = count_bags(unique, bags);
   std::size_t const dim = dim_of(num_bags, out.size(), unique.size(), values.size());
+  std::lock_guard const lock(mutex_);
   auto const value_of = [&](std::size_t key) { return values.subspan(unique.numbers[key] * dim, dim); };
-  workers_.in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  std::size_t const bag_bytes = (unique.numbers.size() / (num_bags + 1) + 1) * dim * sizeof(float);
+  workers_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
     for (std::size_t bag = first; bag < end; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
       if (bags.offsets.empty() && bags.weights.empty()) {
@@ -157,16 +160,17 @@ void CpuDeduplicator::add_up(UniqueKeys const& unique, Bags const& bags, std::sp
                              std::span<float> sums) {
   std::size_t const num_bags = count_bags(unique, bags);
   std::size_t const dim = dim_of(num_bags, values.size(), unique.size(), sums.size());
+  std::lock_guard const lock(mutex_);
   if (!bags.offsets.empty()) {
     bag_of_.resize(unique.numbers.size());
-    workers_.in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    workers_->in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
       for (std::size_t bag = first; bag < end; ++bag) {
         std::fill(bag_of_.begin() + bags.offsets[bag], bag_of_.begin() + bags.offsets[bag + 1],
                   static_cast<std::uint32_t>(bag));
       }
     });
   }
-  workers_.in_ranges(unique.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_->in_ranges_of(unique.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
     for (std::size_t number = first; number < end; ++number) {
       auto const sum = sums.subspan(number * dim, dim);
       std::ranges::fill(sum, 0);

@@ -8,7 +8,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace headway::embedding {
@@ -16,7 +19,7 @@ namespace headway::embedding {
 /// Behind make_cpu_deduplicator(): all duplicates of a key are in one stripe, and so with one thread.
 class CpuDeduplicator final : public Deduplicator {
  public:
-  explicit CpuDeduplicator(int num_threads) : workers_(num_threads) {}
+  explicit CpuDeduplicator(std::shared_ptr<WorkerPool> workers) : workers_(std::move(workers)) {}
 
   [[nodiscard]] UniqueKeys deduplicate(Keys const& keys) override;
   void hand_out(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
@@ -32,7 +35,8 @@ class CpuDeduplicator final : public Deduplicator {
   /// Puts the keys of a stripe with their unique ones.
   void fill_members(UniqueKeys& unique, Keys const& keys, std::size_t stripe);
 
-  WorkerPool workers_;
+  std::mutex mutex_;  ///< Held by each call.
+  std::shared_ptr<WorkerPool> workers_;
   StripeMap stripe_map_;
   StripedBatch batch_;
   std::vector<std::uint32_t> first_of_;    ///< (keys) The first that is the same.

@@ -18,8 +18,6 @@ namespace {
 
 constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kValuesPerLine = 16;
 
-RowId row_of(RowWord word) { return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone; }
-
 /// As much as fits.
 std::uint32_t sum_of(std::uint32_t count, std::uint32_t more) {
   return count + std::min(more, std::numeric_limits<std::uint32_t>::max() - count);
@@ -40,14 +38,15 @@ std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std:
 
 CpuTable::CpuTable(TableOptions const& options)
     : options_(checked(options)),
-      workers_(options.num_threads),
+      workers_(options.workers ? options.workers : make_workers(1)),
       rows_(options.dim, kernels::RowOptimizer(options.optimizer)),
       stripes_(make_stripes()) {}
 
 std::vector<CpuTable::Stripe> CpuTable::make_stripes() {
   std::vector<Stripe> stripes;
   stripes.reserve(StripeMap::kCount);
-  for (std::size_t i = 0; i < StripeMap::kCount; ++i) stripes.emplace_back(segments_, rows_);
+  for (std::size_t i = 0; i < StripeMap::kCount; ++i)
+    stripes.emplace_back(segments_, rows_, options_.hot_count > 0 ? options_.dim : 0);
   return stripes;
 }
 
@@ -89,13 +88,19 @@ TableStatistics CpuTable::statistics() const {
   return sum;
 }
 
+std::uint64_t CpuTable::generation() const {
+  auto const counts = statistics();
+  std::shared_lock const lock(mutex_);
+  return counts.erased + counts.evicted + counts.expired + counts.promoted + counts.demoted + num_clears_;
+}
+
 // Reading
 
 void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const {
   expect_one_each(keys, rows.size(), "rows");
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::shared_lock const lock(mutex_);
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     in_step(keys, first, end, [&](std::size_t i, Hash hash) {
       rows[i] = row_of(find_word(keys[i], hash));
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
@@ -108,18 +113,18 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
   std::size_t const dim = options_.dim;
   expect_values(keys, out.size(), dim, "out");
   std::shared_lock const lock(mutex_);
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_->in_ranges_of(keys.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
     for_each_row(
-        rows.subspan(first, end - first),
-        [&](std::size_t i) { rows_.read(rows[first + i], out.subspan((first + i) * dim, dim)); },
-        [&](std::size_t i) { options_.initializer.fill(keys[first + i], out.subspan((first + i) * dim, dim)); });
+        rows, first, end, [&](std::size_t i) { rows_.read(rows[i], out.subspan(i * dim, dim)); },
+        [&](std::size_t i) { options_.initializer.fill(keys[i], out.subspan(i * dim, dim)); });
   });
 }
 
 template <class Visit, class Miss>
-void CpuTable::for_each_row(std::span<RowId const> rows, Visit visit, Miss miss) const {
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (i + kRowsAhead < rows.size() && rows_.has(rows[i + kRowsAhead])) rows_.prefetch(rows[i + kRowsAhead]);
+void CpuTable::for_each_row(std::span<RowId const> rows, std::size_t first, std::size_t end, Visit visit,
+                            Miss miss) const {
+  for (std::size_t i = first; i < end; ++i) {
+    if (i + kRowsAhead < end && rows_.has(rows[i + kRowsAhead])) rows_.prefetch(rows[i + kRowsAhead]);
     if (rows[i] == RowId::kNone) {
       miss(i);
     } else {
@@ -178,7 +183,7 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   expect_values(keys, records.states.size(), width, "states");
   // The counts of lookups that are over decide on the precision, but do not add up.
   insert(
-      keys, {.counts = keys.counts, .min_count = 0}, statuses, [](std::size_t) {},
+      keys, {.counts = keys.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
       [&](std::size_t i, RowId row) {
         if (row == RowId::kNone) return;
         rows_.write(row, std::span(records.vectors).subspan(i * dim, dim));
@@ -195,7 +200,7 @@ void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeySta
                       Visit visit) {
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
-  batch_.sort(keys, stripe_map_, workers_);
+  batch_.sort(keys, stripe_map_, *workers_);
   make_room(keys, lookups);
   in_stripes(announce, [&](Stripe& stripe, std::size_t i, Hash hash) {
     Key const key = keys[i];
@@ -229,7 +234,7 @@ void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeySta
 RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
   auto const precision = is_cold(count) ? Precision::kBfloat16 : Precision::kFloat32;
   RowId const row = stripe.rows.allocate(precision);
-  rows_.initialise(row, key, options_.initializer);
+  rows_.initialise(row, key, options_.initializer, stripe.scratch);
   auto& notes = rows_.notes(row);
   notes.count = count;
   notes.step = step_;
@@ -241,17 +246,19 @@ RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
 
 void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count) {
   auto& notes = rows_.notes(row_of(word));
-  bool const was_in_use = is_in_use(notes);
+  bool const is_first_of_step = notes.step != step_;
   notes.count = sum_of(notes.count, count);
   notes.step = step_;
-  if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count) || was_in_use) return;
+  if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count)) return;
+  // Others of this step have its place already.
+  if (!is_first_of_step) return;
   change_precision(stripe, key, word);
 }
 
 void CpuTable::change_precision(Stripe& stripe, Key key, RowWord& word) {
   bool const is_promotion = precision_of(row_of(word)) == Precision::kBfloat16;
   RowId const to = stripe.rows.allocate(is_promotion ? Precision::kFloat32 : Precision::kBfloat16);
-  rows_.move(row_of(word), to, key, step_);
+  rows_.move(row_of(word), to, key, step_, stripe.scratch);
   stripe.rows.free(row_of(word));
   word = RowWord{static_cast<std::uint32_t>(to)};
   is_promotion ? --stripe.num_cold : ++stripe.num_cold;
@@ -261,7 +268,10 @@ void CpuTable::change_precision(Stripe& stripe, Key key, RowWord& word) {
 void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
   is_refused_.clear();
   auto size = size_locked();
-  auto const room = [&] { return options_.max_rows - size.rows; };
+  auto const room = [&] {
+    std::size_t const most = lookups.is_limited ? options_.max_rows : RowStore::kMostRows;
+    return most - std::min(most, size.rows);
+  };
   if (keys.size() > room()) {
     words_.resize(keys.size());
     auto const nothing = [](std::size_t) {};
@@ -313,14 +323,12 @@ void CpuTable::update(Keys const& keys, std::span<RowId const> rows, std::span<f
   auto const common = rows_.step(step);
   std::lock_guard const lock(mutex_);
   std::atomic<std::uint64_t> num_dropped = 0;
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_->in_ranges_of(keys.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
     std::vector<float> scratch(options_.hot_count > 0 ? dim : 0);
     std::size_t num_rowless = 0;
     for_each_row(
-        rows.subspan(first, end - first),
-        [&](std::size_t i) {
-          rows_.update(rows[first + i], keys[first + i], common, gradients.subspan((first + i) * dim, dim), scratch);
-        },
+        rows, first, end,
+        [&](std::size_t i) { rows_.update(rows[i], keys[i], common, gradients.subspan(i * dim, dim), scratch); },
         [&](std::size_t /*i*/) { ++num_rowless; });
     num_dropped += num_rowless;
   });
@@ -330,7 +338,7 @@ void CpuTable::update(Keys const& keys, std::span<RowId const> rows, std::span<f
 void CpuTable::erase(Keys const& keys) {
   expect_one_each(keys, keys.size(), "keys");
   std::lock_guard const lock(mutex_);
-  batch_.sort(keys, stripe_map_, workers_);
+  batch_.sort(keys, stripe_map_, *workers_);
   in_stripes([](std::size_t) {},
              [&](Stripe& stripe, std::size_t i, Hash hash) {
                auto const word = stripe.index.erase(keys[i], hash);
@@ -358,11 +366,12 @@ void CpuTable::clear() {
   stripes_ = std::move(fresh);
   rows_.clear();
   segments_.trim();
+  ++num_clears_;
 }
 
 template <class Announce, class Visit>
 void CpuTable::in_stripes(Announce announce, Visit visit) {
-  batch_.for_each_stripe(workers_, [&](std::size_t number) {
+  batch_.for_each_stripe(*workers_, [&](std::size_t number) {
     auto& stripe = stripes_[number];
     auto const keys = batch_.of_stripe(number);
     for (std::size_t j = 0; j < keys.size(); ++j) {

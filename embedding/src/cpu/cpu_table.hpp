@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <shared_mutex>
 #include <span>
 #include <vector>
@@ -30,6 +31,7 @@ class CpuTable final : public Table {
   [[nodiscard]] std::size_t state_size() const override;
   [[nodiscard]] TableSize size() const override;
   [[nodiscard]] TableStatistics statistics() const override;
+  [[nodiscard]] std::uint64_t generation() const override;
   void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override;
   void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override;
@@ -48,17 +50,20 @@ class CpuTable final : public Table {
 
  private:
   struct Stripe {
-    Stripe(SegmentPool& pool, TableRows& table_rows) : index(pool, StripeMap::kHashBits), rows(table_rows) {}
+    Stripe(SegmentPool& pool, TableRows& table_rows, std::size_t scratch_size)
+        : index(pool, StripeMap::kHashBits), rows(table_rows), scratch(scratch_size) {}
     KeyIndex<WideBucket> index;
     TableRows::Allocator rows;
     TableStatistics statistics;
     std::size_t num_rows = 0, num_cold = 0, num_pending = 0;
+    std::vector<float> scratch;  ///< (dim) Where rows may be cold.
   };
   /// What an insertion does besides: how many lookups key `i` stands for, and after how many it gets a row.
   struct Lookups {
     std::span<std::uint32_t const> counts{};
     std::uint32_t otherwise = 1;  ///< Where there are no counts.
     std::uint32_t min_count = 1;
+    bool is_limited = true;  ///< By max_rows.
 
     [[nodiscard]] std::uint32_t count(std::size_t i) const { return counts.empty() ? otherwise : counts[i]; }
   };
@@ -71,9 +76,10 @@ class CpuTable final : public Table {
   template <class Visit>
   void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;
   [[nodiscard]] RowWord find_word(Key key, Hash hash) const;
-  /// Calls `visit(i)` for each key that has a row, whose lines are fetched before, and `miss(i)` for all others.
+  /// Calls `visit(i)` for each row from `first` to `end`, whose lines are fetched before, and `miss(i)` where there is
+  /// none.
   template <class Visit, class Miss>
-  void for_each_row(std::span<RowId const> rows, Visit visit, Miss miss) const;
+  void for_each_row(std::span<RowId const> rows, std::size_t first, std::size_t end, Visit visit, Miss miss) const;
   /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
   /// `announce(i)`.
   template <class Announce, class Visit>
@@ -105,7 +111,7 @@ class CpuTable final : public Table {
 
   TableOptions options_;
   mutable std::shared_mutex mutex_;  ///< Shared by those who read.
-  mutable WorkerPool workers_;
+  std::shared_ptr<WorkerPool> workers_;
   SegmentPool segments_;
   TableRows rows_;
   StripeMap stripe_map_;
@@ -114,6 +120,7 @@ class CpuTable final : public Table {
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::uint64_t num_clears_ = 0;
   std::size_t next_to_expire_ = 0;  ///< The stripe that is looked through next for rows whose time is over.
 };
 

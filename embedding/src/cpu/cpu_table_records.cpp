@@ -23,7 +23,7 @@ Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wan
   };
   std::shared_lock const lock(mutex_);
   std::vector<std::vector<Entry>> parts(stripes_.size());
-  workers_.run(stripes_.size(), [&](std::size_t number) {
+  workers_->run(stripes_.size(), [&](std::size_t number) {
     stripes_[number].index.for_each([&](Key key, RowWord word) {
       if (!wanted(word)) return;
       std::uint32_t const bucket = virtual_bucket_of(hash_of(key));
@@ -68,7 +68,7 @@ Records CpuTable::export_records(Keys const& keys) const {
   std::vector<RowId> rows(keys.size());
   find(keys, rows, {});
   std::shared_lock const lock(mutex_);
-  workers_.in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+  workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       if (rows[i] == RowId::kNone) {
         throw comm::UsageError("key " + std::to_string(keys[i].id) + " of table " + std::to_string(keys[i].table) +

@@ -50,11 +50,11 @@ std::size_t CpuTable::evict_locked(std::size_t num_rows) {
   std::size_t const size = size_locked().rows;
   if (size <= num_rows) return 0;
   std::vector<std::vector<Score>> parts(stripes_.size());
-  workers_.run(stripes_.size(), [&](std::size_t number) {
+  workers_->run(stripes_.size(), [&](std::size_t number) {
     parts[number].reserve(stripes_[number].num_rows);
     std::as_const(stripes_[number].index).for_each([&](Key key, RowWord word) {
       if (!is_row(word)) return;
-      auto const& notes = rows_.notes(RowId{static_cast<std::uint32_t>(word)});
+      auto const& notes = rows_.notes(row_of(word));
       if (!is_in_use(notes)) parts[number].push_back(score_of(options_.eviction, notes, key));
     });
   });
@@ -67,11 +67,11 @@ std::size_t CpuTable::evict_locked(std::size_t num_rows) {
   if (num_evicted == 0) return 0;
   auto const last = scores.begin() + static_cast<std::ptrdiff_t>(num_evicted) - 1;
   std::nth_element(scores.begin(), last, scores.end());
-  workers_.run(stripes_.size(), [&](std::size_t number) {
+  workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
     stripe.index.erase_if([&](Key key, RowWord word) {
       if (!is_row(word)) return false;
-      auto const& notes = rows_.notes(RowId{static_cast<std::uint32_t>(word)});
+      auto const& notes = rows_.notes(row_of(word));
       if (is_in_use(notes) || score_of(options_.eviction, notes, key) > *last) return false;
       free_row(stripe, word);
       ++stripe.statistics.evicted;
@@ -86,7 +86,7 @@ void CpuTable::remove_expired() {
   auto& stripe = stripes_[next_to_expire_++ % stripes_.size()];
   stripe.index.erase_if([&](Key, RowWord word) {
     if (!is_row(word)) return false;
-    auto const& notes = rows_.notes(RowId{static_cast<std::uint32_t>(word)});
+    auto const& notes = rows_.notes(row_of(word));
     if (is_in_use(notes) || step_ - notes.step <= options_.time_to_live) return false;
     free_row(stripe, word);
     ++stripe.statistics.expired;
@@ -95,7 +95,7 @@ void CpuTable::remove_expired() {
 }
 
 void CpuTable::forget_pending() {
-  workers_.run(stripes_.size(), [&](std::size_t number) {
+  workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
     stripe.index.erase_if([](Key, RowWord word) { return is_pending(word); });
     stripe.statistics.forgotten += std::exchange(stripe.num_pending, 0);
@@ -108,16 +108,16 @@ void CpuTable::halve_counts() {
   if (options_.hot_count > 0) {
     rows_.reserve(Precision::kBfloat16, size.rows - size.cold_rows, StripeMap::kCount);
   }
-  workers_.run(stripes_.size(), [&](std::size_t number) {
+  workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
     stripe.index.for_each([&](Key key, RowWord& word) {
       if (is_pending(word)) {
         word = pending_word(pending_count_of(word) / 2);
         return;
       }
-      auto& notes = rows_.notes(RowId{static_cast<std::uint32_t>(word)});
+      auto& notes = rows_.notes(row_of(word));
       notes.count /= 2;
-      bool const is_float32 = precision_of(RowId{static_cast<std::uint32_t>(word)}) == Precision::kFloat32;
+      bool const is_float32 = precision_of(row_of(word)) == Precision::kFloat32;
       if (is_float32 && is_cold(notes.count) && !is_in_use(notes)) change_precision(stripe, key, word);
     });
   });

@@ -90,25 +90,23 @@ std::span<float> TableRows::state(RowId id) const {
   return {reinterpret_cast<float*>(row + state_begins_[number_of(precision_of(id))]), optimizer_.state_size(dim_)};
 }
 
-void TableRows::initialise(RowId id, Key key, Initializer const& initializer) {
+void TableRows::initialise(RowId id, Key key, Initializer const& initializer, std::span<float> scratch) {
   if (precision_of(id) == Precision::kFloat32) {
     initializer.fill(key, vector(id));
   } else {
-    std::vector<float> values(dim_);
-    initializer.fill(key, values);
-    write(id, values);
+    initializer.fill(key, scratch);
+    write(id, scratch);
   }
   std::ranges::fill(state(id), optimizer_.initial_state());
   notes(id) = {.count = 0, .step = 0, .state = optimizer_.initial_state()};
 }
 
-void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step) {
-  std::vector<float> values(dim_);
-  read(from, values);
+void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step, std::span<float> scratch) {
+  read(from, scratch);
   if (precision_of(to) == Precision::kFloat32) {
-    write(to, values);
+    write(to, scratch);
   } else {
-    write_at_random(to, key, step, values);
+    write_at_random(to, key, step, scratch);
   }
   std::ranges::copy(state(from), state(to).begin());
   notes(to) = notes(from);

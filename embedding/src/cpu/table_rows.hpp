@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/bucket.hpp"
 #include "cpu/row_store.hpp"
 #include "headway/embedding/bfloat16.hpp"
 #include "headway/embedding/table.hpp"
@@ -17,6 +18,11 @@ enum class Precision : std::uint8_t { kFloat32, kBfloat16 };
 [[nodiscard]] constexpr Precision precision_of(RowId id) {
   constexpr std::uint32_t kColdBit = RowStore::kNumIds;
   return (static_cast<std::uint32_t>(id) & kColdBit) == 0 ? Precision::kFloat32 : Precision::kBfloat16;
+}
+
+/// kNone where the word names no row.
+[[nodiscard]] constexpr RowId row_of(RowWord word) {
+  return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone;
 }
 
 /// What is in the rows of a table, of both precisions.
@@ -41,7 +47,10 @@ class TableRows {
     RowAllocator allocators_[2];
   };
 
-  [[nodiscard]] bool has(RowId id) const { return static_cast<std::uint32_t>(plain(id)) < store_of(id).num_rows(); }
+  [[nodiscard]] bool has(RowId id) const {
+    bool const is_row = static_cast<std::uint32_t>(id) < 2 * RowStore::kNumIds && plain(id) != RowId::kNone;
+    return is_row && static_cast<std::uint32_t>(plain(id)) < store_of(id).num_rows();
+  }
   /// Makes what is done with a row soon after faster.
   void prefetch(RowId id) const;
   [[nodiscard]] RowNotes& notes(RowId id) const { return store_of(id).notes(plain(id)); }
@@ -51,17 +60,16 @@ class TableRows {
   void write(RowId id, std::span<float const> vector);
   /// (state_size(dim)) of the optimizer.
   [[nodiscard]] std::span<float> state(RowId id) const;
-  /// Of a new row.
-  void initialise(RowId id, Key key, Initializer const& initializer);
+  /// Of a new row. @param scratch (dim); likewise below
+  void initialise(RowId id, Key key, Initializer const& initializer, std::span<float> scratch);
   /// Copies everything to a row of another precision; `key` and `step` choose the bits for rounding.
-  void move(RowId from, RowId to, Key key, std::uint64_t step);
+  void move(RowId from, RowId to, Key key, std::uint64_t step, std::span<float> scratch);
   struct Step {
     std::uint64_t number;
     kernels::RowOptimizer::Factors factors;
   };
   [[nodiscard]] Step step(kernels::OptimizerStep const& step) const { return {step.number, optimizer_.factors(step)}; }
   /// One step of the optimizer. Cold rows are rounded at random, so that small steps are not lost.
-  /// @param scratch (dim), of the caller's thread
   void update(RowId id, Key key, Step const& step, std::span<float const> gradient, std::span<float> scratch);
 
   /// Of rows that are or were in use.

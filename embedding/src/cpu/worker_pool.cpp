@@ -113,6 +113,8 @@ void WorkerPool::Crew::take_tasks() {
   }
 }
 
+std::shared_ptr<WorkerPool> make_workers(int num_threads) { return std::make_shared<WorkerPool>(num_threads); }
+
 WorkerPool::WorkerPool(int num_threads) : process_(::getpid()) {
   comm::expects(num_threads >= 1, "num_threads must be at least 1, not " + std::to_string(num_threads));
   crew_ = std::make_unique<Crew>(num_threads);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "headway/embedding/workers.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <functional>
@@ -31,6 +33,14 @@ class WorkerPool {
   void in_ranges(std::size_t count, Visit visit) {
     run(num_ranges(count),
         [&](std::size_t range) { visit(range, range * kRangeSize, std::min((range + 1) * kRangeSize, count)); });
+  }
+  /// The same, without numbers, for items that each move `item_bytes`.
+  template <class Visit>
+  void in_ranges_of(std::size_t count, std::size_t item_bytes, Visit visit) {
+    constexpr std::size_t kRangeBytes = std::size_t{128} << 10;
+    std::size_t const size = std::clamp(kRangeBytes / (item_bytes + 1), std::size_t{8}, kRangeSize);
+    run((count + size - 1) / size,
+        [&](std::size_t range) { visit(range * size, std::min((range + 1) * size, count)); });
   }
 
  private:

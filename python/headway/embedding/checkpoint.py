@@ -11,8 +11,10 @@ K records, D values of a vector, S floats of an optimizer's state.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import re
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +31,10 @@ from headway.embedding.merging import MergedTable, group_of_tables, table_number
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
+_LOCK = ".lock"
+_FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
-_RECORDS_AT_ONCE = 1 << 21  # listed before they are written
+_RECORDS_AT_ONCE = 1 << 23  # whose keys are listed, by a look at the whole table, before they are written
 
 
 class CheckpointError(RuntimeError):
@@ -75,9 +79,9 @@ class Manifest:
             if envelope["format"] != _FORMAT or zlib.crc32(body.encode()) != envelope["crc32"]:
                 raise ValueError("it has another format, or was altered")
             values = json.loads(body)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Manifest(**{**values, "blocks": [Block(**block) for block in values["blocks"]]})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the manifest of a checkpoint: {error}") from error
-        return Manifest(**{**values, "blocks": [Block(**block) for block in values["blocks"]]})
 
 
 def _describe(group: MergedTable, table: Table) -> dict[str, Any]:
@@ -103,34 +107,73 @@ def save(
     """Writes the tables of all ranks; all of them call it.
 
     Raises:
-        CheckpointError: a rank could not write; the checkpoint that was there is still good.
+        CheckpointError: a rank could not write, or another save is under way; the checkpoint that was there is good.
     """
     rank = 0 if process_group is None else process_group.rank()
-    name = f"{_common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
-    blocks: list[Block] = []
-    error = None
+    name = f"tables-{_common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
+    with contextlib.ExitStack() as stack:
+        error = _common(_begin_save(folder, stack) if rank == 0 else None, process_group)
+        _refuse(folder, [error])
+        is_done = False
+        try:
+            blocks: list[Block] = []
+            try:
+                blocks = _write_file(folder / name, tables)
+            except Exception as failure:  # Whatever it is, the others must hear of it.
+                error = f"rank {rank}: {type(failure).__name__}: {failure}"
+            parts = _gather((error, blocks), process_group)
+            _refuse(folder, [each for each, _ in parts])
+            if rank == 0:
+                manifest = Manifest(
+                    step=step,
+                    routing_version=_embedding.ROUTING_VERSION,
+                    groups=[_describe(group, table) for group, table in zip(groups, tables, strict=True)],
+                    blocks=[block for _, part in parts for block in part],
+                )
+                error = _publish(folder, manifest)
+            _refuse(folder, [_common(error, process_group)])  # Nobody goes on before it is there.
+            is_done = True
+        finally:
+            if not is_done:
+                with contextlib.suppress(OSError):
+                    (folder / name).unlink()
+        if rank == 0:
+            _remove_unnamed(folder, {block.file for block in manifest.blocks})
+
+
+def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
+    said = [error for error in errors if error is not None]
+    if said:
+        raise CheckpointError(f"the checkpoint {folder} could not be written: {'; '.join(said)}")
+
+
+def _begin_save(folder: Path, stack: contextlib.ExitStack) -> str | None:
+    """Makes the folder ours until ``stack`` ends, and removes what a save that was cut off left; says what is wrong."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        blocks = _write_file(folder / name, tables)
+        _sync_folder(folder.parent)
+        lock = stack.enter_context((folder / _LOCK).open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Which the end of the process gives up, too.
+    except BlockingIOError:
+        return "another save into it is under way"
     except OSError as failure:
-        error = f"rank {rank}: {failure}"
-    parts = _gather((error, blocks), process_group)
-    errors = [each for each, _ in parts if each is not None]
-    if errors:
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()
-        raise CheckpointError(f"the checkpoint {folder} could not be written: {'; '.join(errors)}")
-    if rank == 0:
-        manifest = Manifest(
-            step=step,
-            routing_version=_embedding.ROUTING_VERSION,
-            groups=[_describe(group, table) for group, table in zip(groups, tables, strict=True)],
-            blocks=[block for _, part in parts for block in part],
-        )
-        error = _finish(folder, manifest)
-    error = _common(error, process_group)  # Nobody goes on before it is there.
-    if error is not None:
-        raise CheckpointError(f"the checkpoint {folder} could not be written: {error}")
+        return f"rank 0: {failure}"
+    try:
+        named = {block.file for block in Manifest.read(folder).blocks}
+    except CheckpointError:
+        named = set()
+        if (folder / _MANIFEST).exists():
+            return None  # Not ours to judge: what it names stays.
+    _remove_unnamed(folder, named)
+    return None
+
+
+def _remove_unnamed(folder: Path, named: set[str]) -> None:
+    """Removes files of checkpoints that are none, and no others."""
+    for path in folder.iterdir():
+        if _FILE_NAME.fullmatch(path.name) and path.name not in named:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
@@ -200,9 +243,10 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
 
 
-def _finish(folder: Path, manifest: Manifest) -> str | None:
-    """Makes the manifest the folder's, and removes files that no manifest names; returns what went wrong."""
+def _publish(folder: Path, manifest: Manifest) -> str | None:
+    """Makes the manifest the folder's, at once; says what went wrong."""
     try:
+        _sync_folder(folder)
         new = folder / f"{_MANIFEST}.new"
         with new.open("w") as file:
             file.write(manifest.to_json())
@@ -210,12 +254,8 @@ def _finish(folder: Path, manifest: Manifest) -> str | None:
             os.fsync(file.fileno())
         os.replace(new, folder / _MANIFEST)
         _sync_folder(folder)
-        named = {block.file for block in manifest.blocks}
-        for path in folder.glob("*-*.bin"):
-            if path.name not in named:
-                path.unlink(missing_ok=True)
     except OSError as failure:
-        return str(failure)
+        return f"rank 0: {failure}"
     return None
 
 
@@ -247,21 +287,34 @@ def load(
             are others.
     """
     rank, num_ranks = (0, 1) if process_group is None else (process_group.rank(), process_group.size())
-    step, error = 0, None
+    manifest, error = None, None
     try:
-        step = _read_all(folder, groups, tables, rank=rank, num_ranks=num_ranks, strict=strict)
+        manifest = Manifest.read(folder) if rank == 0 else None
     except CheckpointError as failure:
         error = str(failure)
+    # One for all ranks, whatever is saved meanwhile.
+    manifest, error = _common((manifest, error), process_group)
+    if manifest is not None:
+        try:
+            _read_all(folder, manifest, groups, tables, rank=rank, num_ranks=num_ranks, strict=strict)
+        except Exception as failure:  # Whatever it is, the others must hear of it.
+            error = str(failure) if isinstance(failure, CheckpointError) else f"{type(failure).__name__}: {failure}"
     errors = [each for each in _gather(error, process_group) if each is not None]
-    if errors:
+    if errors or manifest is None:
         raise CheckpointError("; ".join(dict.fromkeys(errors)))
-    return step
+    return int(manifest.step)
 
 
 def _read_all(
-    folder: Path, groups: Sequence[MergedTable], tables: Sequence[Table], *, rank: int, num_ranks: int, strict: bool
-) -> int:
-    manifest = Manifest.read(folder)
+    folder: Path,
+    manifest: Manifest,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    rank: int,
+    num_ranks: int,
+    strict: bool,
+) -> None:
     _expect_fitting(folder, manifest, groups, tables, strict=strict)
     group_of = group_of_tables(groups)
     first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
@@ -276,7 +329,6 @@ def _read_all(
             records = records.take(order[sum(counts[:rank]) : sum(counts[: rank + 1])].to(torch.int64))
         for group, part in _by_group(records, saved["tables"], group_of):
             _import(part, tables[group], pending=block.pending)
-    return manifest.step
 
 
 def _expect_fitting(
@@ -355,7 +407,4 @@ def _import(records: _Records, table: Table, *, pending: bool) -> None:
         table.find_or_insert(records.keys)
         return
     counts, steps, vectors, states = records.columns
-    statuses = table.import_records(records.keys, (counts, steps, vectors, states))
-    refused = int((statuses == _embedding.KeyStatus.NO_ROOM.value).sum())
-    if refused:
-        raise CheckpointError(f"{refused} records have no room: max_rows is less than the checkpoint has")
+    table.import_records(records.keys, (counts, steps, vectors, states))

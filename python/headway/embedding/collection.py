@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
-import weakref
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import Keys, Table
+from headway._embedding import Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.config import FeatureConfig, TableConfig
-from headway.embedding.features import Features, GroupInput, group_features
+from headway.embedding.features import FeatureGroup, Features, GroupInput, columns_of
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
-from headway.embedding.sharded_lookup import Dedup, Lookup, ShardedLookup
+from headway.embedding.sharded_lookup import Dedup, Gradient, Lookup, ShardedLookup
+
+#: Backward passes without a step after which we ask whether a step was forgotten.
+_MANY_GRADIENTS = 64
 
 
 class NoRoomError(RuntimeError):
@@ -46,10 +50,13 @@ class HashTableCollection(nn.Module):
         features: what is looked up in them.
         process_group: of CPU tensors; None: this rank has all ids.
         dedup: whether duplicates are found before the exchange (``first``), at the owner (``second``), or ``both``.
-            Results do not depend on it.
+            Vectors do not depend on it but for the rounding of sums, nor do counts.
+        gradient_reduction: ``mean`` divides the sum over ranks by their number, as DDP does; ``sum`` does not.
+        lookahead: batches that are looked up before the step of an earlier one. Their rows are not removed
+            meanwhile; gradients of older lookups find their rows again, or are counted where there is none.
         seed: of initial vectors.
         num_threads: for tables; None: as many as torch has.
-        strict: raise NoRoomError where an id gets no row because a table is full, instead of counting it.
+        strict: raise NoRoomError on all ranks where an id gets no row because a table is full, instead of counting it.
 
     Raises:
         ValueError: names are used twice, or a feature's table does not exist.
@@ -62,6 +69,8 @@ class HashTableCollection(nn.Module):
         features: Iterable[FeatureConfig],
         process_group: dist.ProcessGroup | None = None,
         dedup: Dedup = "both",
+        gradient_reduction: Literal["mean", "sum"] = "mean",
+        lookahead: int = 1,
         seed: int = 0,
         num_threads: int | None = None,
         strict: bool = False,
@@ -73,24 +82,26 @@ class HashTableCollection(nn.Module):
         self.rank = 0 if process_group is None else process_group.rank()
         self.num_ranks = 1 if process_group is None else process_group.size()
         self.step = 0  #: updates so far
+        if gradient_reduction not in ("mean", "sum"):
+            raise ValueError(f"gradient_reduction must be mean or sum, not {gradient_reduction!r}")
+        if lookahead < 0:
+            raise ValueError(f"lookahead must be from 0, not {lookahead}")
+        self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
+        self._lookahead = lookahead
         self._strict = strict
-        self._features_of = self._assign_features()
+        self._features_of = [FeatureGroup(features) for features in self._assign_features()]
         self._seed = seed
-        self._num_threads = torch.get_num_threads() if num_threads is None else num_threads
+        self._workers = Workers(torch.get_num_threads() if num_threads is None else num_threads)
         self.tables = self._build_tables()
-        self._lookup = ShardedLookup(self.tables, group=process_group, dedup=dedup, num_threads=self._num_threads)
-        # They make autograd call us, and carry "not finite" to a GradScaler; they are no parameters of the model.
-        self._anchors = [torch.zeros(1, requires_grad=True) for _ in self.groups]
-        self._gradients: list[list[_Gradient]] = [[] for _ in self.groups]
-        self._in_use: weakref.WeakSet[Lookup] = weakref.WeakSet()
+        self._lookup = ShardedLookup(self.tables, group=process_group, dedup=dedup, workers=self._workers)
+        # They make autograd call us; see TableOptimizer for what their gradients say.
+        self._anchors = [torch.zeros(1, requires_grad=True, dtype=torch.float32) for _ in self.groups]
+        self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
         self._begin_step()
 
     def _build_tables(self) -> list[Table]:
-        return [
-            group.build(seed=self._seed, num_ranks=self.num_ranks, num_threads=self._num_threads)
-            for group in self.groups
-        ]
+        return [group.build(seed=self._seed, num_ranks=self.num_ranks, workers=self._workers) for group in self.groups]
 
     def _assign_features(self) -> list[list[FeatureConfig]]:
         group_of = group_of_tables(self.groups)
@@ -119,12 +130,14 @@ class HashTableCollection(nn.Module):
         Raises:
             ValueError: a feature is missing, or its tensors do not fit each other.
         """
-        inputs = [group_features(features, configs) for configs in self._features_of]
-        lookup = self._lookup.begin([each.keys for each in inputs], step=self.step + 1, inserts=self.training)
+        columns = columns_of(features)
+        inputs = [group.join(columns) for group in self._features_of]
+        lookup = self._lookup.begin([each.keys for each in inputs], inserts=self.training)
         return PendingBatch(inputs, lookup)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
-        """Vectors of a batch.
+        """Vectors of a batch; with ``eval()`` nothing is inserted and counted, whether gradients are wanted or not.
 
         Returns:
             by feature, (B, dim) where it is pooled, else (K, dim) with a row for each id.
@@ -136,35 +149,40 @@ class HashTableCollection(nn.Module):
         outputs = _Lookup.apply(self, batch, *self._anchors)  # type: ignore[no-untyped-call]
         batch.lookup.vectors_UD.clear()
         if self._strict and batch.lookup.refused > 0:
-            raise NoRoomError(f"{batch.lookup.refused} ids got no row on rank {self.rank}: the table is full")
+            raise NoRoomError(f"{batch.lookup.refused} ids got no row: their table is full")
         by_name = {}
-        for configs, each, output in zip(self._features_of, batch.inputs, outputs, strict=True):
-            for config, vectors in zip(configs, output.split(each.num_bags), strict=True):
+        for group, each, output in zip(self._features_of, batch.inputs, outputs, strict=True):
+            for config, vectors in zip(group.configs, output.split(each.num_bags), strict=True):
                 by_name[config.name] = vectors
         return {feature.name: by_name[feature.name] for feature in self.features}
 
     # Learning
 
-    def apply_gradients(self, rates: Sequence[float], grad_scale: float = 1.0) -> None:
-        """Updates the rows that have gradients; ``optimizer.step()`` calls it."""
+    def apply_gradients(self, rates: Sequence[float], divisors: Sequence[float]) -> None:
+        """Updates the rows that have gradients; ``optimizer.step()`` calls it.
+
+        Args:
+            rates: of the merged tables.
+            divisors: of their gradients.
+        Raises:
+            ValueError: a rate is not finite; nothing is updated then.
+        """
+        for group, rate in zip(self.groups, rates, strict=True):
+            if not math.isfinite(rate):
+                raise ValueError(f"the learning rate of table {group.name} must be finite, not {rate}")
         self.step += 1
-        for table, rate, gradients in zip(self.tables, rates, self._gradients, strict=True):
-            if not gradients:
-                continue
-            keys, rows, values = gradients[0].keys, gradients[0].rows_W, gradients[0].values_WD
-            if len(gradients) > 1 or self._lookup.has_duplicates():
-                keys, values = self._lookup.sum_of([(each.keys, each.values_WD) for each in gradients])
-                rows, _ = table.find(keys)
-            elif gradients[0].is_late:
-                rows, _ = table.find(keys)
-            table.update(keys, rows, values if grad_scale == 1 else values / grad_scale, lr=rate, step=self.step)
+        for table, rate, divisor, gradients in zip(self.tables, rates, divisors, self._gradients, strict=True):
+            if gradients:
+                self._lookup.update(table, gradients, lr=rate, step=self.step, divisor=divisor * self._divisor)
+                gradients.clear()
         self.drop_gradients()
         self._begin_step()
 
     def drop_gradients(self) -> None:
         """Forgets the gradients that were not applied; ``optimizer.zero_grad()`` calls it."""
-        for gradients in self._gradients:
+        for gradients, anchor in zip(self._gradients, self._anchors, strict=True):
             gradients.clear()
+            anchor.grad = None
 
     def halve_counts(self) -> None:
         """Makes lookups so far weigh half; rows that become cold give up their float32."""
@@ -172,28 +190,30 @@ class HashTableCollection(nn.Module):
             table.halve_counts()
 
     def _begin_step(self) -> None:
-        oldest = min((lookup.step for lookup in self._in_use), default=self.step + 1)
         for table in self.tables:
-            table.begin_step(self.step + 1, oldest)
+            table.begin_step(self.step + 1, max(self.step + 1 - self._lookahead, 0))
 
-    def _backward(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        lookup = batch.lookup
-        is_first = lookup in self._in_use
-        self._in_use.discard(lookup)
+    def _backward(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         sums = [
-            self._lookup.add_up(lookup, number, gradients.contiguous(), each.offsets, each.weights)
-            for number, (each, gradients) in enumerate(zip(batch.inputs, gradients_BD, strict=True))
-        ]
-        anchors = []
-        for number, values_WD in enumerate(self._lookup.return_gradients(lookup, sums)):
-            part = lookup.parts[number]
-            assert part.received is not None and part.rows_W is not None, "gradients come after vectors"
-            # A graph that was kept for a second pass does not keep its rows where they were.
-            is_late = not is_first and lookup.step <= self.step
-            self._gradients[number].append(_Gradient(part.received.keys, part.rows_W, values_WD, is_late))
-            # 0, or not a number if any gradient is not finite.
-            anchors.append((values_WD.sum() * 0 + sums[number].sum() * 0).reshape(1))
-        return anchors
+            None if values is None
+            else self._lookup.add_up(batch.lookup, number, values.contiguous(), each.offsets, each.weights)
+            for number, (each, values) in enumerate(zip(batch.inputs, gradients_BD, strict=True))
+        ]  # fmt: skip
+        received = self._lookup.return_gradients(batch.lookup, sums)
+        for number, (gradient, own) in enumerate(zip(received, sums, strict=True)):
+            if gradient is None:
+                continue
+            self._gradients[number].append(gradient)
+            is_finite = bool(gradient.values_WD.isfinite().all()) and (own is None or bool(own.isfinite().all()))
+            anchor = self._anchors[number]
+            if anchor.grad is None or not is_finite:
+                anchor.grad = torch.full((1,), 1.0 if is_finite else math.nan, dtype=torch.float32)
+        if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
+            warnings.warn(
+                f"the gradients of {_MANY_GRADIENTS} backward passes wait for optimizer.step() of a "
+                "HashTableCollection: is it called?",
+                stacklevel=2,
+            )
 
     # Checkpoints
 
@@ -223,6 +243,13 @@ class HashTableCollection(nn.Module):
         self.drop_gradients()
         self._begin_step()
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        warnings.warn("state_dict() does not hold the tables of a HashTableCollection: call its save()", stacklevel=2)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")
+
     # What is inside
 
     def statistics(self) -> dict[str, Any]:
@@ -238,16 +265,6 @@ class HashTableCollection(nn.Module):
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks"
 
 
-@dataclass(frozen=True)
-class _Gradient:
-    """Of the keys of one lookup that this rank owns."""
-
-    keys: Keys
-    rows_W: torch.Tensor
-    values_WD: torch.Tensor
-    is_late: bool  #: the rows may have moved
-
-
 class _Lookup(torch.autograd.Function):
     """Hands the vectors of a batch out, and takes their gradients."""
 
@@ -256,9 +273,7 @@ class _Lookup(torch.autograd.Function):
         ctx: Any, collection: HashTableCollection, batch: PendingBatch, *anchors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.collection, ctx.batch = collection, batch
-        # Its rows stay where they are until its gradients are applied, or its graph is dropped.
-        if any(ctx.needs_input_grad):
-            collection._in_use.add(batch.lookup)
+        ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
         return tuple(
             collection._lookup.hand_out(batch.lookup, number, each.offsets, each.weights)
             for number, each in enumerate(batch.inputs)
@@ -266,5 +281,6 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, *ctx.collection._backward(ctx.batch, gradients)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
+        ctx.collection._backward(ctx.batch, gradients)
+        return (None,) * (2 + len(gradients))

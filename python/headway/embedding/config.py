@@ -28,6 +28,10 @@ class Uniform:
     low: float
     high: float
 
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"a range from {self.low} to {self.high} is none")
+
     def build(self, seed: int) -> _embedding.Initializer:
         return _embedding.Initializer.uniform(self.low, self.high, seed)
 
@@ -116,6 +120,10 @@ class Adam(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))  # Which may be a list, and must be hashable.
+        super().__post_init__()
+
     def build(self) -> _embedding.OptimizerOptions:
         return self._options("adam", eps=self.eps, betas=self.betas)
 
@@ -143,8 +151,8 @@ class Eviction:
     def __post_init__(self) -> None:
         if self.policy not in ("lru", "lfu"):
             raise ValueError(f"policy must be lru or lfu, not {self.policy!r}")
-        if not 0 < self.low_water <= self.high_water <= 1:
-            raise ValueError(f"0 < low_water <= high_water <= 1 does not hold for {self.low_water}, {self.high_water}")
+        if not 0 < self.low_water < self.high_water <= 1:
+            raise ValueError(f"0 < low_water < high_water <= 1 does not hold for {self.low_water}, {self.high_water}")
 
 
 @dataclass(frozen=True)

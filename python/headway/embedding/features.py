@@ -1,4 +1,7 @@
-"""Jagged features of a batch, put together by the merged table that they are looked up in."""
+"""Jagged features of a batch, put together by the merged table that they are looked up in.
+
+The number of operations on tensors does not depend on the number of features, apart from taking them in.
+"""
 
 from __future__ import annotations
 
@@ -26,75 +29,106 @@ class GroupInput:
     num_bags: list[int]  #: by feature
 
 
-def group_features(features: Features, configs: Sequence[FeatureConfig]) -> GroupInput:
-    """Puts the features of one merged table together.
-
-    Raises:
-        ValueError: a feature is missing, or its tensors do not fit each other.
-    """
-    jagged = [_jagged(features, config.name) for config in configs]
-    bag_lengths = [
-        lengths if config.pooling is not None else torch.ones_like(ids)
-        for config, (ids, lengths, _) in zip(configs, jagged, strict=True)
-    ]
-    sizes = torch.tensor([len(ids) for ids, _, _ in jagged])
-    numbers = torch.tensor([table_number(config.table) for config in configs]).to(torch.int32)
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), *bag_lengths)).cumsum(0)
-    return GroupInput(
-        keys=Keys(torch.cat([ids for ids, _, _ in jagged]), numbers.repeat_interleave(sizes)),
-        offsets=offsets,
-        weights=_weights(configs, jagged),
-        num_bags=[len(lengths) for lengths in bag_lengths],
-    )
+@dataclass(frozen=True)
+class _Jagged:
+    name: str
+    ids: torch.Tensor
+    lengths: torch.Tensor
+    weights: torch.Tensor | None
 
 
-_Jagged = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+class FeatureGroup:
+    """The features of one merged table, and how they are put together."""
+
+    def __init__(self, configs: Sequence[FeatureConfig]) -> None:
+        self.configs = list(configs)
+        self._numbers = torch.tensor([table_number(config.table) for config in configs]).to(torch.int32)
+        self._is_mean = torch.tensor([config.pooling == "mean" for config in configs])
+
+    def join(self, features: Mapping[str, Any]) -> GroupInput:
+        """Puts the features together.
+
+        Raises:
+            ValueError: a feature is missing, or its tensors do not fit each other.
+        """
+        jagged = [_jagged(features, config.name) for config in self.configs]
+        num_ids = torch.tensor([each.ids.numel() for each in jagged])
+        num_lists = torch.tensor([each.lengths.numel() for each in jagged])
+        lengths = torch.cat([each.lengths for each in jagged]).to(torch.int64)
+        _expect_fitting(jagged, lengths, num_ids, num_lists)
+        ones = torch.ones(int(num_ids.max()), dtype=torch.int64)
+        pooled = [config.pooling is not None for config in self.configs]
+        bags = [
+            each.lengths if is_pooled else ones[: each.ids.numel()]
+            for each, is_pooled in zip(jagged, pooled, strict=True)
+        ]
+        return GroupInput(
+            keys=Keys(
+                torch.cat([each.ids for each in jagged]).to(torch.int64), self._numbers.repeat_interleave(num_ids)
+            ),
+            offsets=torch.cat((ones.new_zeros(1), *bags)).cumsum(0),
+            weights=self._weights(jagged, lengths, num_lists),
+            num_bags=[each.numel() for each in bags],
+        )
+
+    def _weights(
+        self, jagged: Sequence[_Jagged], lengths: torch.Tensor, num_lists: torch.Tensor
+    ) -> torch.Tensor | None:
+        weights = None
+        if any(each.weights is not None for each in jagged):
+            parts = [torch.ones(each.ids.numel()) if each.weights is None else each.weights for each in jagged]
+            weights = torch.cat(parts).to(torch.float32)
+        if bool(self._is_mean.any()):
+            shares = torch.where(self._is_mean.repeat_interleave(num_lists), lengths, 1).to(torch.float32).reciprocal()
+            shares = shares.repeat_interleave(lengths)
+            weights = shares if weights is None else weights * shares
+        return weights
 
 
-def _weights(configs: Sequence[FeatureConfig], jagged: Sequence[_Jagged]) -> torch.Tensor | None:
-    if all(
-        config.pooling != "mean" and weights is None for config, (_, _, weights) in zip(configs, jagged, strict=True)
-    ):
-        return None
-    parts = []
-    for config, (ids, lengths, weights) in zip(configs, jagged, strict=True):
-        part = torch.ones(len(ids)) if weights is None else weights
-        if config.pooling == "mean":
-            part = part / lengths.repeat_interleave(lengths)
-        parts.append(part)
-    return torch.cat(parts)
+def columns_of(features: Features) -> Mapping[str, Any]:
+    """The features by name; of a ``KeyedJaggedTensor`` a ``JaggedTensor`` each."""
+    if isinstance(features, Mapping):
+        return features
+    by_name: Mapping[str, Any] = features.to_dict()
+    return by_name
 
 
-def _jagged(features: Features, name: str) -> _Jagged:
-    ids, lengths, weights = _columns(features, name)
+def _jagged(features: Mapping[str, Any], name: str) -> _Jagged:
+    if name not in features:
+        raise ValueError(f"feature {name} is missing; there are: {', '.join(features)}")
+    feature = features[name]
+    if isinstance(feature, Sequence):
+        if len(feature) not in (2, 3):
+            raise ValueError(
+                f"feature {name}: values, lengths and perhaps weights are needed, not {len(feature)} tensors"
+            )
+        ids, lengths, *rest = feature
+        weights = rest[0] if rest else None
+    else:
+        ids, lengths, weights = feature.values(), feature.lengths(), feature.weights_or_none()
     for tensor, what in ((ids, "values"), (lengths, "lengths")):
         if tensor.dim() != 1 or tensor.dtype not in (torch.int64, torch.int32) or tensor.device.type != "cpu":
             raise ValueError(
                 f"feature {name}: {what} must be int64 or int32 of one dimension on the CPU, not {tensor.dtype} "
                 f"of shape {tuple(tensor.shape)} on {tensor.device}"
             )
-    if bool((lengths < 0).any()) or int(lengths.sum()) != len(ids):
-        raise ValueError(f"feature {name}: lengths must be from 0 and add up to {len(ids)}, the number of values")
     if weights is not None:
         if weights.shape != ids.shape:
-            raise ValueError(f"feature {name}: {weights.numel()} weights for {len(ids)} values")
+            raise ValueError(f"feature {name}: {weights.numel()} weights for {ids.numel()} values")
         if weights.requires_grad:
             raise ValueError(f"feature {name}: weights get no gradient; detach them")
-        weights = weights.to(torch.float32)
-    return ids.to(torch.int64), lengths.to(torch.int64), weights
+    return _Jagged(name, ids, lengths, weights)
 
 
-def _columns(features: Features, name: str) -> _Jagged:
-    if isinstance(features, Mapping):
-        if name not in features:
-            raise ValueError(f"feature {name} is missing; there are: {', '.join(features)}")
-        columns = tuple(features[name])
-        if len(columns) not in (2, 3):
+def _expect_fitting(
+    jagged: Sequence[_Jagged], lengths: torch.Tensor, num_ids: torch.Tensor, num_lists: torch.Tensor
+) -> None:
+    """Checks all at once, and looks for the feature to name only if something is wrong."""
+    ends = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))[num_lists.cumsum(0)]
+    if torch.equal(ends, num_ids.cumsum(0)) and not bool((lengths < 0).any()):
+        return
+    for each in jagged:
+        if bool((each.lengths < 0).any()) or int(each.lengths.sum()) != each.ids.numel():
             raise ValueError(
-                f"feature {name}: values, lengths and perhaps weights are needed, not {len(columns)} tensors"
+                f"feature {each.name}: lengths must be from 0 and add up to {each.ids.numel()}, the number of values"
             )
-        return columns if len(columns) == 3 else (*columns, None)
-    if name not in features.keys():  # noqa: SIM118 - a KeyedJaggedTensor is no mapping
-        raise ValueError(f"feature {name} is missing; there are: {', '.join(features.keys())}")
-    feature = features[name]
-    return feature.values(), feature.lengths(), feature.weights_or_none()

@@ -29,7 +29,7 @@ class MergedTable:
     def name(self) -> str:
         return "+".join(table.name for table in self.tables)
 
-    def build(self, *, seed: int, num_ranks: int, num_threads: int) -> _embedding.Table:
+    def build(self, *, seed: int, num_ranks: int, workers: _embedding.Workers) -> _embedding.Table:
         """The part of one rank of ``num_ranks``."""
         config = self.config
         max_rows = self._share("max_rows", num_ranks)
@@ -50,7 +50,7 @@ class MergedTable:
             min_count=config.min_count,
             max_pending=self._share("max_pending", num_ranks),
             hot_count=config.hot_count,
-            num_threads=num_threads,
+            workers=workers,
         )
 
     def _share(self, limit: str, num_ranks: int) -> int | None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Table, UniqueKeys
+from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
 
 Dedup = Literal["none", "first", "second", "both"]
 
@@ -42,24 +42,33 @@ class TrafficCounts:
 class Part:
     """What a lookup has of one merged table."""
 
+    table: Table
     unique: UniqueKeys  #: of this rank's keys
     order_U: torch.Tensor  #: its keys by owner
     counts_R: list[int]  #: of keys for each owner
     received: UniqueKeys | None = None  #: of the keys that this rank owns
     rows_W: torch.Tensor | None = None
+    generation: int = -1  #: of the table, when the rows were found
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class Gradient:
+    """Of the keys of one lookup that this rank owns."""
+
+    part: Part
+    values_WD: torch.Tensor
+
+
+@dataclass
 class Lookup:
     """A batch on its way; its parts are in the order of the tables."""
 
-    step: int
     parts: list[Part]
     inserts: bool
     counts_RG: torch.Tensor  #: of keys from each rank
     work: dist.Work | None = None
     vectors_UD: list[torch.Tensor] = field(default_factory=list)
-    refused: int = 0
+    refused: int = 0  #: on all ranks
 
 
 def _by_rank(pieces_GR: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
@@ -71,14 +80,14 @@ class ShardedLookup:
     """The tables of this rank, and the way to those of others.
 
     Args:
-        tables: of this rank; the same ones in the same order on all.
+        tables: of this rank, the same ones in the same order on all; the caller's list, in which it may put others.
         group: whose ranks share the keys out; None: this rank has all.
-        dedup: at which stages duplicates are found. What is looked up and learned does not depend on it.
-        num_threads: for duplicates.
+        dedup: at which stages duplicates are found.
+        workers: for duplicates.
     """
 
     def __init__(
-        self, tables: Sequence[Table], *, group: dist.ProcessGroup | None, dedup: Dedup, num_threads: int
+        self, tables: Sequence[Table], *, group: dist.ProcessGroup | None, dedup: Dedup, workers: Workers
     ) -> None:
         if dedup not in ("none", "first", "second", "both"):
             raise ValueError(f"dedup must be none, first, second or both, not {dedup!r}")
@@ -88,21 +97,21 @@ class ShardedLookup:
         self._num_ranks = 1 if group is None else group.size()
         self._rank = 0 if group is None else group.rank()
         self._dedup = dedup
-        self._deduplicator = Deduplicator(num_threads)
+        self._deduplicator = Deduplicator(workers)
 
     # Forward
 
-    def begin(self, keys_G: Sequence[Keys], *, step: int, inserts: bool) -> Lookup:
+    def begin(self, keys_G: Sequence[Keys], *, inserts: bool) -> Lookup:
         """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
         parts = []
-        for keys in keys_G:
+        for table, keys in zip(self.tables, keys_G, strict=True):
             unique = self._unique(keys, stages=("first", "both"))
             order_U, counts_R = _embedding.route(unique.keys, self._num_ranks)
-            parts.append(Part(unique, order_U, counts_R))
+            parts.append(Part(table, unique, order_U, counts_R))
             self.traffic.keys += len(keys)
             self.traffic.keys_routed += len(unique)
         sent_RG = torch.tensor([part.counts_R for part in parts], dtype=torch.int64).t().contiguous()
-        lookup = Lookup(step, parts, inserts, counts_RG=sent_RG)
+        lookup = Lookup(parts, inserts, counts_RG=sent_RG)
         if self._num_ranks > 1:
             lookup.counts_RG = torch.empty_like(sent_RG)
             lookup.work = dist.all_to_all_single(lookup.counts_RG, sent_RG, group=self._group, async_op=True)
@@ -113,18 +122,20 @@ class ShardedLookup:
         if lookup.work is not None:
             lookup.work.wait()
             lookup.work = None
-        vectors_V = []
-        for table, part, keys in zip(self.tables, lookup.parts, self._exchange_keys(lookup), strict=True):
+        vectors_V, refused_G = [], []
+        for part, keys in zip(lookup.parts, self._exchange_keys(lookup), strict=True):
             part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
-            part.rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
-            lookup.refused += int((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
-            vectors_WD = table.gather(owned, part.rows_W)
+            part.rows_W, statuses_W = part.table.find_or_insert(owned) if lookup.inserts else part.table.find(owned)
+            part.generation = part.table.generation
+            vectors_WD = part.table.gather(owned, part.rows_W)
             is_same = part.received is part.unique
             vectors_V.append(vectors_WD if is_same else self._deduplicator.hand_out(part.received, vectors_WD))
+            refused_G.append(float((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum()))
             self.traffic.keys_received += len(keys)
             self.traffic.keys_found += len(owned)
-        lookup.vectors_UD = self._return_values(lookup, vectors_V)
+        lookup.vectors_UD, refused_RG = self._return_values(lookup, vectors_V, torch.tensor(refused_G))
+        lookup.refused = int(refused_RG.sum())
 
     def hand_out(
         self, lookup: Lookup, number: int, offsets: torch.Tensor, weights: torch.Tensor | None
@@ -147,24 +158,45 @@ class ShardedLookup:
         """Gradients of the unique keys of table ``number``; (U, D)."""
         return self._deduplicator.add_up(lookup.parts[number].unique, gradients_BD, offsets=offsets, weights=weights)
 
-    def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sends gradients to the owners of their rows; (W, D) for each table, of all ranks."""
-        sums = []
-        received = self._send_values(lookup, gradients_UD, kind="gradient_bytes")
-        for part, values_VD in zip(lookup.parts, received, strict=True):
+    def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]) -> list[Gradient | None]:
+        """Sends gradients to the owners of their rows, by table; None where no rank has any."""
+        values = [
+            torch.zeros(len(part.unique), part.table.dim) if gradients is None else gradients
+            for part, gradients in zip(lookup.parts, gradients_UD, strict=True)
+        ]
+        is_there = torch.tensor([float(gradients is not None) for gradients in gradients_UD])
+        received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
+        result: list[Gradient | None] = []
+        for part, values_VD, is_any in zip(lookup.parts, received, is_there_RG.any(0).tolist(), strict=True):
             assert part.received is not None, "gradients come after vectors"
             is_same = part.received is part.unique
-            sums.append(values_VD if is_same else self._deduplicator.add_up(part.received, values_VD))
-        return sums
+            sums_WD = values_VD if is_same else self._deduplicator.add_up(part.received, values_VD)
+            result.append(Gradient(part, sums_WD) if is_any else None)
+        return result
 
-    def sum_of(self, batches: Sequence[tuple[Keys, torch.Tensor]]) -> tuple[Keys, torch.Tensor]:
-        """Adds up gradients of several batches of one table, so that no key comes twice."""
-        ids = torch.cat([keys.ids for keys, _ in batches])
-        tables = torch.cat([_tables_of(keys) for keys, _ in batches])
-        unique = self._deduplicator.deduplicate(Keys(ids, tables))
-        return unique.keys, self._deduplicator.add_up(unique, torch.cat([values for _, values in batches]))
+    def update(self, table: Table, gradients: Sequence[Gradient], *, lr: float, step: int, divisor: float) -> None:
+        """One step of the optimizer with the gradients of one or more lookups of ``table``."""
+        part, values_WD = gradients[0].part, gradients[0].values_WD
+        assert part.received is not None and part.rows_W is not None, "gradients come after vectors"
+        keys, rows_W = part.received.keys, part.rows_W
+        is_repeated = len(gradients) > 1 or self._has_duplicates()
+        if is_repeated:
+            keys, values_WD = self._sum_of(gradients)
+        # Rows may have been given up or moved since, and the table may be another one after load().
+        if is_repeated or part.table is not table or part.generation != table.generation:
+            rows_W, _ = table.find(keys)
+        table.update(keys, rows_W, values_WD if divisor == 1 else values_WD / divisor, lr=lr, step=step)
 
-    def has_duplicates(self) -> bool:
+    def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
+        """Gradients of several lookups of one table, added up so that no key comes twice."""
+        keys = [gradient.part.received.keys for gradient in gradients if gradient.part.received is not None]
+        unique = self._deduplicator.deduplicate(
+            Keys(torch.cat([each.ids for each in keys]), torch.cat([_tables_of(each) for each in keys]))
+        )
+        values = torch.cat([gradient.values_WD for gradient in gradients])
+        return unique.keys, self._deduplicator.add_up(unique, values)
+
+    def _has_duplicates(self) -> bool:
         """Whether keys of one batch may come twice at their owner."""
         return self._dedup == "none" or (self._dedup == "first" and self._num_ranks > 1)
 
@@ -198,60 +230,81 @@ class ShardedLookup:
                 message[:, 1].to(torch.int32),
                 counts=(message[:, 1] >> _COUNT_SHIFT).to(torch.int32),
             )
-            for message in self._send_values(lookup, messages, kind="id_bytes")
+            for message in self._send_values(lookup, messages, torch.empty(0, dtype=torch.int64), kind="id_bytes")[0]
         ]
 
     def _send_values(
-        self, lookup: Lookup, values_U: Sequence[torch.Tensor], *, kind: Literal["id_bytes", "gradient_bytes"]
-    ) -> list[torch.Tensor]:
+        self,
+        lookup: Lookup,
+        values_U: Sequence[torch.Tensor],
+        notes: torch.Tensor,
+        *,
+        kind: Literal["id_bytes", "gradient_bytes"],
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """What owners get of this rank's unique keys, and this rank as an owner from all."""
         if self._num_ranks == 1:
-            return list(values_U)
+            return list(values_U), notes.unsqueeze(0)
         routed = [values[part.order_U] for part, values in zip(lookup.parts, values_U, strict=True)]
         sent_GR = [part.counts_R for part in lookup.parts]
-        return self._exchange_values(routed, sent_GR, self._received_GR(lookup), kind=kind)
+        return self._exchange_values(routed, sent_GR, self._received_GR(lookup), notes, kind=kind)
 
-    def _return_values(self, lookup: Lookup, values_V: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _return_values(
+        self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """What owners have for this rank's unique keys."""
         if self._num_ranks == 1:
-            return list(values_V)
+            return list(values_V), notes.unsqueeze(0)
         sent_GR = [part.counts_R for part in lookup.parts]
-        routed_U = self._exchange_values(values_V, self._received_GR(lookup), sent_GR, kind="vector_bytes")
+        routed_U, notes_RN = self._exchange_values(
+            values_V, self._received_GR(lookup), sent_GR, notes, kind="vector_bytes"
+        )
         values_U = []
         for part, routed in zip(lookup.parts, routed_U, strict=True):
             values = torch.empty_like(routed)
             values[part.order_U] = routed
             values_U.append(values)
-        return values_U
+        return values_U, notes_RN
 
     def _exchange_values(
         self,
         values_G: Sequence[torch.Tensor],
         sent_GR: Sequence[Sequence[int]],
         received_GR: Sequence[Sequence[int]],
+        notes: torch.Tensor,
         *,
         kind: Literal["id_bytes", "vector_bytes", "gradient_bytes"],
-    ) -> list[torch.Tensor]:
-        """Sends rows of each table's values, rank by rank, all tables in one exchange."""
-        widths = [values.size(1) for values in values_G]
-        send = _by_rank(
-            [
-                [piece.reshape(-1) for piece in torch.split(values, list(counts))]
-                for values, counts in zip(values_G, sent_GR, strict=True)
-            ]
-        )
-        send_splits = _sizes_by_rank(widths, sent_GR)
-        receive_splits = _sizes_by_rank(widths, received_GR)
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Sends rows of each table's values, rank by rank, all tables in one exchange.
+
+        Args:
+            notes: (N,) of the same type, for all ranks.
+        Returns:
+            the values of each table, and (R, N) the notes of all ranks.
+        """
+        pieces_GR = [
+            [piece.reshape(-1) for piece in torch.split(values, list(counts))]
+            for values, counts in zip(values_G, sent_GR, strict=True)
+        ]
+        send = _by_rank([[notes] * self._num_ranks, *pieces_GR])
+        widths = [notes.numel(), *(values.size(1) for values in values_G)]
+        one_each = [1] * self._num_ranks
+        send_splits = _sizes_by_rank(widths, [one_each, *sent_GR])
+        receive_splits = _sizes_by_rank(widths, [one_each, *received_GR])
         receive = send.new_empty(sum(receive_splits))
         dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
-        sent = (send.numel() - send_splits[self._rank]) * send.element_size()
-        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent)
+        sent = (send.numel() - send_splits[self._rank]) - notes.numel() * (self._num_ranks - 1)
+        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent * send.element_size())
         sizes = [
-            width * count for rank in zip(*received_GR, strict=True) for width, count in zip(widths, rank, strict=True)
+            width * count
+            for rank in zip(one_each, *received_GR, strict=True)
+            for width, count in zip(widths, rank, strict=True)
         ]
         pieces = torch.split(receive, sizes)
-        num_tables = len(values_G)
-        return [torch.cat(pieces[number::num_tables]).view(-1, width) for number, width in enumerate(widths)]
+        values_and_notes = [
+            torch.cat(pieces[number :: len(widths)]).view(-1, width) if width else receive.new_empty(0, 0)
+            for number, width in enumerate(widths)
+        ]
+        return values_and_notes[1:], values_and_notes[0]
 
 
 def _sizes_by_rank(widths: Sequence[int], counts_GR: Sequence[Sequence[int]]) -> list[int]:

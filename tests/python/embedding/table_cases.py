@@ -49,8 +49,7 @@ def make_tables(
             FeatureConfig("tags", table="items", pooling="mean"),
             FeatureConfig("city", table="cities", pooling="sum"),
         ],
-        seed=11,
-        **more,
+        **{"seed": 11, "gradient_reduction": "sum", **more},
     )
 
 

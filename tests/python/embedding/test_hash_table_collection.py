@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import gc
+import copy
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from headway.embedding import (
+    Adam,
+    Constant,
     Eviction,
     FeatureConfig,
     HashTableCollection,
@@ -146,37 +150,143 @@ def test_full_tables_count_what_gets_no_row_or_raise() -> None:
     statistics = tables.statistics()["tables"]
     assert statistics["users+items"]["rows"] == 6 and statistics["cities"]["rows"] == 3
     assert statistics["users+items"]["refused"] > 0
-    with pytest.raises(NoRoomError, match="ids got no row on rank 0"):
+    with pytest.raises(NoRoomError, match="ids got no row: their table is full"):
         make_tables(table=limits, strict=True)(batch)
     integer_loss(tables(batch), batch).backward()
     tables.optimizer.step()
     assert tables.statistics()["tables"]["users+items"]["dropped_gradients"] > 0
 
 
-def test_rows_of_a_graph_that_is_not_used_yet_are_not_evicted() -> None:
-    tables = HashTableCollection(
-        tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=4, eviction=Eviction(policy="lru"))],
+def make_one(**table: Any) -> HashTableCollection:
+    return HashTableCollection(
+        tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0), **table)],
         features=[FeatureConfig("f", table="t")],
     )
 
-    def look_up(*ids: int) -> torch.Tensor:
-        return tables({"f": (torch.tensor(ids), torch.tensor([len(ids)]))})["f"]
 
-    held = look_up(1, 2, 3)
-    look_up(3).sum().backward()
+def look_up(tables: HashTableCollection, *ids: int) -> torch.Tensor:
+    return tables({"f": (torch.tensor(ids), torch.tensor([len(ids)]))})["f"]
+
+
+def vectors_of(tables: HashTableCollection) -> dict[int, float]:
+    ids, _, _, _, vectors, _ = records_of(tables)[0]
+    return {int(each): float(vector[0]) for each, vector in zip(ids, vectors, strict=True)}
+
+
+def test_rows_of_the_step_before_are_not_evicted() -> None:
+    tables = make_one(max_rows=4, eviction=Eviction(policy="lru"))
+    look_up(tables, 1, 2, 3)
     tables.optimizer.step()
-    look_up(4, 5, 6)  # Two of them have no room.
+    look_up(tables, 4, 5, 6)  # Two of them have no room.
     assert tables.statistics()["tables"]["t"]["refused"] == 2
-    held.sum().backward()
-    del held
-    gc.collect()
     tables.optimizer.step()
-    look_up(7, 8)
+    look_up(tables, 7, 8)
     assert tables.statistics()["tables"]["t"]["refused"] == 2
     assert tables.statistics()["tables"]["t"]["evicted"] > 0
 
 
-def train_scaled(scale: float | None) -> tuple[list[Any], float]:
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_gradients_of_rows_that_others_have_by_now_are_counted_and_not_applied(mode: str) -> None:
+    tables = make_one(max_rows=4, eviction=Eviction(policy="lru"))
+    look_up(tables, 1, 2)
+    held = look_up(tables.train(mode == "train"), 1, 2)
+    tables.train()
+    for step in range(4):
+        look_up(tables, *range(10 * step + 10, 10 * step + 14))
+        tables.optimizer.step()
+    held.sum().backward()
+    tables.optimizer.step()
+    assert set(vectors_of(tables).values()) == {0.0}
+    assert tables.statistics()["tables"]["t"]["dropped_gradients"] == 2
+
+
+def test_rows_that_became_hot_meanwhile_get_their_gradients() -> None:
+    tables = make_one(hot_count=2)
+    held = look_up(tables, 1)
+    tables.optimizer.step()
+    look_up(tables, 1)
+    assert tables.statistics()["tables"]["t"]["promoted"] == 1
+    held.sum().backward()
+    tables.optimizer.step()
+    assert vectors_of(tables) == {1: -1.0}
+
+
+def test_gradients_of_a_lookup_before_load_find_their_keys(tmp_path: Path) -> None:
+    tables = make_one()
+    look_up(tables, 5, 6, 7).sum().backward()
+    tables.optimizer.step()
+    tables.save(tmp_path)
+    other = make_one()
+    held = look_up(other, 100, 7)
+    other.load(tmp_path)
+    held.sum().backward()
+    other.optimizer.step()
+    assert vectors_of(other) == {5: -1.0, 6: -1.0, 7: -2.0}
+    assert other.step == 2
+
+
+def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
+    tables = make_one()
+    loss = look_up(tables, 3).sum()
+    loss.backward(retain_graph=True)
+    tables.optimizer.step()
+    loss.backward()
+    tables.optimizer.step()
+    assert vectors_of(tables) == {3: -2.0}
+
+
+def test_tables_that_the_loss_does_not_depend_on_are_not_updated() -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=dim, optimizer=Adam(lr=0.1)) for name, dim in (("a", 2), ("b", 3))],
+        features=[FeatureConfig(name, table=name) for name in "ab"],
+    )
+    one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "ab"}
+    sum(vectors.sum() for vectors in tables(one).values()).backward()
+    tables.optimizer.step()
+    before = {name: vectors.detach().clone() for name, vectors in tables(one).items()}
+    tables(one)["a"].sum().backward()
+    tables.optimizer.step()
+    after = tables(one)
+    assert not torch.equal(after["a"], before["a"])
+    assert torch.equal(after["b"], before["b"])
+
+
+def test_a_bad_rate_changes_nothing() -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=dim, optimizer=Sgd(lr=1)) for name, dim in (("a", 2), ("b", 3))],
+        features=[FeatureConfig(name, table=name) for name in "ab"],
+    )
+    one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "ab"}
+    before = tables(one)
+    sum(vectors.sum() for vectors in before.values()).backward()
+    tables.optimizer.param_groups[1]["lr"] = float("nan")
+    with pytest.raises(ValueError, match="the learning rate of table b must be finite"):
+        tables.optimizer.step()
+    tables.optimizer.param_groups[1]["lr"] = 1.0
+    tables.optimizer.step()
+    for name, vectors in tables(one).items():
+        torch.testing.assert_close(vectors, before[name].detach() - 1)
+
+
+def test_what_is_not_wanted_of_a_module_is_said() -> None:
+    tables = make_one()
+    with pytest.warns(UserWarning, match="state_dict.. does not hold the tables"):
+        assert not torch.nn.Sequential(tables).state_dict()
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.deepcopy(tables)
+    reference = weakref.ref(tables)
+    del tables
+    assert reference() is None, "memory is given back at once"
+
+
+def test_steps_that_are_forgotten_are_asked_for() -> None:
+    tables = make_one()
+    with pytest.warns(UserWarning, match="64 backward passes wait for optimizer.step"):
+        for _ in range(70):
+            look_up(tables, 1).sum().backward()
+
+
+def train_scaled(scale: float | None, *, unscales: bool = False) -> tuple[list[Any], float]:
     """Half-precision-like training: gradients are scaled, and one of them overflows."""
     tables = make_tables(Sgd(lr=2**-6))
     linear = torch.nn.Linear(8, 1)
@@ -192,16 +302,21 @@ def train_scaled(scale: float | None) -> tuple[list[Any], float]:
                 continue
             loss = loss * float("inf")
         scaler.scale(loss).backward()
-        for optimizer in (dense, tables.optimizer):
+        dense_first = [dense, tables.optimizer]
+        if unscales and scale is not None:
+            for optimizer in dense_first:
+                scaler.unscale_(optimizer)
+        for optimizer in dense_first:
             scaler.step(optimizer)
-            optimizer.zero_grad()
+        dense.zero_grad()
         scaler.update()
     return records_of(tables), scaler.get_scale()
 
 
-def test_loss_scaling_is_undone_and_steps_that_overflow_are_skipped() -> None:
+@pytest.mark.parametrize("unscales", [False, True])
+def test_loss_scaling_is_undone_and_steps_that_overflow_are_skipped(unscales: bool) -> None:
     plain, _ = train_scaled(None)
-    scaled, scale = train_scaled(2.0**12)
+    scaled, scale = train_scaled(2.0**12, unscales=unscales)
     assert scale == 2.0**11, "the overflow was seen"
     for ours, expected in zip(scaled, plain, strict=True):
         assert (ours[0] == expected[0]).all()

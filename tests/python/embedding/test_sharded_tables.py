@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 import torch.distributed as dist
-from headway.embedding import Eviction
+from headway.embedding import Eviction, FeatureConfig, HashTableCollection, Sgd, TableConfig
 from rank_processes import BACKENDS, run_ranks
 from table_cases import (
     OPTIMIZERS,
@@ -118,6 +119,56 @@ def test_ranks_evict_what_is_beyond_their_share() -> None:
         assert statistics["users+items"]["evicted"] > 0
         assert statistics["users+items"]["rows"] <= 66
         assert statistics["cities"]["rows"] <= 33
+
+
+def refuse(rank: int) -> str:
+    tables = make_tables(table={"max_rows": 40}, process_group=dist.group.WORLD, strict=True)
+    try:
+        for step in range(20):
+            tables(make_batch(10 * step if rank == 0 else 1, num_ids=400))
+    except RuntimeError as error:
+        return str(error)
+    return "all have room"
+
+
+def test_all_ranks_hear_of_a_table_that_is_full() -> None:
+    for message in run_ranks(refuse, 2):
+        assert "ids got no row" in message
+
+
+def unlike_losses(rank: int) -> Any:
+    """Rank 1's loss does not depend on the tables of 4 columns."""
+    tables = make_tables(OPTIMIZERS["adam"], process_group=dist.group.WORLD)
+    for step in range(2):
+        outputs = tables(make_batch(step))
+        (outputs["user"].sum() + (outputs["city"].sum() if rank == 0 and step == 0 else 0)).backward()
+        tables.optimizer.step()
+    return records_of(tables)[1]
+
+
+def test_losses_of_ranks_may_depend_on_different_tables() -> None:
+    states = numpy.concatenate([records[5] for records in run_ranks(unlike_losses, 2)])
+    first_moments = numpy.abs(states[:, :4])
+    assert (first_moments > 0).any(), "rank 0's gradients arrive"
+    # In the second step nobody has any: Adam's first moments are those of one step with gradients of 1, 2, ...
+    assert numpy.allclose(first_moments * 10, numpy.round(first_moments * 10), atol=1e-5)
+
+
+def mean_gradients(rank: int) -> Any:
+    tables = HashTableCollection(
+        tables=[TableConfig("t", dim=1, optimizer=Sgd(lr=1.0))],
+        features=[FeatureConfig("f", table="t")],
+        process_group=dist.group.WORLD,
+    )
+    one = {"f": (torch.tensor([7]), torch.tensor([1]))}
+    before = tables(one)["f"]
+    before.sum().backward()
+    tables.optimizer.step()
+    return float(tables(one)["f"] - before)
+
+
+def test_gradients_are_averaged_over_ranks_as_those_of_ddp() -> None:
+    assert run_ranks(mean_gradients, 2) == [-1.0, -1.0]
 
 
 def lose_a_rank(rank: int) -> str:

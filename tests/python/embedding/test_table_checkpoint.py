@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from headway.embedding import Adam, CheckpointError, HashTableCollection, RowWiseAdagrad, checkpoint
+from headway.embedding import Adam, CheckpointError, Eviction, HashTableCollection, RowWiseAdagrad, checkpoint
 from rank_processes import DIED, run_ranks
 from table_cases import integer_loss, join_records, make_batch, make_tables, records_of
 
@@ -103,7 +103,7 @@ def test_a_reader_reads_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest
         checkpoint, "_read_block", lambda f, block, g: read.append(block.num_keys) or plain(f, block, g)
     )
     fresh = make()
-    checkpoint._read_all(tmp_path, fresh.groups, fresh.tables, rank=1, num_ranks=4, strict=True)
+    checkpoint._read_all(tmp_path, manifest, fresh.groups, fresh.tables, rank=1, num_ranks=4, strict=True)
     assert 0 < sum(read) < 0.5 * sum(block.num_keys for block in manifest.blocks)
 
 
@@ -178,7 +178,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, kill_at: st
     assert tables.step == 2
     # And the next one removes what was left behind.
     tables.save(tmp_path)
-    assert len(list(tmp_path.glob("*.bin"))) == 1
+    assert len(list(tmp_path.glob("tables-*.bin"))) == 1
 
 
 def fail_to_write(rank: int, folder: str) -> str:
@@ -196,7 +196,7 @@ def test_a_rank_that_cannot_write_is_named_on_all(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for message in run_ranks(fail_to_write, 2, str(tmp_path)):
         assert "rank 1: " in message
-    assert not list(tmp_path.glob("*.bin"))
+    assert not list(tmp_path.glob("tables-*.bin"))
 
 
 def test_tables_that_differ_are_named(tmp_path: Path) -> None:
@@ -205,8 +205,6 @@ def test_tables_that_differ_are_named(tmp_path: Path) -> None:
     tables.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"table (users|items|cities) .* has optimizer Adam, not RowWiseAdagrad"):
         make_tables(RowWiseAdagrad(lr=1)).load(tmp_path)
-    with pytest.raises(CheckpointError, match="records have no room: max_rows is less"):
-        make(max_rows=1).load(tmp_path)
 
 
 def test_other_tables_are_passed_over_only_if_that_is_wanted(tmp_path: Path) -> None:
@@ -225,6 +223,44 @@ def test_other_tables_are_passed_over_only_if_that_is_wanted(tmp_path: Path) -> 
     users = numbers == found[1][0]
     assert 0 < users.sum() < len(ids)
     assert all((a[users] == b).all() for a, b in zip((ids, numbers, *rest), found, strict=True))
+
+
+def test_tables_that_are_too_large_for_their_limit_are_read_and_shrink(tmp_path: Path) -> None:
+    tables = make(min_count=1)
+    train(tables, range(2))
+    tables.save(tmp_path)
+    plain = make(min_count=1, max_rows=10)
+    plain.load(tmp_path)
+    assert same(records_of(plain), records_of(tables))
+    evicting = make(min_count=1, max_rows=10, eviction=Eviction(policy="lfu"))
+    evicting.load(tmp_path)
+    train(evicting, range(2, 4))
+    assert all(each["rows"] < 100 for each in evicting.statistics()["tables"].values())
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model-00001-of-00002.bin").touch()
+    tables = make()
+    for step in range(2):
+        train(tables, range(step, step + 1))
+        tables.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} > {"pytorch_model-00001-of-00002.bin", "manifest.json"}
+    assert len(list(tmp_path.glob("tables-*.bin"))) == 1
+
+
+def test_one_save_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, other = make(), make()
+    plain = checkpoint._write_file
+
+    def write(*arguments: Any) -> Any:
+        monkeypatch.setattr(checkpoint, "_write_file", plain)
+        with pytest.raises(CheckpointError, match="another save into it is under way"):
+            other.save(tmp_path)
+        return plain(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write_file", write)
+    tables.save(tmp_path)
+    make().load(tmp_path)
 
 
 def test_a_folder_may_be_moved(tmp_path: Path) -> None:

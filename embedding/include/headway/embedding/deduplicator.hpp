@@ -31,7 +31,7 @@ struct Bags {
 };
 
 /// Finds duplicates in batches of keys, and hands out and adds up what belongs to them. The results do not depend on
-/// the number of threads: sums are taken in the order of the batch. One call after the other.
+/// the number of threads: sums are taken in the order of the batch. Calls beside each other wait for each other.
 class Deduplicator {
  public:
   Deduplicator() = default;
@@ -54,8 +54,8 @@ class Deduplicator {
                       std::span<float> sums) = 0;
 };
 
-/// In memory of the host. @throws comm::UsageError if num_threads is below 1
-[[nodiscard]] std::unique_ptr<Deduplicator> make_cpu_deduplicator(int num_threads);
+/// In memory of the host. Without workers calls run in their caller alone.
+[[nodiscard]] std::unique_ptr<Deduplicator> make_cpu_deduplicator(std::shared_ptr<WorkerPool> workers = nullptr);
 
 /// The keys of a batch as if all of them were different.
 [[nodiscard]] UniqueKeys take_as_unique(Keys const& keys);

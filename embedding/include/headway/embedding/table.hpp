@@ -2,6 +2,7 @@
 
 #include "headway/embedding/initializer.hpp"
 #include "headway/embedding/key.hpp"
+#include "headway/embedding/workers.hpp"
 #include "headway/kernels/row_optimizer.hpp"
 
 #include <cstddef>
@@ -64,7 +65,7 @@ struct TableOptions {
   std::size_t max_pending = kUnlimited;
   std::uint32_t hot_count = 0;  ///< Rows of fewer lookups have their vector in bfloat16.
 
-  int num_threads = 1;  ///< Of a table on the CPU.
+  std::shared_ptr<WorkerPool> workers{};  ///< Of a table on the CPU; none: calls run in their caller alone.
 };
 
 /// Counts since the table was made.
@@ -117,8 +118,10 @@ class Table {
   [[nodiscard]] virtual TableSize size() const = 0;
   [[nodiscard]] virtual TableStatistics statistics() const = 0;
 
-  /// Lookups from now on belong to `step`, and rows that were looked up in `oldest_in_use` or later stay where they
-  /// are. A step may be any number that grows: also seconds. Rows that are too many or too old are removed.
+  /// Grows whenever a row is given up or moved: rows that find() gave are good as long as it is the same.
+  [[nodiscard]] virtual std::uint64_t generation() const = 0;
+  /// Lookups from now on belong to `step`, and rows that were looked up in `oldest_in_use` or later are not removed. A
+  /// step may be any number that grows: also seconds. Rows that are too many or too old are removed.
   /// @throws comm::UsageError if a step is less than the one before, or less than `oldest_in_use`
   virtual void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
   /// Where the rows of keys are; kNone where there is none. Keys may repeat.
@@ -134,7 +137,7 @@ class Table {
   /// @param out (keys.size(), dim())
   virtual void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const = 0;
   /// One step of the optimizer. What belongs to no row is passed over and counted.
-  /// @param rows as for gather(), of this step or one since `oldest_in_use`; no row may come twice
+  /// @param rows as for gather(), of this generation; no row may come twice
   /// @param gradients (keys.size(), dim())
   /// @throws std::invalid_argument for a rate that is not finite, or step 0
   virtual void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
@@ -161,7 +164,8 @@ class Table {
   [[nodiscard]] virtual Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
   /// All that is known of keys. @throws comm::UsageError if one has no row
   [[nodiscard]] virtual Records export_records(Keys const& keys) const = 0;
-  /// Puts keys in, or replaces what was known of them. Of a key that repeats the last one holds.
+  /// Puts keys in, or replaces what was known of them, with no regard to max_rows: what is too much goes when the next
+  /// step begins, if there is a policy. Of a key that repeats the last one holds.
   virtual void import_records(Records const& records, std::span<KeyStatus> statuses) = 0;
 };
 
