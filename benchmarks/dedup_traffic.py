@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Workers
-from headway.embedding.merging import table_number
+from headway.embedding.keys import Deduplicator, Keys, Workers, route, table_number, take_as_unique
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.plots import Panel
@@ -56,9 +54,9 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
         unique = (
             deduplicator.deduplicate(Keys(ids, table=number))
             if dedup in ("first", "both")
-            else _embedding.take_as_unique(Keys(ids, table=number))
+            else take_as_unique(Keys(ids, table=number))
         )
-        order, counts = _embedding.route(unique.keys, num_ranks)
+        order, counts = route(unique.keys, num_ranks)
         sent += len(unique) - counts[rank]
         for owner, part in enumerate(unique.keys.ids[order].split(counts)):
             received[owner].append(part)

@@ -248,12 +248,14 @@ void define_table(py::module_& module) {
 // Duplicates and routes
 
 struct Deduplication {
-  explicit Deduplication(UniqueKeys the_unique) : unique(std::make_shared<UniqueKeys>(std::move(the_unique))) {}
+  Deduplication(UniqueKeys the_unique, KeyTensors const& keys)
+      : unique(std::make_shared<UniqueKeys>(std::move(the_unique))), has_tables(keys.tables.has_value()) {}
   std::shared_ptr<UniqueKeys const> unique;
+  bool has_tables;  ///< Also if there are no keys.
 
   [[nodiscard]] KeyTensors keys() const {
     std::optional<at::Tensor> tables;
-    if (!unique->tables.empty()) tables = view_of(unique->tables, unique, at::kInt);
+    if (has_tables) tables = view_of(unique->tables, unique, at::kInt);
     return {view_of(unique->ids, unique, at::kLong), tables, unique->table, view_of(unique->counts, unique, at::kInt)};
   }
 };
@@ -313,7 +315,7 @@ void define_deduplicator(py::module_& module) {
       .def(
           "deduplicate",
           [](Deduplicator& deduplicator, KeyTensors const& keys) {
-            return Deduplication(deduplicator.deduplicate(keys.view()));
+            return Deduplication(deduplicator.deduplicate(keys.view()), keys);
           },
           WithoutGil())
       .def("hand_out", &hand_out, WithoutGil(), py::arg("unique"), py::arg("values"), py::kw_only(),
@@ -321,7 +323,7 @@ void define_deduplicator(py::module_& module) {
       .def("add_up", &add_up, WithoutGil(), py::arg("unique"), py::arg("values"), py::kw_only(),
            py::arg("offsets") = py::none(), py::arg("weights") = py::none());
   module.def(
-      "take_as_unique", [](KeyTensors const& keys) { return Deduplication(take_as_unique(keys.view())); },
+      "take_as_unique", [](KeyTensors const& keys) { return Deduplication(take_as_unique(keys.view()), keys); },
       WithoutGil());
   module.def("route", &route_of, WithoutGil());
   module.def("buckets_of", &buckets_of, WithoutGil());

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
+from headway.embedding.rank_pieces import by_group, by_rank, splits
 
 Dedup = Literal["none", "first", "second", "both"]
 
@@ -69,11 +70,6 @@ class Lookup:
     work: dist.Work | None = None
     vectors_UD: list[torch.Tensor] = field(default_factory=list)
     refused: int = 0  #: on all ranks
-
-
-def _by_rank(pieces_GR: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """One tensor with all that goes to rank 0, table by table, then all that goes to rank 1, and so on."""
-    return torch.cat([piece for rank in zip(*pieces_GR, strict=True) for piece in rank])
 
 
 class ShardedLookup:
@@ -281,36 +277,17 @@ class ShardedLookup:
         Returns:
             the values of each table, and (R, N) the notes of all ranks.
         """
-        pieces_GR = [
-            [piece.reshape(-1) for piece in torch.split(values, list(counts))]
-            for values, counts in zip(values_G, sent_GR, strict=True)
-        ]
-        send = _by_rank([[notes] * self._num_ranks, *pieces_GR])
-        widths = [notes.numel(), *(values.size(1) for values in values_G)]
         one_each = [1] * self._num_ranks
-        send_splits = _sizes_by_rank(widths, [one_each, *sent_GR])
-        receive_splits = _sizes_by_rank(widths, [one_each, *received_GR])
+        sent_GR, received_GR = [one_each, *sent_GR], [one_each, *received_GR]
+        widths = [notes.numel(), *(values.size(1) for values in values_G)]
+        send = by_rank([notes.expand(self._num_ranks, -1), *values_G], sent_GR)
+        send_splits, receive_splits = splits(sent_GR, widths), splits(received_GR, widths)
         receive = send.new_empty(sum(receive_splits))
         dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
         sent = (send.numel() - send_splits[self._rank]) - notes.numel() * (self._num_ranks - 1)
         setattr(self.traffic, kind, getattr(self.traffic, kind) + sent * send.element_size())
-        sizes = [
-            width * count
-            for rank in zip(one_each, *received_GR, strict=True)
-            for width, count in zip(widths, rank, strict=True)
-        ]
-        pieces = torch.split(receive, sizes)
-        values_and_notes = [
-            torch.cat(pieces[number :: len(widths)]).view(-1, width) if width else receive.new_empty(0, 0)
-            for number, width in enumerate(widths)
-        ]
-        return values_and_notes[1:], values_and_notes[0]
-
-
-def _sizes_by_rank(widths: Sequence[int], counts_GR: Sequence[Sequence[int]]) -> list[int]:
-    return [
-        sum(width * count for width, count in zip(widths, rank, strict=True)) for rank in zip(*counts_GR, strict=True)
-    ]
+        notes_RN, *values = by_group(receive, received_GR, widths)
+        return values, notes_RN
 
 
 def _tables_of(keys: Keys) -> torch.Tensor:

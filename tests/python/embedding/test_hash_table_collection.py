@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
@@ -390,3 +391,25 @@ def test_bad_configurations_are_named() -> None:
         HashTableCollection(tables=[table], features=[feature], dedup="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eviction needs max_rows"):
         TableConfig("t", dim=2, optimizer=Sgd(lr=1), eviction=Eviction(policy="lfu"))
+
+
+def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torchrec = pytest.importorskip("torchrec")
+    batch = {name: columns[:2] for name, columns in make_batch(4).items()}
+    keyed = torchrec.KeyedJaggedTensor(
+        keys=["not looked up", *batch],
+        values=torch.cat([torch.tensor([5]), *(values for values, _ in batch.values())]),
+        lengths=torch.cat([torch.tensor([1, 0, 0, 0, 0, 0]), *(lengths for _, lengths in batch.values())]),
+    )
+    ours, theirs = make_tables(), make_tables()
+    expected = theirs(batch)
+    for name, vectors in ours(keyed).items():
+        torch.testing.assert_close(vectors, expected[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="feature user is missing; there are: item, tags, city"):
+        ours(
+            torchrec.KeyedJaggedTensor(
+                keys=["item", "tags", "city"], values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0])
+            )
+        )

@@ -1,0 +1,167 @@
+"""The part of a rank of some merged tables, as a kernel of TorchRec.
+
+V keys that other ranks ask for, W of them unique, D columns.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+
+from headway._embedding import Deduplicator, KeyStatus, Table, UniqueKeys, Workers
+from headway.embedding.merging import MergedTable
+from headway.torchrec.batch import unpack
+from headway.torchrec.settings import GroupMember
+
+#: Where a table's ``GroupMember`` is in TorchRec's fused_params.
+MEMBER = "headway_member"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Keys of a batch and their rows, which may be given up or move."""
+
+    table: Table
+    unique: UniqueKeys
+    rows_W: torch.Tensor
+    generation: int  #: of the table, whose rows are where they were if it has the same one
+
+
+class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]
+    """Looks unique keys of all ranks up, and learns their vectors in backward.
+
+    Its input has for each rank the ids of its batch, each once, and what ``unpack()`` reads. With ``eval()`` nothing
+    is inserted or counted.
+    """
+
+    def __init__(self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, workers: Workers) -> None:
+        super().__init__(config, pg)
+        self.pg = pg
+        members: list[GroupMember] = [table.fused_params[MEMBER] for table in config.embedding_tables]
+        self.merged = MergedTable(tuple(member.config for member in members))
+        self._seed = members[0].seed
+        self._workers = workers
+        self._deduplicator = Deduplicator(workers)
+        self._anchor = torch.zeros(
+            1, dtype=torch.float32, requires_grad=True
+        )  # Makes autograd call us; no parameter of the model.
+        self.learning_rate = self.merged.config.optimizer.lr
+        self.refused = 0  #: keys of the last lookup that got no row
+        self._optimizer = TableOptimizer(self)
+        self.rebuild(updates=0)
+
+    def rebuild(self, *, updates: int) -> None:
+        """Begins with an empty table, as if ``updates`` had been made."""
+        self.table = self.merged.build(seed=self._seed, num_ranks=self.pg.size(), workers=self._workers)
+        self.updates = updates
+        self._begin_step()
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """(V, D), in the order of the keys."""
+        vectors_VD: torch.Tensor = _LookUp.apply(self._anchor, self, self._look_up(features))  # type: ignore[no-untyped-call]
+        return vectors_VD
+
+    def _look_up(self, features: KeyedJaggedTensor) -> Lookup:
+        unique = self._deduplicator.deduplicate(unpack(features))
+        look = self.table.find_or_insert if self.training else self.table.find
+        rows_W, statuses_W = look(unique.keys)
+        self.refused = int((statuses_W == KeyStatus.NO_ROOM.value).sum())
+        return Lookup(self.table, unique, rows_W, generation=self.table.generation)
+
+    def hand_out(self, lookup: Lookup) -> torch.Tensor:
+        return self._deduplicator.hand_out(lookup.unique, lookup.table.gather(lookup.unique.keys, lookup.rows_W))
+
+    def learn(self, lookup: Lookup, gradients_VD: torch.Tensor) -> None:
+        """One update of the rows of a lookup; gradients of ranks are added up in their order."""
+        sums_WD = self._deduplicator.add_up(lookup.unique, gradients_VD)
+        self.updates += 1
+        keys, rows_W, table = lookup.unique.keys, lookup.rows_W, lookup.table
+        if table.generation != lookup.generation:
+            rows_W, _ = table.find(keys)
+        table.update(keys, rows_W, sums_WD, lr=self.learning_rate, step=self.updates)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        # A batch may be looked up before the update of the one before it.
+        self.table.begin_step(self.updates + 1, self.updates)
+
+    # What TorchRec asks of kernels. There are no parameters: vectors are in the table alone.
+
+    @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        return self._optimizer
+
+    @property
+    def emb_module(self) -> TableKernel:
+        return self
+
+    def split_embedding_weights(self) -> list[torch.Tensor]:
+        return []
+
+    def state_dict(
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Nothing: the sharded module saves the records of tables."""
+        return {} if destination is None else destination
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return iter(())
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def named_parameters_by_table(self) -> Iterator[tuple[str, Any]]:
+        return iter(())
+
+
+class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
+    """The optimizer of a kernel as TorchRec and schedulers see it: one group with a rate.
+
+    ``step()`` and ``zero_grad()`` hand the rate to the kernel, which updates its rows in backward. The parameters are
+    empty tensors under the tables' names; the state is with the rows.
+    """
+
+    def __init__(self, kernel: TableKernel) -> None:
+        self._kernel = weakref.ref(kernel)
+        params = {f"{table.name}.weight": torch.empty(0) for table in kernel.merged.tables}
+        super().__init__(params, {}, [{"params": list(params.values()), "lr": kernel.learning_rate}])
+
+    def step(self, closure: Any = None) -> None:
+        self._push_rate()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self._push_rate()
+
+    def post_load_state_dict(self) -> None:
+        self._push_rate()
+
+    def _push_rate(self) -> None:
+        kernel = self._kernel()
+        if kernel is not None:
+            kernel.learning_rate = float(self.param_groups[0]["lr"])
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, kernel: TableKernel, lookup: Lookup) -> torch.Tensor:
+        ctx.kernel, ctx.lookup = kernel, lookup
+        return kernel.hand_out(lookup)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradients_VD: torch.Tensor) -> tuple[None, None, None]:
+        ctx.kernel.learn(ctx.lookup, gradients_VD.contiguous())
+        return None, None, None

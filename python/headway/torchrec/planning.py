@@ -1,0 +1,143 @@
+"""TorchRec's planner with dynamic tables among the others, and the whole way from a model to a sharded one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.constants import BATCH_SIZE
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
+
+from headway.torchrec.settings import DynamicTable
+from headway.torchrec.sharded_collections import KERNEL, SHARDING, configs_of
+from headway.torchrec.sharders import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
+
+
+class _Speeds(EmbeddingPerfEstimatorConfig):  # type: ignore[misc]
+    """A dynamic table is read as fast as TorchRec thinks of its own kernel."""
+
+    def get_device_bw(self, compute_device: str, compute_kernel: str, *others: Any, **more: Any) -> float | None:
+        kernel = EmbeddingComputeKernel.FUSED.value if compute_kernel == KERNEL else compute_kernel
+        bandwidth: float | None = super().get_device_bw(compute_device, kernel, *others, **more)
+        return bandwidth
+
+
+class _Enumerator(EmbeddingEnumerator):  # type: ignore[misc]
+    """Keeps TorchRec's kernels from dynamic tables, and ours from others."""
+
+    def __init__(self, tables: Mapping[str, DynamicTable], **others: Any) -> None:
+        super().__init__(**others)
+        self._dynamic = frozenset(tables)
+
+    def _filter_compute_kernels(self, name: str, allowed_compute_kernels: list[str], sharding_type: str) -> list[str]:
+        allowed = [each for each in allowed_compute_kernels if (each == KERNEL) == (name in self._dynamic)]
+        kernels: list[str] = super()._filter_compute_kernels(name, allowed, sharding_type)
+        return kernels
+
+
+def sharders(tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False) -> list[ModuleSharder]:
+    """A sharder for each kind of collection.
+
+    Args:
+        tables: the dynamic tables by name.
+        seed: of initial vectors: an id begins with the same one on any number of ranks.
+        strict: raise ``headway.embedding.NoRoomError`` on all ranks where an id gets no row because a table is full.
+    """
+    return [
+        DynamicEmbeddingCollectionSharder(tables, seed=seed, strict=strict),
+        DynamicEmbeddingBagCollectionSharder(tables, seed=seed, strict=strict),
+    ]
+
+
+def planner(
+    tables: Mapping[str, DynamicTable],
+    *,
+    topology: Topology,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    batch_size: int = BATCH_SIZE,
+    **others: Any,
+) -> EmbeddingShardingPlanner:
+    """TorchRec's planner for a model with dynamic tables, which are shared out among all ranks.
+
+    Args:
+        tables: the dynamic tables by name.
+        constraints: of any table by name.
+        others: of ``EmbeddingShardingPlanner``.
+    Raises:
+        ValueError: constraints do not leave a dynamic table what it needs.
+    """
+    merged = _constrain(tables, constraints or {})
+    estimators = [
+        EmbeddingPerfEstimatorFactory.create_with_config(_Speeds(), topology=topology, constraints=merged),
+        EmbeddingStorageEstimator(topology=topology, constraints=merged),
+    ]
+    enumerator = _Enumerator(tables, topology=topology, batch_size=batch_size, constraints=merged, estimator=estimators)
+    return EmbeddingShardingPlanner(
+        topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=merged, **others
+    )
+
+
+def _constrain(
+    tables: Mapping[str, DynamicTable], constraints: Mapping[str, ParameterConstraints]
+) -> dict[str, ParameterConstraints]:
+    merged = dict(constraints)
+    for name in tables:
+        given = merged.get(name, ParameterConstraints())
+        for asked, needed in ((given.sharding_types, SHARDING), (given.compute_kernels, KERNEL)):
+            if asked and needed not in asked:
+                raise ValueError(f"table {name}: a dynamic table needs {needed}, but constraints allow {asked} only")
+        merged[name] = replace(given, sharding_types=[SHARDING], compute_kernels=[KERNEL])
+    return merged
+
+
+def shard(
+    model: torch.nn.Module,
+    tables: Mapping[str, DynamicTable],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    topology: Topology | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    strict: bool = False,
+) -> DistributedModelParallel:
+    """Plans and shards a model; all ranks must call it.
+
+    Args:
+        model: with its collections of dynamic tables on device ``meta``.
+        tables: the dynamic tables by name; those of other names stay TorchRec's.
+        process_group: of CPU tensors; None: the default one.
+        topology, constraints, batch_size: for the planner.
+        seed, strict: see ``sharders()``.
+    Raises:
+        ValueError: a table does not exist, or asks for what a dynamic one cannot do.
+    """
+    _expect_tables(model, tables)
+    group = dist.group.WORLD if process_group is None else process_group
+    if group is None:
+        raise ValueError("torch.distributed is not initialised")
+    topology = topology or Topology(world_size=group.size(), compute_device="cpu")
+    makers = sharders(tables, seed=seed, strict=strict)
+    plan = planner(tables, topology=topology, constraints=constraints, batch_size=batch_size).collective_plan(
+        model, makers, group
+    )
+    env = ShardingEnv.from_process_group(group)
+    return DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=makers)
+
+
+def _expect_tables(model: torch.nn.Module, tables: Mapping[str, DynamicTable]) -> None:
+    kinds = tuple(sharder.module_type for sharder in sharders(tables))
+    there = {config.name for module in model.modules() if isinstance(module, kinds) for config in configs_of(module)}
+    missing = [name for name in tables if name not in there]
+    if missing:
+        raise ValueError(f"the model has no tables {', '.join(missing)}; it has: {', '.join(sorted(there))}")

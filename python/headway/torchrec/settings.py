@@ -1,0 +1,112 @@
+"""What is said of a dynamic table besides its ``EmbeddingConfig``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torchrec.modules.embedding_configs import DataType
+
+from headway.embedding import Eviction, Initializer, Optimizer, Sgd, TableConfig, Uniform
+from headway.torchrec.optimizers import optimizer_of
+
+#: Of a key, and of the count and the step of its lookups, at the load that tables have on average.
+KEY_AND_NOTE_BYTES = 44
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicTable:
+    """Settings of a table that takes any 64-bit id; name, dimension and features are those of its ``EmbeddingConfig``.
+
+    Args:
+        optimizer: how rows learn; None: as ``apply_optimizer_in_backward()`` or ``fused_params`` have it.
+        initializer: what rows begin with; None: evenly between the config's ``weight_init_min`` and ``_max``.
+        expected_rows: what the planner counts the memory of, on all ranks; None: ``num_embeddings`` of the config,
+            which bounds nothing.
+        max_rows, eviction, time_to_live, min_count, max_pending, hot_count: see ``headway.embedding.TableConfig``.
+    """
+
+    optimizer: Optimizer | None = None
+    initializer: Initializer | None = None
+    expected_rows: int | None = None
+    max_rows: int | None = None
+    eviction: Eviction | None = None
+    time_to_live: int = 0
+    min_count: int = 1
+    max_pending: int | None = None
+    hot_count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.expected_rows is not None and self.expected_rows < 1:
+            raise ValueError(f"expected_rows must be at least 1, not {self.expected_rows}")
+        self._config("dynamic", 1, self.optimizer or Sgd(lr=0), self.initializer or Uniform(0, 0))
+
+    def resolve(self, config: Any, fused_params: Mapping[str, Any]) -> TableConfig:
+        """All that is known of a table.
+
+        Args:
+            config: its ``EmbeddingConfig`` or ``EmbeddingBagConfig``.
+            fused_params: TorchRec's, of this table.
+        Raises:
+            ValueError: something is missing, said twice, or beyond a dynamic table.
+        """
+        _expect_plain(config)
+        theirs = optimizer_of(fused_params, config.name)
+        if theirs is not None and self.optimizer is not None:
+            raise ValueError(f"table {config.name}: {theirs} is applied in backward, but DynamicTable has another one")
+        optimizer = theirs or self.optimizer
+        if optimizer is None:
+            raise ValueError(
+                f"table {config.name} has no optimizer: give one to DynamicTable or apply_optimizer_in_backward()"
+            )
+        return self._config(config.name, config.embedding_dim, optimizer, self.initializer or _initializer_of(config))
+
+    def _config(self, name: str, dim: int, optimizer: Optimizer, initializer: Initializer) -> TableConfig:
+        return TableConfig(
+            name,
+            dim=dim,
+            optimizer=optimizer,
+            initializer=initializer,
+            max_rows=self.max_rows,
+            eviction=self.eviction,
+            time_to_live=self.time_to_live,
+            min_count=self.min_count,
+            max_pending=self.max_pending,
+            hot_count=self.hot_count,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMember:
+    """A table as TorchRec groups it: equal to those that it is merged with, which differ in name and limits alone."""
+
+    config: TableConfig
+    seed: int
+
+    def _shared(self) -> tuple[TableConfig, int]:
+        limit = None if self.config.max_rows is None else 1
+        return replace(self.config, name="-", max_rows=limit), self.seed
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GroupMember) and self._shared() == other._shared()
+
+    def __hash__(self) -> int:
+        return hash(self._shared())
+
+
+def _expect_plain(config: Any) -> None:
+    if config.data_type != DataType.FP32:
+        raise ValueError(f"table {config.name}: dynamic tables are of FP32, with BF16 for rare ids by hot_count")
+    for name in ("use_virtual_table", "enable_embedding_update", "need_pos", "stash_weights"):
+        if getattr(config, name, False):
+            raise ValueError(f"table {config.name}: dynamic tables have nothing for {name}")
+
+
+def _initializer_of(config: Any) -> Uniform:
+    law = config.init_fn
+    if not isinstance(law, functools.partial) or law.func is not torch.nn.init.uniform_:
+        raise ValueError(f"table {config.name}: init_fn cannot fill a dynamic table; give DynamicTable an initializer")
+    return Uniform(float(law.keywords["a"]), float(law.keywords["b"]))

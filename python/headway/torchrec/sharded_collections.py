@@ -1,0 +1,207 @@
+"""TorchRec's sharded collections with dynamic tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
+
+from headway.embedding import NoRoomError
+from headway.embedding.merging import merge_tables
+from headway.torchrec.checkpoint import RECORDS, load_records, record_names, table_of
+from headway.torchrec.kernel import MEMBER, TableKernel
+from headway.torchrec.settings import DynamicTable, GroupMember
+from headway.torchrec.sharding import DynamicSharding
+
+#: Where ``DynamicTable``s by name, and the seed, travel in fused_params from the sharder to here.
+SETTINGS = "headway_settings"
+
+KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
+SHARDING = ShardingType.ROW_WISE.value
+
+
+def resolve_settings(module: Any, sharding_infos: Mapping[str, list[EmbeddingShardingInfo]]) -> None:
+    """Puts what is known of each table in the place of TorchRec's fused_params, whose every entry was looked at."""
+    configs = {config.name: config for config in configs_of(module)}
+    infos = [info for infos in sharding_infos.values() for info in infos]
+    resolved = []
+    for info in infos:
+        name = info.embedding_config.name
+        _expect_plan(name, info.param_sharding)
+        tables, seed = info.fused_params.pop(SETTINGS)
+        settings: DynamicTable = tables[name]
+        config = settings.resolve(configs[name], info.fused_params)
+        info.fused_params = {MEMBER: GroupMember(config, seed)}
+        resolved.append(config)
+    merge_tables(resolved)  # Names may give one number.
+
+
+def configs_of(module: Any) -> list[Any]:
+    """The tables of an unsharded collection."""
+    by_kind = module.embedding_bag_configs if hasattr(module, "embedding_bag_configs") else module.embedding_configs
+    configs: list[Any] = by_kind()
+    return configs
+
+
+def _expect_plan(name: str, sharding: Any) -> None:
+    if (sharding.sharding_type, sharding.compute_kernel) != (SHARDING, KERNEL):
+        raise ValueError(
+            f"table {name}: the plan has {sharding.sharding_type} with kernel {sharding.compute_kernel}, but a dynamic "
+            f"table needs {SHARDING} with {KERNEL}, as headway.torchrec.planner() plans it"
+        )
+    if sharding.key_value_params is not None:
+        raise ValueError(f"table {name}: dynamic tables have nothing for key_value_params")
+
+
+class _DynamicCollection:
+    """What both kinds of collections do in the same way; before TorchRec's class among their bases."""
+
+    strict = False  #: whether ids without room raise NoRoomError
+    _tables_attribute: str  #: of the submodule that has one for each table
+    _lookups: list[Any]
+    _input_dists: list[Any]
+    _env: ShardingEnv
+
+    @classmethod
+    def create_grouped_sharding_infos(cls, module: Any, *others: Any) -> dict[str, list[EmbeddingShardingInfo]]:
+        infos: dict[str, list[EmbeddingShardingInfo]]
+        infos = super().create_grouped_sharding_infos(module, *others)  # type: ignore[misc]
+        resolve_settings(module, infos)
+        return infos
+
+    def kernels(self) -> Iterator[TableKernel]:
+        """Of this rank; one for each group of merged tables."""
+        for lookup in self._lookups:
+            yield from lookup._emb_modules
+
+    def reset_parameters(self) -> None:
+        """Nothing: new rows are initialised as their ids come."""
+
+    # The batch goes from the exchange of ids to that of vectors with TorchRec's context.
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
+        awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
+        for sharding_ctx, id_dist in zip(ctx.sharding_contexts, self._input_dists, strict=True):
+            sharding_ctx.batch, id_dist.batch = id_dist.batch, None
+        return awaitable
+
+    def compute_and_output_dist(self, ctx: Any, input: KJTList) -> Awaitable:
+        for sharding_ctx, received in zip(ctx.sharding_contexts, input, strict=True):
+            sharding_ctx.batch.received_GR = received.lengths().view(len(received.keys()), -1).tolist()
+        awaitable = super().compute_and_output_dist(ctx, input)  # type: ignore[misc]
+        if self.strict:
+            self._expect_room()
+        return awaitable
+
+    def _expect_room(self) -> None:
+        """Vectors are on their way already, so that no rank waits for another one."""
+        refused = torch.tensor([sum(kernel.refused for kernel in self.kernels())])
+        dist.all_reduce(refused, group=self._env.process_group)
+        if int(refused) > 0:
+            raise NoRoomError(f"{int(refused)} ids got no row: their table is full")
+
+    # State
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        for kernel in self.kernels():
+            for name, records in record_names(kernel, self._env.rank, self._env.world_size):
+                destination[f"{prefix}{self._tables_attribute}.{name}"] = records
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        tables = f"{prefix}{self._tables_attribute}."
+        ours = [name for name in state_dict if name.startswith(tables) and f".{RECORDS}." in name]
+        records = {name[len(tables) :]: state_dict.pop(name) for name in ours}
+        super()._load_from_state_dict(  # type: ignore[misc]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        known = {table.name for kernel in self.kernels() for table in kernel.merged.tables}
+        unexpected_keys.extend(tables + name for name in records if table_of(name) not in known)
+        for kernel in self.kernels():
+            own = dict(record_names(kernel, self._env.rank, self._env.world_size))
+            missing_keys.extend(tables + name for name in own if name not in records)
+            try:
+                load_records(kernel, own, records)
+            except ValueError as error:
+                error_msgs.append(str(error))
+
+
+class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]
+    """A sharded ``EmbeddingCollection``: a vector for each id."""
+
+    _tables_attribute = "embeddings"
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
+        if isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key():
+            raise ValueError(
+                "sequences with a batch size for each feature would learn nothing: TorchRec reorders them by an "
+                "operator that has no gradient on the CPU"
+            )
+        return super().input_dist(ctx, features)
+
+    @classmethod
+    def create_embedding_sharding(
+        cls,
+        sharding_type: str,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> DynamicSharding:
+        return DynamicSharding(sharding_infos, env, device)
+
+
+class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagCollection):  # type: ignore[misc]
+    """A sharded ``EmbeddingBagCollection``: a sum or mean for each bag, taken where the bag is."""
+
+    _tables_attribute = "embedding_bags"
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self._has_mean_pooling_callback = False  # Means come out of the exchange already.
+
+    def update_shards(self, *arguments: Any) -> None:
+        raise NotImplementedError("dynamic tables do not move between ranks; save and load their state")
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: Any = None,
+    ) -> DynamicSharding:
+        return DynamicSharding(sharding_infos, env, device)
+
+
+def statistics(model: torch.nn.Module) -> dict[str, dict[str, int]]:
+    """Sizes and counts of this rank's tables.
+
+    Returns:
+        by the merged table's name, after the path of its collection: rows, bytes, and what was inserted, evicted,
+        refused and so on, as ``headway.embedding.HashTableCollection.statistics()`` has them.
+    """
+    return {
+        f"{path}.{kernel.merged.name}": {**kernel.table.size(), **kernel.table.statistics()}
+        for path, module in model.named_modules()
+        if isinstance(module, _DynamicCollection)
+        for kernel in module.kernels()
+    }

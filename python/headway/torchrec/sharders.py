@@ -1,0 +1,151 @@
+"""Sharders that make collections of dynamic tables; collections without any they leave to TorchRec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.shard_estimators import _get_optimizer_multipler
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingEnv2D
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_configs import PoolingType
+
+from headway._embedding import Workers
+from headway.embedding.merging import MergedTable
+from headway.torchrec.settings import KEY_AND_NOTE_BYTES, DynamicTable
+from headway.torchrec.sharded_collections import (
+    KERNEL,
+    SETTINGS,
+    SHARDING,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingCollection,
+    configs_of,
+)
+
+#: Marks the parameter of a dynamic table: its settings and its config, for storage_usage().
+_MARK = "_headway_table"
+
+
+class _DynamicSharder:
+    """What both sharders do in the same way; before TorchRec's class among their bases.
+
+    Args:
+        tables: the dynamic tables by name; those of a collection are dynamic all together or not at all.
+        seed: of initial vectors.
+        strict: raise ``headway.embedding.NoRoomError`` on all ranks where an id gets no row because a table is full.
+        others: TorchRec's arguments.
+    """
+
+    _dynamic_type: type[Any]
+
+    def __init__(
+        self, tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False, **others: Any
+    ) -> None:
+        super().__init__(**others)
+        self.tables, self.seed, self.strict = dict(tables), seed, strict
+
+    def shard(
+        self,
+        module: Any,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        if not self._is_dynamic(module):
+            return super().shard(module, params, env, device, module_fqn)  # type: ignore[misc]
+        self._expect_feasible(module, env, device)
+        fused_params = {**(self.fused_params or {}), SETTINGS: (self.tables, self.seed)}  # type: ignore[attr-defined]
+        sharded = self._dynamic_type(module, params, env, fused_params, device, module_fqn=module_fqn)
+        sharded.strict = self.strict
+        return sharded
+
+    def _is_dynamic(self, module: Any) -> bool:
+        names = [config.name for config in configs_of(module)]
+        dynamic = [name for name in names if name in self.tables]
+        if dynamic and len(dynamic) < len(names):
+            rest = ", ".join(name for name in names if name not in self.tables)
+            raise ValueError(f"a collection has dynamic tables, but {rest} are not: put them into one of their own")
+        return bool(dynamic)
+
+    def _expect_feasible(self, module: Any, env: ShardingEnv, device: torch.device | None) -> None:
+        if torch.device(module.device).type != "meta":
+            raise ValueError("make collections of dynamic tables on device 'meta': their vectors are in tables alone")
+        if device is not None and device.type != "cpu":
+            raise ValueError(f"dynamic tables are on the CPU so far, not on {device}")
+        if isinstance(env, ShardingEnv2D):
+            raise ValueError("dynamic tables are not for 2D parallelism")
+        if self.qcomm_codecs_registry:  # type: ignore[attr-defined]
+            raise ValueError("the exchange of dynamic tables has no codecs")
+
+    # What the planner asks
+
+    def shardable_parameters(self, module: Any) -> dict[str, torch.nn.Parameter]:
+        parameters: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)  # type: ignore[misc]
+        if self._is_dynamic(module):
+            for config in configs_of(module):
+                setattr(parameters[config.name], _MARK, (self.tables[config.name], config))
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        types: list[str] = super().sharding_types(compute_device_type)  # type: ignore[misc]
+        return types if SHARDING in types else [*types, SHARDING]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        theirs: list[str] = super().compute_kernels(sharding_type, compute_device_type)  # type: ignore[misc]
+        if sharding_type not in super().sharding_types(compute_device_type):  # type: ignore[misc]
+            theirs = []
+        return [*theirs, KERNEL] if sharding_type == SHARDING else theirs
+
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a whole table; the planner adds what it thinks of the optimizer, so that the sum is the truth."""
+        if compute_kernel != KERNEL:
+            usage: dict[str, int] = super().storage_usage(tensor, compute_device_type, compute_kernel)  # type: ignore[misc]
+            return usage
+        settings, config = getattr(tensor, _MARK)
+        optimizer_class = getattr(tensor, "_optimizer_classes", [None])[0]
+        rows = settings.expected_rows or config.num_embeddings
+        bytes_total = rows * row_bytes(settings, config, self._fused_params_of(tensor, optimizer_class))
+        return {"ddr": round(bytes_total / (1 + _get_optimizer_multipler(optimizer_class, tensor.shape)))}
+
+    def _fused_params_of(self, tensor: torch.Tensor, optimizer_class: Any) -> dict[str, Any]:
+        params = {**(self.fused_params or {})}  # type: ignore[attr-defined]
+        if optimizer_class is not None:
+            params.update(getattr(tensor, "_optimizer_kwargs", [{}])[0])
+            params["optimizer"] = optimizer_type_to_emb_opt_type(optimizer_class)
+        if "lr" in params:
+            params["learning_rate"] = params.pop("lr")
+        return params
+
+
+def row_bytes(settings: DynamicTable, config: Any, fused_params: Mapping[str, Any]) -> int:
+    """Memory of a row in float32: its vector, the state of its optimizer, its key and what is noted of it."""
+    table = MergedTable((settings.resolve(config, fused_params),))
+    state_size = table.build(seed=0, num_ranks=1, workers=Workers(1)).state_size
+    return 4 * (int(config.embedding_dim) + state_size) + KEY_AND_NOTE_BYTES
+
+
+class DynamicEmbeddingCollectionSharder(_DynamicSharder, EmbeddingCollectionSharder):  # type: ignore[misc]
+    """Shards ``EmbeddingCollection``."""
+
+    _dynamic_type = DynamicEmbeddingCollection
+
+    def _expect_feasible(self, module: EmbeddingCollection, env: ShardingEnv, device: torch.device | None) -> None:
+        super()._expect_feasible(module, env, device)
+        if self._use_index_dedup:
+            raise ValueError("dynamic tables find duplicates themselves: leave use_index_dedup out")
+
+
+class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollectionSharder):  # type: ignore[misc]
+    """Shards ``EmbeddingBagCollection``."""
+
+    _dynamic_type = DynamicEmbeddingBagCollection
+
+    def _expect_feasible(self, module: EmbeddingBagCollection, env: ShardingEnv, device: torch.device | None) -> None:
+        super()._expect_feasible(module, env, device)
+        if module.is_weighted() and any(config.pooling == PoolingType.MEAN for config in configs_of(module)):
+            raise ValueError("there is no weighted mean, as in torch.nn.EmbeddingBag")

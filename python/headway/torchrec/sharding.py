@@ -1,0 +1,128 @@
+"""Row-wise sharding where the hash of an id, not its range, says which rank owns it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import comm_ops
+from torchrec.distributed.dist_data import KJTAllToAll
+from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
+from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, BaseSparseFeaturesDist, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
+from torchrec.distributed.types import Awaitable, ShardingEnv
+from torchrec.modules.embedding_configs import PoolingType
+
+from headway._embedding import Deduplicator, Workers
+from headway.embedding.config import Pooling
+from headway.torchrec.batch import Batch, GroupFeatures, make_batch
+from headway.torchrec.exchange import ReceiveVectors, SendVectors, VectorExchange
+from headway.torchrec.kernel import TableKernel
+
+_POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean", PoolingType.NONE: None}
+
+
+def group_features(config: GroupedEmbeddingConfig) -> GroupFeatures:
+    tables = tuple(table.name for table in config.embedding_tables for _ in table.feature_names)
+    return GroupFeatures(tables, config.embedding_tables[0].embedding_dim, _POOLING[config.pooling], config.is_weighted)
+
+
+class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
+    """Makes what a sharded collection consists of, for sequences and bags alike, and its threads."""
+
+    def __init__(self, sharding_infos: list[EmbeddingShardingInfo], env: ShardingEnv, device: Any) -> None:
+        super().__init__(sharding_infos, env, device)
+        self._workers = Workers(torch.get_num_threads())
+
+    def create_input_dist(self, device: torch.device | None = None) -> IdDist:
+        return IdDist(self._pg, self._features(), self._workers)
+
+    def create_lookup(
+        self, device: torch.device | None = None, fused_params: Any = None, feature_processor: Any = None
+    ) -> TableLookup:
+        return TableLookup(self._grouped_embedding_configs, self._workers, pg=self._pg, env=self._env)
+
+    def create_output_dist(self, device: torch.device | None = None) -> VectorDist:
+        return VectorDist(self._pg, self._features())
+
+    def _features(self) -> list[GroupFeatures]:
+        return [group_features(config) for config in self._grouped_embedding_configs]
+
+
+class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
+    """Sends each id to its owner, once a batch and with the number of its lookups.
+
+    ``batch`` is what ``forward()`` has last made of its input. Pipelines replace ``forward`` of ``_dist``.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, groups: list[GroupFeatures], workers: Workers) -> None:
+        super().__init__()
+        self._groups = groups
+        self._num_ranks = pg.size()
+        self._deduplicator = Deduplicator(workers)
+        self._dist = KJTAllToAll(pg=pg, splits=[len(groups)] * pg.size())
+        self.batch: Batch | None = None
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable:
+        self.batch = make_batch(sparse_features, self._groups, self._num_ranks, self._deduplicator)
+        return self._dist(self.batch.to_exchange(self._num_ranks))
+
+
+class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
+    """A kernel for each group; their vectors come flat, one group after the other, as dimensions may differ."""
+
+    def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], workers: Workers, **others: Any) -> None:
+        self._workers = workers  # TorchRec's constructor makes kernels.
+        super().__init__(grouped_configs, **others)
+        self._feature_splits = [1] * len(grouped_configs)  # IdDist makes one feature of each group.
+
+    def _create_embedding_kernel(
+        self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, device: torch.device | None, env: Any = None
+    ) -> TableKernel:
+        return TableKernel(config, pg, self._workers)
+
+
+class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
+    """Brings vectors back to those that asked for them, and makes of them what features are.
+
+    As the exchanges of TorchRec it divides gradients by the number of ranks, unless ``set_gradient_division(False)``.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup, groups: list[GroupFeatures]) -> None:
+        super().__init__()
+        self._pg, self._groups = pg, groups
+
+    def forward(self, local_embs: torch.Tensor, sharding_ctx: Any = None) -> Awaitable:
+        exchange = VectorExchange(sharding_ctx.batch, [group.dim for group in self._groups], self._pg)
+        token = SendVectors.apply(local_embs.reshape(-1), exchange)  # type: ignore[no-untyped-call]
+        varying = sharding_ctx.variable_batch_per_feature
+        return _FeatureVectors(token, exchange, self._groups, varying)
+
+
+class _FeatureVectors(Awaitable):  # type: ignore[misc]
+    """Of sequences (K, D); of bags (batch, columns of all features), flat by feature where their batches vary."""
+
+    def __init__(
+        self, token: torch.Tensor, exchange: VectorExchange, groups: list[GroupFeatures], varying: bool
+    ) -> None:
+        super().__init__()
+        self._token, self._exchange, self._groups, self._varying = token, exchange, groups, varying
+
+    def _wait_impl(self) -> torch.Tensor:
+        divide = comm_ops.get_gradient_division()
+        scale = 1.0 / len(self._exchange.batch.counts_GR[0]) if divide else 1.0
+        outputs_G = ReceiveVectors.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
+        if self._groups[0].pooling is None:
+            return torch.cat(outputs_G)
+        if self._varying:
+            return torch.cat([output.reshape(-1) for output in outputs_G])
+        return torch.cat(
+            [
+                output.view(group.num_features, -1, group.dim).transpose(0, 1).flatten(1)
+                for output, group in zip(outputs_G, self._groups, strict=True)
+            ],
+            dim=1,
+        )

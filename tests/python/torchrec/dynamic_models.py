@@ -1,0 +1,197 @@
+"""Models with dynamic tables, their batches, and what a dense model of one process learns from the same batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import headway.torchrec
+    from headway.embedding import Optimizer, Uniform
+    from headway.torchrec import DynamicTable
+    from torchrec import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+        KeyedJaggedTensor,
+        PoolingType,
+    )
+    from torchrec.streamable import Pipelineable
+
+#: Ids of all 64 bits; those that row-wise sharding by range would lose among them.
+IDS = torch.tensor([5, -1, -(2**63), 2**63 - 1, 2**62 + 3, 0, 7, 8, 1000, -77, 2**40, 3])
+FEATURES = ["clicks", "views", "user"]
+TABLE_OF = {"clicks": "item", "views": "item", "user": "user"}
+BATCH, STEPS, DIM = 5, 6, 4
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+class Batch(Pipelineable):
+    """Sparse features of one rank and their target."""
+
+    def __init__(self, features: KeyedJaggedTensor, target_B: torch.Tensor) -> None:
+        self.features, self.target_B = features, target_B
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.features.to(device), self.target_B.to(device))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Nothing to record on CPU."""
+
+    def pin_memory(self) -> Batch:
+        return self
+
+
+def make_batch(rank: int, step: int, *, weighted: bool = False, everything: bool = False) -> Batch:
+    """``everything``: each feature has all ids besides, so that none goes without a gradient."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    lengths = torch.randint(0, 5, (len(FEATURES), BATCH), generator=generator)
+    if everything:
+        lengths[:, -1] = len(IDS)
+    rows = [IDS[torch.randint(0, len(IDS), (int(n),), generator=generator)] for n in lengths.flatten()]
+    if everything:
+        rows[BATCH - 1 :: BATCH] = [IDS] * len(FEATURES)
+    values = torch.cat(rows)
+    weights = torch.rand(len(values), generator=generator) if weighted else None
+    features = KeyedJaggedTensor(keys=FEATURES, values=values, weights=weights, lengths=lengths.flatten())
+    return Batch(features, torch.rand(BATCH, generator=generator))
+
+
+def batches(rank: int, **kind: bool) -> Iterator[Batch]:
+    for step in range(STEPS):
+        yield make_batch(rank, step, **kind)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a model is made of; dimensions and poolings by table."""
+
+    pooled: bool
+    dims: tuple[int, int] = (DIM, DIM)
+    poolings: tuple[str, str] = ("SUM", "SUM")
+    weighted: bool = False
+
+
+SEQUENCE = Kind(pooled=False)
+POOLED = Kind(pooled=True, dims=(4, 8), poolings=("SUM", "MEAN"))
+WEIGHTED = Kind(pooled=True, weighted=True)
+
+
+class Model(nn.Module):
+    """A collection and a linear layer over what it gives."""
+
+    def __init__(self, kind: Kind, *, num_embeddings: int = 1000, device: torch.device = META) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embeddings = make_collection(kind, num_embeddings, device)
+        item, user = kind.dims
+        self.over = nn.Linear(2 * item + user if kind.pooled else DIM, 1)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = self.embeddings(batch.features)
+        if self.kind.pooled:
+            loss = (self.over(vectors.values()).squeeze(1) - batch.target_B).square().mean()
+        else:
+            sums = [self.over(vectors[name].values()).square().sum() for name in FEATURES]
+            loss = (torch.stack(sums) - batch.target_B.mean()).square().mean() * 0.01
+        return loss, loss.detach()
+
+
+def make_collection(kind: Kind, num_embeddings: int, device: torch.device) -> nn.Module:
+    features = {"item": ["clicks", "views"], "user": ["user"]}
+    configs: list[Any] = []
+    for table, dim, pooling in zip(features, kind.dims, kind.poolings, strict=True):
+        config = {"name": table, "embedding_dim": dim, "num_embeddings": num_embeddings,
+                  "feature_names": features[table]}  # fmt: skip
+        configs.append(
+            EmbeddingBagConfig(**config, pooling=PoolingType[pooling]) if kind.pooled else EmbeddingConfig(**config)
+        )
+    if kind.pooled:
+        return EmbeddingBagCollection(tables=configs, is_weighted=kind.weighted, device=device)
+    return EmbeddingCollection(tables=configs, device=device)
+
+
+def shard_model(kind: Kind, optimizer: Optimizer | None = None, **settings: Any) -> Any:
+    """The model on the ranks of the default group; every call makes the same one."""
+    torch.manual_seed(3)
+    table = DynamicTable(optimizer=optimizer, initializer=Uniform(-1, 1), **settings)
+    return headway.torchrec.shard(Model(kind), {"item": table, "user": table}, seed=7)
+
+
+def sharded_collection(parallel: Any) -> Any:
+    return parallel.module.embeddings
+
+
+def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
+    """What each table has for ids, asked of the owners without inserting any; all ranks must call."""
+    collection, kind = sharded_collection(parallel), parallel.module.kind
+    found: dict[str, torch.Tensor] = {}
+    collection.eval()
+    ones = torch.ones(len(FEATURES) * len(ids), dtype=torch.int64)
+    weights = torch.ones(len(ones)) if kind.weighted else None
+    features = KeyedJaggedTensor(
+        keys=FEATURES, values=ids.repeat(len(FEATURES)), lengths=ones, weights=weights, stride=len(ids)
+    )
+    result = collection(features)
+    for feature in FEATURES:
+        value = result[feature] if kind.pooled else result[feature].values()
+        found[TABLE_OF[feature]] = value.detach().clone()
+    collection.train()
+    return found
+
+
+def as_lists(vectors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """For the pipe between processes, which would hand tensors over by shared memory."""
+    return {table: tensor.tolist() for table, tensor in vectors.items()}
+
+
+def as_tensors(vectors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {table: torch.tensor(values) for table, values in vectors.items()}
+
+
+def dense_batch(batch: Batch) -> Batch:
+    """The same with the place in IDS for each id."""
+    features = batch.features
+    places = (features.values()[:, None] == IDS).int().argmax(1)
+    dense = KeyedJaggedTensor(
+        keys=FEATURES, values=places, lengths=features.lengths(), weights=features.weights_or_none()
+    )
+    return Batch(dense, batch.target_B)
+
+
+def train_densely(
+    kind: Kind,
+    initial: dict[str, torch.Tensor],
+    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+    num_ranks: int,
+    dense_lr: float = 0.05,
+    **batch_kind: bool,
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
+    """Losses by rank, and vectors at the end, of the unsharded collection that learns the mean of the ranks' losses."""
+    torch.manual_seed(3)
+    over = Model(kind).over
+    model = Model(kind, num_embeddings=len(IDS), device=CPU)
+    model.over = over
+    weights = {name.split(".")[1]: weight for name, weight in model.embeddings.named_parameters()}
+    with torch.no_grad():
+        for table, weight in weights.items():
+            weight.copy_(initial[table])
+    optimizers = [make_optimizer(list(weights.values())), torch.optim.SGD(over.parameters(), lr=dense_lr)]
+    losses: list[list[float]] = [[] for _ in range(num_ranks)]
+    for step in range(STEPS):
+        of_ranks = [model(dense_batch(make_batch(rank, step, **batch_kind)))[0] for rank in range(num_ranks)]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.stack(of_ranks).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for rank, loss in enumerate(of_ranks):
+            losses[rank].append(loss.item())
+    return losses, {table: weight.detach() for table, weight in weights.items()}

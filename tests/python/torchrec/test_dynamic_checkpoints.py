@@ -1,0 +1,186 @@
+"""What some ranks save with torch.distributed.checkpoint, any other number of ranks loads."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from dynamic_models import POOLED, SEQUENCE, Kind, batches, shard_model, sharded_collection
+from headway._embedding import Keys, route
+from headway.embedding import Adagrad, Adam, Optimizer
+from headway.embedding.merging import table_number
+from headway.torchrec.checkpoint import Records
+from rank_processes import BACKENDS, run_ranks
+
+#: By table and id: count, step, vector, state.
+Rows = dict[tuple[str, int], tuple[int, int, list[float], list[float]]]
+
+
+def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
+    """All that this rank has, and the counts of ids that wait for a row."""
+    rows: Rows = {}
+    pending: dict[tuple[str, int], int] = {}
+    for name, records in parallel.state_dict().items():
+        if ".records." not in name or (read := records.read()) is None:
+            continue
+        table = name.split(".")[2]
+        columns = (read.counts_K, read.steps_K, read.vectors_KD, read.states_KS)
+        for id, *values in zip(read.ids_K.tolist(), *(column.tolist() for column in columns), strict=True):
+            assert (table, id) not in rows, "a row is saved once"
+            rows[table, id] = tuple(values)
+        for id, count in zip(read.pending_P.tolist(), read.pending_counts_P.tolist(), strict=True):
+            pending[table, id] = count
+    sizes = [kernel.table.size() for kernel in sharded_collection(parallel).kernels()]
+    assert len(rows) == sum(size["rows"] for size in sizes), "there are no rows of other ranks"
+    assert len(pending) == sum(size["pending"] for size in sizes)
+    return rows, pending
+
+
+def updates_of(parallel: Any) -> list[int]:
+    return [kernel.updates for kernel in sharded_collection(parallel).kernels()]
+
+
+def train(parallel: Any, rank: int, *, first: int, end: int) -> list[float]:
+    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
+    losses = []
+    for batch in list(batches(rank))[first:end]:
+        dense.zero_grad()
+        loss, _ = parallel(batch)
+        loss.backward()
+        dense.step()
+        losses.append(loss.item())
+    return losses
+
+
+def state_of(parallel: Any) -> dict[str, Any]:
+    return {"model": parallel.state_dict(), "optimizer": parallel.fused_optimizer.state_dict()}
+
+
+def fill(parallel: Any) -> None:
+    """Puts so many rows in that all chunks have some, also those that three ranks cut in two."""
+    ids = torch.arange(3000)
+    for kernel in sharded_collection(parallel).kernels():
+        for table in kernel.merged.tables:
+            order, counts = route(Keys(ids, table=table_number(table.name)), dist.get_world_size())
+            own = ids[order.split(counts)[dist.get_rank()]]
+            kernel.table.insert_or_assign(Keys(own, table=table_number(table.name)), torch.rand(len(own), table.dim))
+
+
+def save(rank: int, kind: Kind, folder: str, min_count: int) -> Any:
+    parallel = shard_model(kind, Adam(lr=0.1), min_count=min_count)
+    train(parallel, rank, first=0, end=3)
+    fill(parallel)
+    dcp.save(state_of(parallel), checkpoint_id=folder)
+    saved = rows_of(parallel)
+    return *saved, updates_of(parallel), train(parallel, rank, first=3, end=5)
+
+
+def load(rank: int, kind: Kind, folder: str, min_count: int) -> Any:
+    parallel = shard_model(kind, Adam(lr=0.1), min_count=min_count)
+    train(parallel, rank, first=5, end=6)  # What was there before must go.
+    state = state_of(parallel)
+    dcp.load(state, checkpoint_id=folder)
+    parallel.load_state_dict(state["model"])
+    parallel.fused_optimizer.load_state_dict(state["optimizer"])
+    loaded = rows_of(parallel)
+    return *loaded, updates_of(parallel), train(parallel, rank, first=3, end=5)
+
+
+def merged(parts: list[dict[Any, Any]]) -> dict[Any, Any]:
+    whole = {key: value for part in parts for key, value in part.items()}
+    assert len(whole) == sum(map(len, parts)), "each key has one owner"
+    return whole
+
+
+@pytest.mark.parametrize(("saving", "loading"), [(1, 3), (3, 2), (2, 1), (2, 3)])
+def test_any_number_of_ranks_loads_what_another_saved(saving: int, loading: int, tmp_path: Path) -> None:
+    kind, min_count = (SEQUENCE, 1) if saving != 3 else (POOLED, 9)
+    saved = run_ranks(save, saving, kind, str(tmp_path), min_count)
+    loaded = run_ranks(load, loading, kind, str(tmp_path), min_count)
+    for column in (0, 1):
+        whole = merged([result[column] for result in saved])
+        assert merged([result[column] for result in loaded]) == whole
+        assert whole or (column == 1 and min_count == 1)
+    assert saved[0][2] == loaded[0][2] == [3] * len(saved[0][2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_goes_on_where_it_was(backend: str, tmp_path: Path) -> None:
+    saved = run_ranks(save, 2, POOLED, str(tmp_path), 2, backend=backend)
+    loaded = run_ranks(load, 2, POOLED, str(tmp_path), 2, backend=backend)
+    assert [result[3] for result in loaded] == [result[3] for result in saved]
+
+
+def pass_state_on(rank: int) -> None:
+    """Without files: another model's state, a copy of it, and what torch.save() makes of it."""
+    parallel = shard_model(SEQUENCE, Adam(lr=0.1))
+    train(parallel, rank, first=0, end=2)
+    file = io.BytesIO()
+    torch.save(parallel.state_dict(), file)
+    file.seek(0)
+    expected = rows_of(parallel)
+    for state in (parallel.state_dict(), copy.deepcopy(parallel.state_dict()), torch.load(file)):
+        other = shard_model(SEQUENCE, Adam(lr=0.1))
+        assert rows_of(other) == ({}, {})
+        other.load_state_dict(state)
+        assert rows_of(other) == expected
+        assert updates_of(other) == [2]
+
+
+def load_one_table(rank: int) -> None:
+    """Of two merged tables one is not in the checkpoint, as it is new: it keeps what it has."""
+    parallel, other = (shard_model(SEQUENCE, Adam(lr=0.1)) for _ in range(2))
+    train(parallel, rank, first=0, end=2)
+    train(other, rank, first=2, end=3)
+    (theirs, _), (before, _) = rows_of(parallel), rows_of(other)
+    state = {name: value for name, value in parallel.state_dict().items() if ".user.records." not in name}
+    missing = other.load_state_dict(state, strict=False).missing_keys
+    assert missing and all(".user.records." in name for name in missing)
+    after, _ = rows_of(other)
+    assert after == {key: row for rows, table in ((theirs, "item"), (before, "user"))
+                     for key, row in rows.items() if key[0] == table}  # fmt: skip
+
+
+def test_tables_may_be_new_to_a_checkpoint() -> None:
+    run_ranks(load_one_table, 2)
+
+
+def test_a_state_dict_is_good_by_itself() -> None:
+    run_ranks(pass_state_on, 2)
+
+
+def refuse(rank: int) -> None:
+    def other(optimizer: Optimizer) -> Any:
+        return shard_model(SEQUENCE, optimizer)
+
+    parallel = other(Adam(lr=0.1))
+    state = parallel.state_dict()
+    with pytest.raises(RuntimeError, match=r"table item: its records have 4 columns and 8 values .* not 4 and 4"):
+        other(Adagrad(lr=0.1)).load_state_dict(dict(state))
+    name = next(name for name, records in state.items() if ".item.records." in name and records.read() is not None)
+    records = state[name].read()
+    strange = dict(state) | {
+        name: Records(99, *(getattr(records, field) for field in list(records.__match_args__)[1:]))
+    }
+    with pytest.raises(RuntimeError, match="routing 99, not 1"):
+        parallel.load_state_dict(dict(strange))
+    del strange[name]
+    with pytest.raises(RuntimeError, match="table item: a part of the records is missing"):
+        parallel.load_state_dict(dict(strange))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        sharded_collection(parallel).load_state_dict({"embeddings.other.records.000.0": records})
+    none = {name: value for name, value in state.items() if ".records." not in name}
+    with pytest.raises(RuntimeError, match="Missing key"):
+        sharded_collection(parallel).load_state_dict({})
+    assert parallel.load_state_dict(none, strict=False).missing_keys
+    dist.barrier()
+
+
+def test_what_does_not_fit_is_told() -> None:
+    run_ranks(refuse, 2)

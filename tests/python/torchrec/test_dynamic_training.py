@@ -1,0 +1,282 @@
+"""Sharded collections with dynamic tables learn what unsharded dense ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import headway.torchrec
+import pytest
+import torch
+import torch.distributed as dist
+from dynamic_models import (
+    FEATURES,
+    IDS,
+    META,
+    POOLED,
+    SEQUENCE,
+    TABLE_OF,
+    WEIGHTED,
+    Batch,
+    Kind,
+    Model,
+    as_lists,
+    as_tensors,
+    batches,
+    make_batch,
+    shard_model,
+    sharded_collection,
+    train_densely,
+    vectors_of,
+)
+from headway.embedding import Adagrad, Adam, Eviction, NoRoomError, Optimizer, RowWiseAdagrad, Sgd
+from headway.torchrec import DynamicTable
+from rank_processes import BACKENDS, run_ranks
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.optim import RowWiseAdagrad as TheirRowWiseAdagrad
+
+#: Vectors before, losses, vectors after, and what tables have.
+Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
+
+THEIRS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),
+    "row_wise_adagrad": lambda weights: TheirRowWiseAdagrad(weights, lr=0.1),
+    "adam": lambda weights: torch.optim.Adam(weights, lr=0.1),
+}
+OURS: dict[str, Optimizer] = {
+    "sgd": Sgd(lr=0.1),
+    "adagrad": Adagrad(lr=0.1),
+    "row_wise_adagrad": RowWiseAdagrad(lr=0.1),
+    "adam": Adam(lr=0.1),
+}
+
+
+def train(rank: int, kind: Kind, optimizer: str, batch_kind: dict[str, bool]) -> Trained:
+    parallel = shard_model(kind, OURS[optimizer])
+    initial = as_lists(vectors_of(parallel))
+    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
+    losses = []
+    for batch in batches(rank, **batch_kind):
+        dense.zero_grad()
+        loss, _ = parallel(batch)
+        loss.backward()
+        dense.step()
+        losses.append(loss.item())
+    rows = [kernel.table.size()["rows"] for kernel in sharded_collection(parallel).kernels()]
+    return initial, losses, as_lists(vectors_of(parallel)), {"rows": sum(rows), "kernels": len(rows)}
+
+
+def expect_dense(kind: Kind, optimizer: str, size: int, backend: str, **batch_kind: bool) -> list[Trained]:
+    results: list[Trained] = run_ranks(train, size, kind, optimizer, batch_kind, backend=backend)
+    initial, final = (as_tensors(results[0][place]) for place in (0, 2))
+    losses, expected = train_densely(kind, initial, THEIRS[optimizer], size, **batch_kind)
+    torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
+    for table, vectors in expected.items():
+        torch.testing.assert_close(final[table], vectors, rtol=2e-4, atol=2e-5)
+        assert not torch.equal(initial[table], vectors), "they have moved"
+    return results
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad"])
+def test_sequences_learn_what_a_dense_collection_does(backend: str, optimizer: str) -> None:
+    results = expect_dense(SEQUENCE, optimizer, 2, backend)
+    assert sum(result[3]["rows"] for result in results) == 2 * len(IDS), "every id has its row, at one owner"
+    assert [result[3]["kernels"] for result in results] == [1, 1], "tables of one configuration are merged"
+    assert all(result[3]["rows"] > 0 for result in results), "ids are shared out"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", ["adagrad", "row_wise_adagrad"])
+def test_bags_of_sums_and_means_learn_what_a_dense_collection_does(backend: str, optimizer: str) -> None:
+    results = expect_dense(POOLED, optimizer, 2, backend)
+    assert results[0][3]["kernels"] == 2, "tables of other dimensions are apart"
+
+
+@pytest.mark.parametrize("kind", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
+def test_adam_learns_what_it_does_densely(kind: Kind) -> None:
+    expect_dense(kind, "adam", 2, "headway", everything=True)
+
+
+def test_weights_of_ids_multiply_vectors_and_gradients() -> None:
+    expect_dense(WEIGHTED, "adagrad", 2, "headway", weighted=True)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_results_do_not_depend_on_the_number_of_ranks(size: int) -> None:
+    expect_dense(SEQUENCE, "adagrad", size, "gloo")
+    expect_dense(POOLED, "sgd", size, "headway")
+
+
+def test_both_backends_give_the_same_bits() -> None:
+    gloo, ours = (run_ranks(train, 2, POOLED, "adagrad", {}, backend=backend) for backend in BACKENDS)
+    assert [result[1] for result in gloo] == [result[1] for result in ours]
+
+
+def count_lookups(rank: int) -> dict[int, int]:
+    """Counts of this rank's rows of the table ``item`` after one batch."""
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1))
+    parallel(next(batches(rank)))
+    found: dict[int, int] = {}
+    for name, records in parallel.state_dict().items():
+        if ".item.records." in name and (read := records.read()) is not None:
+            found.update(zip(read.ids_K.tolist(), read.counts_K.tolist(), strict=True))
+    return found
+
+
+def test_counts_are_those_of_all_lookups_though_ids_travel_once() -> None:
+    expected: dict[int, int] = {}
+    for rank in range(2):
+        features: Any = next(batches(rank)).features
+        for name in ("clicks", "views"):
+            for each in features[name].values().tolist():
+                expected[each] = expected.get(each, 0) + 1
+    first, second = run_ranks(count_lookups, 2)
+    assert not first.keys() & second.keys()
+    assert {**first, **second} == expected
+    assert max(expected.values()) > 2, "there are duplicates"
+
+
+def evaluate(rank: int) -> tuple[int, bool]:
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1))
+    parallel.eval()
+    with torch.no_grad():
+        loss, _ = parallel(next(batches(rank)))
+    return sum(kernel.table.size()["rows"] for kernel in sharded_collection(parallel).kernels()), bool(loss > 0)
+
+
+def test_evaluation_inserts_nothing() -> None:
+    assert run_ranks(evaluate, 2) == [(0, True), (0, True)]
+
+
+def forward_twice(rank: int) -> None:
+    """Rows of a lookup stay where they are until its gradients have come, though others are evicted meanwhile."""
+    parallel = shard_model(
+        SEQUENCE, Sgd(lr=0.1), max_rows=12, eviction=Eviction(policy="lru", high_water=0.5, low_water=0.25)
+    )
+    first, second = (parallel(batch)[0] for batch in list(batches(rank))[:2])
+    second.backward()
+    (before,) = headway.torchrec.statistics(parallel).values()
+    first.backward()
+    (after,) = headway.torchrec.statistics(parallel).values()
+    assert before["evicted"] == 0 < after["evicted"]
+    assert after["dropped_gradients"] == after["refused"] == 0
+
+
+def test_backward_passes_may_come_in_another_order() -> None:
+    run_ranks(forward_twice, 2)
+
+
+def promote(rank: int) -> None:
+    """A lookup of a later step makes rows hot, which moves them, before an earlier one's gradients come."""
+    outcomes = []
+    for hot_count in (0, 10):
+        parallel = shard_model(SEQUENCE, Sgd(lr=2.0), hot_count=hot_count)
+        first, second, third = (make_batch(rank, step, everything=True) for step in range(3))
+        early, learned = (parallel(batch)[0] for batch in (first, second))
+        learned.backward()
+        (before,) = headway.torchrec.statistics(parallel).values()
+        late = parallel(third)[0]
+        (after,) = headway.torchrec.statistics(parallel).values()
+        early.backward()
+        late.backward()
+        assert hot_count == 0 or before["promoted"] == 0 < after["promoted"]
+        outcomes.append(vectors_of(parallel))
+    torch.testing.assert_close(*outcomes, rtol=0.02, atol=0.02)
+
+
+def test_gradients_find_rows_that_have_moved() -> None:
+    run_ranks(promote, 2)
+
+
+def overflow(rank: int) -> tuple[int, bool]:
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1), max_rows=5)
+    loss, _ = parallel(make_batch(rank, 0, everything=True))
+    loss.backward()
+    (counts,) = headway.torchrec.statistics(parallel).values()
+    assert counts["refused"] == counts["dropped_gradients"] > 0
+    sharded_collection(parallel).strict = True
+    with pytest.raises(NoRoomError, match="12 ids got no row: their table is full"):
+        parallel(make_batch(rank, 0, everything=True))
+    return counts["rows"], bool(torch.isfinite(loss))
+
+
+def test_ids_without_room_are_counted_or_raise() -> None:
+    """Two tables of 5 rows are merged: a rank of two has room for 5.5, and 24 ids come."""
+    results = run_ranks(overflow, 2)
+    assert results == [(6, True), (6, True)]
+
+
+def varying_batches(rank: int) -> None:
+    """A batch size for each feature: bags are those of the batch that is written out."""
+    strides, places = [[2], [1], [3]], torch.tensor([[0, 1, 0], [0, 0, 0], [2, 1, 0]])
+    bags = [torch.tensor(each) for each in ([5, -1], [0], [3, 7, 8], [1000], [], [5, 5])]
+    firsts = [0, 2, 3]
+    written_out = [bags[first + place] for first, row in zip(firsts, places.tolist(), strict=True) for place in row]
+
+    def make(parts: list[torch.Tensor], **more: Any) -> KeyedJaggedTensor:
+        lengths = torch.tensor([len(part) for part in parts])
+        return KeyedJaggedTensor(keys=FEATURES, values=torch.cat(parts).long(), lengths=lengths, **more)
+
+    varying = make(bags, stride_per_key_per_rank=strides, inverse_indices=(FEATURES, places))
+    outcomes = []
+    for features in (varying, make(written_out)):
+        parallel = shard_model(POOLED, Sgd(lr=0.1))
+        vectors = sharded_collection(parallel)(features).values()
+        (vectors * torch.arange(vectors.numel()).view_as(vectors)).sum().backward()
+        outcomes.append((vectors.detach(), vectors_of(parallel)))
+    torch.testing.assert_close(*outcomes)
+    with pytest.raises(ValueError, match="would learn nothing"):
+        sharded_collection(shard_model(SEQUENCE, Sgd(lr=0.1)))(varying)
+
+
+def test_bags_may_have_a_batch_size_for_each_feature() -> None:
+    run_ranks(varying_batches, 2)
+
+
+def without_ids(rank: int) -> None:
+    """Rank 0 has no ids, then nobody has any."""
+    for kind in (SEQUENCE, POOLED):
+        parallel = shard_model(kind, Adam(lr=0.1))
+        for having in ({1}, set()):
+            full = make_batch(rank, 0)
+            none = KeyedJaggedTensor(
+                keys=FEATURES,
+                values=torch.empty(0, dtype=torch.int64),
+                lengths=torch.zeros_like(full.features.lengths()),
+            )
+            loss, _ = parallel(full if rank in having else Batch(none, full.target_B))
+            loss.backward()
+        rows = torch.tensor([sum(each["rows"] for each in headway.torchrec.statistics(parallel).values())])
+        dist.all_reduce(rows)
+        seen = {(TABLE_OF[name], id) for name in FEATURES for id in make_batch(1, 0).features[name].values().tolist()}
+        assert int(rows) == len(seen) > 0
+
+
+def test_batches_may_have_no_ids() -> None:
+    run_ranks(without_ids, 2)
+
+
+def share_a_feature(rank: int) -> None:
+    configs = [
+        EmbeddingConfig(name=table, embedding_dim=4, num_embeddings=9, feature_names=features)
+        for table, features in (("first", ["one", "both"]), ("second", ["both"]))
+    ]
+    model = torch.nn.Sequential(EmbeddingCollection(tables=configs, device=META))
+    tables = {table: DynamicTable(optimizer=Sgd(lr=0.1)) for table in ("first", "second")}
+    parallel = headway.torchrec.shard(model, tables)
+    ids = torch.tensor([1, 2, 2**62])
+    features = KeyedJaggedTensor(keys=["both", "one"], values=ids, lengths=torch.tensor([1, 0, 1, 1]))
+    vectors = {name: jagged.values() for name, jagged in parallel(features).items()}
+    assert {name: len(values) for name, values in vectors.items()} == {"one": 2, "both@first": 1, "both@second": 1}
+    assert not torch.equal(vectors["both@first"], vectors["both@second"])
+
+
+def test_a_feature_may_be_looked_up_in_several_tables() -> None:
+    run_ranks(share_a_feature, 2)
+
+
+def test_a_model_on_meta_has_no_memory_for_vectors() -> None:
+    assert {weight.device.type for weight in Model(SEQUENCE).embeddings.parameters()} == {"meta"}
