@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
-from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
+import torch.distributed as dist
+from headway.embedding import Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
 
+from dlrm_examples.dynamic_ctr.group import gather
 from dlrm_examples.dynamic_ctr.log import Feature, Jagged
-from dlrm_examples.dynamic_ctr.tables import TableSettings
+from dlrm_examples.dynamic_ctr.tables import TableLimits, TableSettings, TableUse
 
 
 class DynamicTables:
-    """One hash table for each table of the features."""
+    """One hash table for each table of the features, which the ranks of a group share."""
 
-    def __init__(self, features: Sequence[Feature], settings: TableSettings) -> None:
-        """Makes empty tables; ``features`` are what calls will name."""
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        settings: TableSettings,
+        *,
+        limits: TableLimits | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Makes empty tables.
+
+        Args:
+            features: what calls will name.
+            settings: of all tables.
+            limits: of all tables together; None is none.
+            group: whose ranks look up and learn together, so that all of them call alike; None: this rank alone.
+        Raises:
+            ValueError: a limit is out of range.
+        """
         span = settings.initial_range
+        limits = limits or TableLimits()
+        tables = list(dict.fromkeys(feature.table for feature in features))
+        self._group = group
         self.collection = HashTableCollection(
             tables=[
                 TableConfig(
@@ -24,13 +46,18 @@ class DynamicTables:
                     dim=settings.dim,
                     optimizer=RowWiseAdagrad(lr=settings.lr, eps=settings.eps),
                     initializer=Uniform(-span, span),
+                    max_rows=max_rows,
+                    eviction=None if limits.eviction is None else Eviction(policy=limits.eviction),
+                    min_count=limits.min_count,
+                    hot_count=limits.hot_count,
                 )
-                for table in dict.fromkeys(feature.table for feature in features)
+                for table, max_rows in zip(tables, _shares(limits.max_rows, len(tables)), strict=True)
             ],
             features=[
                 FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
             ],
-            process_group=None,
+            process_group=group,
+            gradient_reduction="sum",  # a rank's loss is its part of the batch's mean
             seed=settings.seed,
         )
 
@@ -43,3 +70,48 @@ class DynamicTables:
         """See ``Tables``."""
         self.collection.optimizer.step()
         self.collection.optimizer.zero_grad()
+
+    def use(self) -> TableUse:
+        """See ``Tables``."""
+        of_rank = sum(map(_use_of, self.collection.statistics()["tables"].values()), TableUse())
+        return sum(gather(of_rank, self._group), TableUse())
+
+    def save(self, folder: Path) -> None:
+        """Makes ``folder`` the checkpoint of the tables of all ranks, between two steps.
+
+        Raises:
+            headway.embedding.CheckpointError: a rank could not write.
+        """
+        self.collection.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Replaces all rows by those that any number of ranks saved.
+
+        Raises:
+            headway.embedding.CheckpointError: it is missing or damaged, or is of other tables.
+        """
+        self.collection.load(folder)
+
+
+def _shares(max_rows: int | None, num_tables: int) -> list[int | None]:
+    """A part of ``max_rows`` for each table; ``headway.embedding`` adds them up again where tables are alike, as here.
+
+    Raises:
+        ValueError: there is less than a row for each.
+    """
+    if max_rows is None:
+        return [None] * num_tables
+    if max_rows < num_tables:
+        raise ValueError(f"max_rows must be at least {num_tables}, a row for each table, not {max_rows}")
+    return [(max_rows + table) // num_tables for table in range(num_tables)]
+
+
+def _use_of(statistics: Mapping[str, int]) -> TableUse:
+    return TableUse(
+        rows=statistics["rows"],
+        cold_rows=statistics["cold_rows"],
+        pending=statistics["pending"],
+        evicted=statistics["evicted"],
+        refused=statistics["refused"],
+        num_bytes=statistics["key_bytes"] + statistics["row_bytes"],
+    )

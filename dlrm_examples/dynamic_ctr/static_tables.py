@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from dlrm_examples.dynamic_ctr.initial_vectors import uniform_vectors
 from dlrm_examples.dynamic_ctr.log import Feature, Jagged
-from dlrm_examples.dynamic_ctr.tables import TableSettings
+from dlrm_examples.dynamic_ctr.tables import TableSettings, TableUse
 
 InitialVectors = Callable[[str, torch.Tensor], torch.Tensor]
 """Name of a table, (M,) int64 ids -> (M, D) float32."""
@@ -70,6 +70,10 @@ class StaticTables:
         for table in self._tables.values():
             table.step()
 
+    def use(self) -> TableUse:
+        """See ``Tables``."""
+        return sum((table.use() for table in self._tables.values()), TableUse())
+
 
 class _Table:
     """Rows of one table, the state of its optimizer, and the look-ups since the last step."""
@@ -107,3 +111,7 @@ class _Table:
         self._square_sums[rows] += gradient.square().mean(dim=1)
         rate = self._settings.lr / (self._square_sums[rows].sqrt() + self._settings.eps)
         self._vectors[rows] -= rate[:, None] * gradient
+
+    def use(self) -> TableUse:
+        tensors = (self._ids, self._vectors, self._square_sums)
+        return TableUse(rows=len(self._ids), num_bytes=sum(tensor.nbytes for tensor in tensors))

@@ -1,15 +1,19 @@
-"""Trains a model in time order, in parts as small as the caller likes.
+"""Trains a model in time order, in parts as small as the caller likes, on one rank or several.
 
 Shapes: E examples, L labels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
+from dlrm_examples.dynamic_ctr.group import add_up_gradients, gather, slice_of
 from dlrm_examples.dynamic_ctr.log import Log
 from dlrm_examples.dynamic_ctr.model import SharedBottom
 from dlrm_examples.dynamic_ctr.tables import Tables, TableSettings
@@ -21,7 +25,7 @@ class TrainerSettings:
 
     Attributes:
         tables: of all embedding tables; its seed is the seed of the MLP, too.
-        batch_size: examples of a step.
+        batch_size: examples of a step, of all ranks together.
         dense_lr: learning rate of Adam for the MLP.
         hidden: widths of the MLP between its inputs and the logits.
     """
@@ -37,16 +41,28 @@ class TrainerSettings:
 
 
 class Trainer:
-    """A model, its tables, and how far in the log they are."""
+    """A model, its tables, and how far in the log they are.
 
-    def __init__(self, log: Log, tables: Tables, settings: TrainerSettings, *, num_train: int) -> None:
-        """Begins before the first of the ``num_train`` examples that make an epoch."""
+    With a group every rank holds the model, takes its slice of each batch, and must call alike.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        tables: Tables,
+        settings: TrainerSettings,
+        *,
+        num_train: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Begins before the first of the ``num_train`` examples that make an epoch; ``group`` is that of ``tables``."""
         if not 1 <= num_train <= log.num_examples:
             raise ValueError(f"{num_train} examples to train on of {log.num_examples}")
         self._log = log
         self._tables = tables
         self._settings = settings
         self._num_train = num_train
+        self._group = group
         self._model = SharedBottom(
             log.features,
             num_labels=len(log.label_names),
@@ -69,17 +85,45 @@ class Trainer:
         while self.num_seen < num_seen:
             begin = self.num_seen % self._num_train
             end = min(self._num_train, begin + num_seen - self.num_seen, begin + self._settings.batch_size)
-            batch = self._log.batch(begin, end)
-            loss = F.binary_cross_entropy_with_logits(self._model(batch.features, self._tables), batch.labels)
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
-            self._tables.step()
+            self._step(begin, end)
             self.num_seen += end - begin
+
+    def _step(self, begin: int, end: int) -> None:
+        """Learns from one batch. The losses of the ranks add up to its mean, and so do the gradients."""
+        batch = self._log.batch(*slice_of(begin, end, self._group))
+        logits = self._model(batch.features, self._tables)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        self._optimizer.zero_grad()
+        (loss / ((end - begin) * logits.shape[1])).backward()
+        add_up_gradients(self._model.parameters(), self._group)
+        self._optimizer.step()
+        self._tables.step()
 
     @torch.no_grad()
     def predict(self, begin: int, end: int) -> torch.Tensor:
         """(end - begin, L) logits of the examples ``begin`` to ``end - 1``; nothing is learned from them."""
         size = self._settings.batch_size
-        batches = (self._log.batch(first, min(first + size, end)) for first in range(begin, end, size))
-        return torch.cat([self._model(batch.features, self._tables) for batch in batches])
+        logits = []  # of this rank, a tensor a batch
+        for first in range(begin, end, size):
+            batch = self._log.batch(*slice_of(first, min(first + size, end), self._group))
+            logits.append(self._model(batch.features, self._tables))
+        by_rank = gather(logits, self._group)
+        return torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all but the tables; the same on every rank."""
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "num_seen": self.num_seen,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where ``state_dict()`` was called.
+
+        Raises:
+            RuntimeError: it is of a model of other sizes.
+        """
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.num_seen = state["num_seen"]

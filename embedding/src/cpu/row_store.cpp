@@ -11,7 +11,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kRowUnit = 64, kChunkBytes = std::size_t{32} << 20;
+constexpr std::size_t kChunkBytes = std::size_t{32} << 20;
 
 /// All of a block's rows; the first of all is RowId::kNone, which is no row.
 constexpr std::uint64_t all_of(std::size_t block) { return block == 0 ? ~std::uint64_t{1} : ~std::uint64_t{0}; }
@@ -20,7 +20,7 @@ constexpr std::uint64_t all_of(std::size_t block) { return block == 0 ? ~std::ui
 
 RowStore::RowStore(std::size_t row_bytes) : row_bytes_(row_bytes), chunk_bits_(0) {
   comm::expects(row_bytes > 0 && row_bytes % kRowUnit == 0,
-                "row_bytes must be a multiple of 64, not " + std::to_string(row_bytes));
+                "row_bytes must be a multiple of 16, not " + std::to_string(row_bytes));
   std::size_t const rows = std::max(std::bit_floor(kChunkBytes / row_bytes), kBlockRows);
   chunk_bits_ = std::countr_zero(rows);
 }

@@ -22,12 +22,12 @@ struct RowNotes {
 /// needed, and costs nothing until its rows are written. Rows are handed out in blocks, each to one RowAllocator.
 class RowStore {
  public:
-  static constexpr std::size_t kBlockRows = 64;
+  static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;
   static constexpr std::size_t kNumIds = std::size_t{1} << 30;
   /// That may be in use; the ids between are those of chunks ahead, and of rows that an allocator has free.
   static constexpr std::size_t kMostRows = kNumIds - (std::size_t{1} << 21);
 
-  /// `row_bytes`: a multiple of 64. @throws comm::UsageError
+  /// `row_bytes`: a multiple of kRowUnit. @throws comm::UsageError
   explicit RowStore(std::size_t row_bytes);
 
   /// Maps what `num_rows` more rows of `num_allocators` can need, and a chunk ahead; nobody may use the store

@@ -16,6 +16,13 @@ constexpr std::size_t kLineBytes = 64, kMostDim = std::size_t{1} << 20;
 
 std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
 
+/// Short rows are not padded to a line, or bfloat16 would save nothing; nor does any of them lie in two.
+std::size_t padded(std::size_t row_bytes) {
+  std::size_t unit = RowStore::kRowUnit;
+  while (unit < row_bytes && unit < kLineBytes / 2) unit *= 2;
+  return round_up(row_bytes, unit);
+}
+
 std::size_t checked(std::size_t dim) {
   comm::expects(dim >= 1 && dim <= kMostDim,
                 "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(dim));
@@ -30,8 +37,8 @@ TableRows::TableRows(std::size_t dim, kernels::RowOptimizer const& optimizer)
     : dim_(checked(dim)),
       optimizer_(optimizer),
       state_begins_{dim * sizeof(float), round_up(dim * sizeof(Bfloat16), sizeof(float))},
-      stores_{RowStore(round_up(state_begins_[0] + optimizer.state_size(dim) * sizeof(float), kLineBytes)),
-              RowStore(round_up(state_begins_[1] + optimizer.state_size(dim) * sizeof(float), kLineBytes))} {}
+      stores_{RowStore(padded(state_begins_[0] + optimizer.state_size(dim) * sizeof(float))),
+              RowStore(padded(state_begins_[1] + optimizer.state_size(dim) * sizeof(float)))} {}
 
 void TableRows::reserve(Precision precision, std::size_t num_rows, std::size_t num_allocators) {
   stores_[number_of(precision)].reserve(num_rows, num_allocators);

@@ -18,12 +18,10 @@ import torch.distributed as dist
 
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
+from headway.embedding.key_words import keys_of, tables_of, words_of
 from headway.embedding.rank_pieces import by_group, by_rank, splits
 
 Dedup = Literal["none", "first", "second", "both"]
-
-_COUNT_SHIFT = 32
-_TABLE_MASK = (1 << _COUNT_SHIFT) - 1
 
 
 @dataclass
@@ -187,7 +185,7 @@ class ShardedLookup:
         """Gradients of several lookups of one table, added up so that no key comes twice."""
         keys = [gradient.part.received.keys for gradient in gradients if gradient.part.received is not None]
         unique = self._deduplicator.deduplicate(
-            Keys(torch.cat([each.ids for each in keys]), torch.cat([_tables_of(each) for each in keys]))
+            Keys(torch.cat([each.ids for each in keys]), torch.cat([tables_of(each) for each in keys]))
         )
         values = torch.cat([gradient.values_WD for gradient in gradients])
         return unique.keys, self._deduplicator.add_up(unique, values)
@@ -214,20 +212,9 @@ class ShardedLookup:
         """The keys of each table that this rank owns, with their counts, rank by rank."""
         if self._num_ranks == 1:
             return [part.unique.keys for part in lookup.parts]
-        messages = []
-        for part in lookup.parts:
-            keys = part.unique.keys
-            assert keys.counts is not None, "unique keys have counts"
-            tables = _tables_of(keys).to(torch.int64) & _TABLE_MASK
-            messages.append(torch.stack((keys.ids, tables | keys.counts.to(torch.int64) << _COUNT_SHIFT), 1))
-        return [
-            Keys(
-                message[:, 0].contiguous(),
-                message[:, 1].to(torch.int32),
-                counts=(message[:, 1] >> _COUNT_SHIFT).to(torch.int32),
-            )
-            for message in self._send_values(lookup, messages, torch.empty(0, dtype=torch.int64), kind="id_bytes")[0]
-        ]
+        messages = [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in lookup.parts]
+        received, _ = self._send_values(lookup, messages, torch.empty(0, dtype=torch.int64), kind="id_bytes")
+        return [keys_of(message[:, 0], message[:, 1]) for message in received]
 
     def _send_values(
         self,
@@ -288,10 +275,3 @@ class ShardedLookup:
         setattr(self.traffic, kind, getattr(self.traffic, kind) + sent * send.element_size())
         notes_RN, *values = by_group(receive, received_GR, widths)
         return values, notes_RN
-
-
-def _tables_of(keys: Keys) -> torch.Tensor:
-    """(K,) int32: the table of each key."""
-    if keys.tables is not None:
-        return keys.tables
-    return torch.full((len(keys),), keys.table, dtype=torch.int64).to(torch.int32)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torchrec import KeyedJaggedTensor
@@ -15,9 +14,9 @@ from torchrec import KeyedJaggedTensor
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, UniqueKeys
 from headway.embedding.config import Pooling
+from headway.embedding.key_words import keys_of, words_of
 from headway.embedding.merging import table_number
-
-_COUNT_SHIFT = 32
+from headway.embedding.rank_pieces import by_rank
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,15 @@ class Batch:
         return KeyedJaggedTensor(
             keys=names * num_ranks,
             values=self._by_rank([part.unique.keys.ids for part in self.parts]),
-            weights=self._by_rank([_pack(part.unique.keys) for part in self.parts]).view(torch.float64),
+            weights=self._by_rank([words_of(part.unique.keys) for part in self.parts]).view(torch.float64),
             lengths=torch.tensor(lengths, dtype=torch.int64),
             stride=1,
             length_per_key=lengths,
         )
 
     def _by_rank(self, columns_G: Sequence[torch.Tensor]) -> torch.Tensor:
-        pieces_GR = [
-            torch.split(column[part.order_U], part.counts_R) for column, part in zip(columns_G, self.parts, strict=True)
-        ]
-        return torch.cat([piece for rank in zip(*pieces_GR, strict=True) for piece in rank])
+        routed_G = [column[part.order_U] for column, part in zip(columns_G, self.parts, strict=True)]
+        return by_rank(routed_G, self.counts_GR)
 
 
 def make_batch(
@@ -148,20 +145,7 @@ def _weights(
     return result
 
 
-def _pack(keys: Keys) -> torch.Tensor:
-    """(U,) int64: the bits of the count above those of the table."""
-    if len(keys) == 0:  # Then they have neither.
-        return torch.empty(0, dtype=torch.int64)
-    assert keys.tables is not None and keys.counts is not None, "unique keys have both"
-    tables = keys.tables.to(torch.int64) & ((1 << _COUNT_SHIFT) - 1)
-    return tables | keys.counts.to(torch.int64) << _COUNT_SHIFT
-
-
 def unpack(features: KeyedJaggedTensor) -> Keys:
     """The keys of one group as their owner receives them, from all ranks."""
-    packed: Any = features.weights().contiguous().view(torch.int64)
-    return Keys(
-        features.values().contiguous(),
-        packed.to(torch.int32),
-        counts=(packed >> _COUNT_SHIFT).to(torch.int32),
-    )
+    words: torch.Tensor = features.weights().contiguous().view(torch.int64)
+    return keys_of(features.values(), words)

@@ -1,12 +1,23 @@
-"""A log in KuaiRand's format, whose clicks depend on the video."""
+"""One thread, and a log in KuaiRand's format whose clicks depend on the video."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from kuairand_files import DAY_MS, FIRST_MS, LOG_COLUMNS, write_csv, write_features
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors of a batch are too small to share, and threads wait for each other where others use the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import pytest
 import torch
-from headway.embedding import HashTableCollection
 
 from dlrm_examples.dynamic_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.dynamic_ctr.initial_vectors import uniform_vectors
 from dlrm_examples.dynamic_ctr.log import Feature, Jagged
 from dlrm_examples.dynamic_ctr.static_tables import StaticTables
-from dlrm_examples.dynamic_ctr.tables import Tables, TableSettings
+from dlrm_examples.dynamic_ctr.tables import TableLimits, Tables, TableSettings, TableUse
 
 FEATURES = (
     Feature(name="video", table="video"),
@@ -114,15 +115,12 @@ def test_dynamic_tables_get_rows_by_training_only() -> None:
     tables = DynamicTables(FEATURES, SETTINGS)
     batch = random_batch(torch.Generator().manual_seed(3))
 
-    def num_rows(collection: HashTableCollection) -> int:
-        return sum(table["rows"] for table in collection.statistics()["tables"].values())
-
     with torch.no_grad():
         tables(batch)
-    assert num_rows(tables.collection) == 0
+    assert tables.use().rows == 0
     tables(batch)
     different = {(feature.table, id_) for feature in FEATURES for id_ in batch[feature.name].values.tolist()}
-    assert num_rows(tables.collection) == len(different)
+    assert tables.use().rows == len(different)
 
 
 def test_static_tables_name_an_id_that_they_do_not_have() -> None:
@@ -150,3 +148,69 @@ def test_initial_vectors_depend_on_seed_table_and_id_and_fill_their_range() -> N
     assert torch.equal(vectors[7:9, :5], uniform_vectors("a", ids[7:9], dim=5, span=0.3, seed=1))
     assert not torch.equal(vectors, uniform_vectors("b", ids, dim=6, span=0.3, seed=1))
     assert not torch.equal(vectors, uniform_vectors("a", ids, dim=6, span=0.3, seed=2))
+
+
+def use_under(limits: TableLimits, *, num_ids: int) -> TableUse:
+    """After three steps, each with ids of its own and the first 40 ids."""
+    tables = DynamicTables(FEATURES, SETTINGS, limits=limits)
+    for step in range(3):
+        ids = torch.cat([torch.arange(40), torch.arange(num_ids) + 1000 * (step + 1)])
+        column = Jagged(ids, torch.tensor([len(ids)]))
+        empty = Jagged(ids[:0], torch.tensor([0]))
+        loss_of(tables({"video": column, "recent": empty, "user": empty})).backward()
+        tables.step()
+    return tables.use()
+
+
+def test_without_limits_every_id_has_a_row_of_its_own() -> None:
+    use = use_under(TableLimits(), num_ids=30)
+    assert (use.rows, use.cold_rows, use.pending, use.evicted, use.refused) == (130, 0, 0, 0, 0)
+    assert use.num_bytes > 130 * 4 * SETTINGS.dim
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_rows_beyond_the_limit_are_evicted(policy: Literal["lru", "lfu"]) -> None:
+    use = use_under(TableLimits(max_rows=100, eviction=policy), num_ids=30)
+    assert use.rows <= 95  # of which eviction begins
+    assert use.rows + use.evicted == 130
+    assert use.refused == 0
+
+
+def test_the_policy_reaches_the_tables() -> None:
+    limits = [TableLimits(max_rows=100, eviction=policy) for policy in ("lru", "lfu")]
+    both = [DynamicTables(FEATURES, SETTINGS, limits=each).collection.groups[0].config.eviction for each in limits]
+    assert [eviction.policy for eviction in both if eviction is not None] == ["lru", "lfu"]
+
+
+def test_without_eviction_new_ids_get_no_row_when_there_is_no_room() -> None:
+    use = use_under(TableLimits(max_rows=100), num_ids=30)
+    assert (use.rows, use.evicted, use.refused) == (100, 0, 30)
+
+
+def test_ids_wait_for_a_row_until_they_come_again() -> None:
+    use = use_under(TableLimits(min_count=2), num_ids=30)
+    assert (use.rows, use.pending) == (40, 90)
+
+
+def test_rows_of_few_look_ups_are_in_bfloat16() -> None:
+    use = use_under(TableLimits(hot_count=2), num_ids=30)
+    assert (use.rows, use.cold_rows) == (130, 90)
+
+
+def test_the_rows_of_static_tables_are_there_from_the_start() -> None:
+    tables = StaticTables(FEATURES, {"video": IDS, "user": IDS[:3]}, SETTINGS)
+    assert tables.use() == TableUse(rows=10, num_bytes=10 * (8 + 4 * SETTINGS.dim + 4))
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"eviction": "lfu"}, "eviction lfu needs max_rows"),
+        ({"max_rows": 1}, "max_rows must be at least 2, a row for each table, not 1"),
+        ({"min_count": 0}, "min_count must be from 1"),
+        ({"hot_count": -1}, "hot_count must be from 0"),
+    ],
+)
+def test_limits_out_of_range_are_named(limits: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        DynamicTables(FEATURES, SETTINGS, limits=TableLimits(**limits))

@@ -1,0 +1,53 @@
+"""A folder from which any number of ranks goes on: ``tables/`` of ``headway.embedding`` and ``dense.pt``, the rest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dlrm_examples.bls_dlrm.log_format import DataError
+from dlrm_examples.dynamic_ctr.dynamic_tables import DynamicTables
+from dlrm_examples.dynamic_ctr.group import gather, rank_of
+from dlrm_examples.dynamic_ctr.trainer import Trainer
+
+_TABLES, _DENSE = "tables", "dense.pt"
+
+
+def save(folder: Path, trainer: Trainer, tables: DynamicTables, group: dist.ProcessGroup | None) -> None:
+    """Writes what all ranks have; all of them call it, and none returns before it is there.
+
+    Raises:
+        headway.embedding.CheckpointError, OSError: a rank could not write.
+    """
+    tables.save(folder / _TABLES)
+    if rank_of(group) == 0:
+        state = {**trainer.state_dict(), "table_step": tables.collection.step}
+        new = folder / f"{_DENSE}.new"
+        with new.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, folder / _DENSE)
+    gather(None, group)
+
+
+def load(folder: Path, trainer: Trainer, tables: DynamicTables) -> None:
+    """Puts trainer and tables where they were at ``save()``, whatever the number of ranks; all of them call it.
+
+    Raises:
+        headway.embedding.CheckpointError: the tables are missing, damaged or others.
+        DataError: the rest cannot be read, or a save was cut off between it and the tables.
+    """
+    tables.load(folder / _TABLES)
+    path = folder / _DENSE
+    try:
+        state = torch.load(path, weights_only=True)
+        table_step = state["table_step"]
+        trainer.load_state_dict(state)
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+        raise DataError(f"{path}: {str(error).splitlines()[0]}") from error
+    if table_step != tables.collection.step:
+        raise DataError(f"{path} is of step {table_step}, the tables beside it of step {tables.collection.step}")

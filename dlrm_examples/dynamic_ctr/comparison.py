@@ -1,0 +1,23 @@
+"""The systems of the README's table: tables that hold every id, and beside them all that dynamic ones can do."""
+
+from __future__ import annotations
+
+from dlrm_examples.dynamic_ctr.experiment import Restart, System
+from dlrm_examples.dynamic_ctr.tables import TableLimits
+
+HOT_COUNT = 8
+RANKS, RESTART = 2, Restart(at=0.5, num_ranks=3)
+
+
+def compared_systems(*, num_ids: int) -> list[System]:
+    """What ``--compare`` runs on a log with ``num_ids`` different ids in all its tables."""
+    few, many = (TableLimits(max_rows=num_ids * percent // 100, eviction="lfu") for percent in (60, 80))
+    return [
+        System(kind="static"),
+        System(kind="dynamic"),
+        System(kind="dynamic", num_ranks=RANKS, restart=RESTART),
+        System(kind="dynamic", limits=few),
+        System(kind="dynamic", limits=many),
+        System(kind="dynamic", num_ranks=RANKS, restart=RESTART, limits=many),
+        System(kind="dynamic", limits=TableLimits(hot_count=HOT_COUNT)),
+    ]

@@ -1,0 +1,50 @@
+"""What ranks that train together exchange besides rows of tables; without a group there is one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def all_ranks() -> dist.ProcessGroup:
+    """The default group, which was made before."""
+    group = dist.group.WORLD
+    assert group is not None, "init_process_group() comes first"
+    return group
+
+
+def rank_of(group: dist.ProcessGroup | None) -> int:
+    """This rank's number."""
+    return 0 if group is None else group.rank()
+
+
+def slice_of(begin: int, end: int, group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This rank's part of the examples ``begin`` to ``end - 1``: parts differ by one in size and may be empty."""
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    return begin + (end - begin) * rank // size, begin + (end - begin) * (rank + 1) // size
+
+
+def gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """The small values of all ranks, by rank; all of them call it."""
+    if group is None:
+        return [value]
+    values: list[Any] = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def add_up_gradients(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Replaces the gradients of ``parameters`` by their sums over the ranks, in one exchange."""
+    if group is None:
+        return
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    sums = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, total in zip(gradients, sums, strict=True):
+        gradient.copy_(total.view_as(gradient))

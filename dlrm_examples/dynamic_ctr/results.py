@@ -1,0 +1,88 @@
+"""One trained and evaluated run, and its JSON line in the form of the benchmarks' results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm_examples.bls_dlrm.results import current_commit, describe_machine
+from dlrm_examples.dynamic_ctr.evaluation import Quality
+from dlrm_examples.dynamic_ctr.experiment import Experiment, System
+from dlrm_examples.dynamic_ctr.tables import TableUse
+
+SMOOTHED_RATES = "smoothed rates"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One way to predict, trained once.
+
+    Attributes:
+        system: None: smoothed rates, which have no tables and no seed.
+        seed: of initial vectors and MLP.
+        quality: by label, on what comes after the training.
+        train_s: seconds.
+        rows: of tables after each tenth of the training.
+        use: of tables at its end.
+    """
+
+    system: System | None
+    seed: int | None
+    quality: dict[str, Quality]
+    train_s: float
+    rows: tuple[int, ...] = ()
+    use: TableUse | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the system."""
+        return SMOOTHED_RATES if self.system is None else self.system.name
+
+
+def write_json_lines(path: Path, experiment: Experiment, runs: Sequence[Run], *, num_test: int) -> None:
+    """A line for each run into a new file; makes its directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    origin = {"commit": current_commit(), "machine": describe_machine()}
+    lines = [json.dumps(_json_row(experiment, run, num_test) | origin) for run in runs]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _json_row(experiment: Experiment, run: Run, num_test: int) -> dict[str, Any]:
+    settings = experiment.settings
+    params = {
+        "history": experiment.history,
+        "train_examples": experiment.num_train,
+        "test_examples": num_test,
+        "epochs": experiment.epochs,
+        "dim": settings.tables.dim,
+        "batch_size": settings.batch_size,
+        "table_lr": settings.tables.lr,
+        "dense_lr": settings.dense_lr,
+        "seed": run.seed,
+    }
+    return {
+        "name": "dynamic_ctr",
+        "params": params | ({} if run.system is None else _system_params(run.system)),
+        "system": run.name,
+        "quality": {label: quality._asdict() for label, quality in run.quality.items()},
+        "train_s": run.train_s,
+        "rows_by_tenth": run.rows,
+        "tables": None if run.use is None else asdict(run.use),
+    }
+
+
+def _system_params(system: System) -> dict[str, Any]:
+    return {
+        "tables": system.kind,
+        "ranks": system.num_ranks,
+        "restart_at": None if system.restart is None else system.restart.at,
+        "restart_ranks": None if system.restart is None else system.restart.num_ranks,
+        **asdict(system.limits),
+    }
