@@ -293,7 +293,7 @@ TEST_P(TableLifeTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     std::mt19937_64 random(3);
     auto batch = random_batch(random, 900, 4'000);
     std::ranges::sort(batch.ids);
-    batch.ids.erase(std::ranges::unique(batch.ids).begin(), batch.ids.end());
+    batch.ids.erase(std::unique(batch.ids.begin(), batch.ids.end()), batch.ids.end());
     batch.tables.resize(batch.ids.size());
     auto const learn = [&](Table& learner, std::uint32_t step) {
       learner.begin_step(step, step);

@@ -12,17 +12,12 @@ namespace headway::embedding {
 
 namespace {
 
-/// What goes first is least.
-struct Score {
-  std::uint64_t value = 0, hash = 0;
-
-  friend auto operator<=>(Score const&, Score const&) = default;
-};
+/// What goes first is least: by what the policy has, then by hash.
+using Score = std::pair<std::uint64_t, std::uint64_t>;
 
 Score score_of(EvictionPolicy policy, RowNotes const& notes, Key key) {
   std::uint64_t const step = notes.step, count = notes.count;
-  return {.value = policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step,
-          .hash = hash_of(key).low};
+  return {policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step, hash_of(key).low};
 }
 
 }  // namespace
