@@ -52,7 +52,8 @@ def check_tidy(build_dir: Path) -> int:
         print("clang-tidy is not installed (Debian, Ubuntu: apt install clang-tidy)")
         return NOT_HERE
     compiled = {Path(entry["file"]) for entry in json.loads((build_dir / "compile_commands.json").read_text())}
-    files = [file for file in sources(["libcomm", "embedding"], (".cpp",)) if file in compiled]
+    found = sources(["libcomm", "kernels", "embedding"], (".cpp",))
+    files = [file for file in found if file in compiled and file.parent.name != "torch"]
     bad = 0
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for output in pool.map(lambda file: _tidy_file(file, build_dir), files):
