@@ -204,7 +204,7 @@ class HashTableCollection(nn.Module):
             if gradient is None:
                 continue
             self._gradients[number].append(gradient)
-            is_finite = bool(gradient.values_WD.isfinite().all()) and (own is None or bool(own.isfinite().all()))
+            is_finite = _is_finite(gradient.values_WD) and (own is gradient.values_WD or _is_finite(own))
             anchor = self._anchors[number]
             if anchor.grad is None or not is_finite:
                 anchor.grad = torch.full((1,), 1.0 if is_finite else math.nan, dtype=torch.float32)
@@ -263,6 +263,14 @@ class HashTableCollection(nn.Module):
     def extra_repr(self) -> str:
         tables = ", ".join(f"{group.name} (dim {group.config.dim})" for group in self.groups)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks"
+
+
+def _is_finite(values: torch.Tensor | None) -> bool:
+    if values is None or values.numel() == 0:
+        return True
+    # Which are not a number if any value is none, and need no memory.
+    lowest, highest = torch.aminmax(values)
+    return math.isfinite(float(lowest)) and math.isfinite(float(highest))
 
 
 class _Lookup(torch.autograd.Function):
