@@ -23,6 +23,14 @@ out = torch.empty_like(rows)
 dist.all_to_all_single(out, rows)
 assert out.tolist() == [rank, 10 + rank], out
 assert "site-packages" in headway.__file__, headway.__file__
+from headway.embedding import FeatureConfig, HashTableCollection, Sgd, TableConfig
+tables = HashTableCollection(tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1.0))],
+                             features=[FeatureConfig("f", table="t")], process_group=dist.group.WORLD)
+one = {"f": (torch.tensor([-7, 1 << 40]), torch.tensor([2]))}
+before = tables(one)["f"]
+before.sum().backward()
+tables.optimizer.step()
+torch.testing.assert_close(tables(one)["f"], before - 2)
 dist.destroy_process_group()
 """
 
@@ -57,7 +65,8 @@ def build_wheel(folder: Path) -> Path:
 def check_contents(wheel: Path) -> None:
     """The wheel holds the extension, types, programs and licence, and nothing outside of its packages."""
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.", "/LICENSE",
+    for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.",
+                   "headway/_embedding.", "headway/embedding/__init__.py", "headway/torchrec/__init__.py", "/LICENSE",
                    "headway/_programs/dlrm_examples/bls_dlrm/demo.py", "headway/_programs/benchmarks/all_to_all.py",
                    "headway/_programs/build/benchmarks/all_to_all/bench_all_to_all_headway"):  # fmt: skip
         if not any(needed in name for name in names):
