@@ -90,8 +90,7 @@ TableStatistics CpuTable::statistics() const {
 
 std::uint64_t CpuTable::generation() const {
   auto const counts = statistics();
-  std::shared_lock const lock(mutex_);
-  return counts.erased + counts.evicted + counts.expired + counts.promoted + counts.demoted + num_clears_;
+  return counts.erased + counts.evicted + counts.expired + counts.promoted + counts.demoted;
 }
 
 // Reading
@@ -366,7 +365,6 @@ void CpuTable::clear() {
   stripes_ = std::move(fresh);
   rows_.clear();
   segments_.trim();
-  ++num_clears_;
 }
 
 template <class Announce, class Visit>

@@ -120,7 +120,6 @@ class CpuTable final : public Table {
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::uint64_t num_clears_ = 0;
   std::size_t next_to_expire_ = 0;  ///< The stripe that is looked through next for rows whose time is over.
 };
 

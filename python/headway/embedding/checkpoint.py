@@ -27,7 +27,8 @@ import torch.distributed as dist
 
 from headway import _embedding
 from headway._embedding import Keys, Table
-from headway.embedding.merging import MergedTable, group_of_tables, table_number
+from headway.embedding.keys import owned_by
+from headway.embedding.merging import MergedTable, group_of_tables, table_numbers
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -325,8 +326,7 @@ def _read_all(
         saved = manifest.groups[block.group]
         records = _read_block(folder, block, saved)
         if num_ranks > 1:
-            order, counts = _embedding.route(records.keys, num_ranks)
-            records = records.take(order[sum(counts[:rank]) : sum(counts[: rank + 1])].to(torch.int64))
+            records = records.take(owned_by(records.keys, rank, num_ranks))
         for group, part in _by_group(records, saved["tables"], group_of):
             _import(part, tables[group], pending=block.pending)
 
@@ -388,17 +388,17 @@ def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
 
 def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, int]) -> Iterator[tuple[int, _Records]]:
     """The records of tables that were ``saved`` together, by the group in which they are now; of others none."""
-    groups: dict[int | None, list[int]] = {}
+    groups: dict[int | None, list[str]] = {}
     for name in saved:
-        groups.setdefault(group_of.get(name), []).append(table_number(name))
-    for group, numbers in groups.items():
+        groups.setdefault(group_of.get(name), []).append(name)
+    for group, names in groups.items():
         if group is None:
             continue
         if len(groups) == 1:
             yield group, records
             continue
         assert records.keys.tables is not None, "records have tables"
-        chosen = torch.isin(records.keys.tables, torch.tensor(numbers).to(torch.int32))
+        chosen = torch.isin(records.keys.tables, table_numbers(names))
         yield group, records.take(chosen.nonzero().view(-1))
 
 

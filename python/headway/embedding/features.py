@@ -13,7 +13,7 @@ import torch
 
 from headway._embedding import Keys
 from headway.embedding.config import FeatureConfig
-from headway.embedding.merging import table_number
+from headway.embedding.merging import table_numbers
 
 #: Feature name to (values_K, lengths_B) or (values_K, lengths_B, weights_K), or a ``KeyedJaggedTensor``.
 Features = Mapping[str, Sequence[torch.Tensor]] | Any
@@ -42,7 +42,7 @@ class FeatureGroup:
 
     def __init__(self, configs: Sequence[FeatureConfig]) -> None:
         self.configs = list(configs)
-        self._numbers = torch.tensor([table_number(config.table) for config in configs]).to(torch.int32)
+        self._numbers = table_numbers(config.table for config in configs)
         self._is_mean = torch.tensor([config.pooling == "mean" for config in configs])
 
     def join(self, features: Mapping[str, Any]) -> GroupInput:

@@ -1,7 +1,17 @@
 """Keys, their duplicates and their owners: what collections are made of, for those who build their own."""
 
+import torch
+
 from headway._embedding import Deduplicator, Keys, UniqueKeys, Workers, first_bucket_of, route, take_as_unique
 from headway.embedding.merging import table_number
+
+
+def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
+    """Which of some keys belong to ``rank`` of ``num_ranks``: their places, int64, in the order of the keys."""
+    order, counts = route(keys, num_ranks)
+    begin = sum(counts[:rank])
+    return order[begin : begin + counts[rank]].to(torch.int64)
+
 
 __all__ = [
     "Deduplicator",
@@ -9,6 +19,7 @@ __all__ = [
     "UniqueKeys",
     "Workers",
     "first_bucket_of",
+    "owned_by",
     "route",
     "table_number",
     "take_as_unique",

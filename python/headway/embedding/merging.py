@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from headway import _embedding
 from headway.embedding.config import TableConfig
 
@@ -13,6 +15,16 @@ from headway.embedding.config import TableConfig
 def table_number(name: str) -> int:
     """The number of a table in keys: it depends on its name alone, so that other tables may come and go."""
     return zlib.crc32(name.encode())
+
+
+def table_numbers(names: Iterable[str]) -> torch.Tensor:
+    """(N,) int32: the numbers of tables, as keys have them."""
+    return torch.tensor([table_number(name) for name in names], dtype=torch.int64).to(torch.int32)
+
+
+def merge_key(table: TableConfig) -> TableConfig:
+    """Equal for tables that may be merged: how many rows each may have does not matter, but whether it has a limit."""
+    return replace(table, name="-", max_rows=None if table.max_rows is None else 1)
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
         if number in by_number:
             raise ValueError(f"tables {by_number[number]} and {table.name} have the same number in keys: rename one")
         by_number[number] = table.name
-        groups.setdefault(replace(table, name="-", max_rows=None if table.max_rows is None else 1), []).append(table)
+        groups.setdefault(merge_key(table), []).append(table)
     return [MergedTable(tuple(group)) for group in groups.values()]
 
 

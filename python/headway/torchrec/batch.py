@@ -15,7 +15,7 @@ from headway import _embedding
 from headway._embedding import Deduplicator, Keys, UniqueKeys
 from headway.embedding.config import Pooling
 from headway.embedding.key_words import keys_of, words_of
-from headway.embedding.merging import table_number
+from headway.embedding.merging import table_numbers
 from headway.embedding.rank_pieces import by_rank
 
 
@@ -31,10 +31,6 @@ class GroupFeatures:
     @property
     def num_features(self) -> int:
         return len(self.tables)
-
-    def numbers(self) -> torch.Tensor:
-        """(F,) int32: the tables' numbers in keys."""
-        return torch.tensor([table_number(table) for table in self.tables], dtype=torch.int64).to(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def make_batch(
 
 
 def _keys_of(ids_K: torch.Tensor, group: GroupFeatures, sizes_F: Sequence[int]) -> Keys:
-    tables_K = group.numbers().repeat_interleave(torch.tensor(sizes_F, dtype=torch.int64))
+    tables_K = table_numbers(group.tables).repeat_interleave(torch.tensor(sizes_F, dtype=torch.int64))
     return Keys(ids_K.to(torch.int64).contiguous(), tables_K)
 
 

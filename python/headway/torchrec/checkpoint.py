@@ -18,7 +18,8 @@ import torch
 
 from headway import _embedding
 from headway._embedding import Keys
-from headway.embedding.merging import table_number
+from headway.embedding.keys import owned_by
+from headway.embedding.merging import table_number, table_numbers
 from headway.torchrec.kernel import TableKernel
 
 NUM_CHUNKS = 256
@@ -122,8 +123,7 @@ def _select(
     """Ids and counts of one table in these buckets."""
     part = slice(begins[first_bucket], begins[end_bucket])
     assert keys.tables is not None, "listed keys have tables"
-    number = torch.tensor(table_number(table), dtype=torch.int64).to(torch.int32)
-    mine = keys.tables[part] == number
+    mine = keys.tables[part] == table_numbers([table])
     counts = torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[part][mine]
     return keys.ids[part][mine].contiguous(), counts.contiguous()
 
@@ -194,18 +194,11 @@ def _expect_fitting(kernel: TableKernel, table: str, records: Records) -> None:
 
 
 def _import(kernel: TableKernel, number: int, records: Records) -> None:
-    own = _owned(kernel, records.ids_K, number)
+    rank, num_ranks = kernel.pg.rank(), kernel.pg.size()
+    own = owned_by(Keys(records.ids_K, table=number), rank, num_ranks)
     columns = (records.counts_K[own], records.steps_K[own], records.vectors_KD[own], records.states_KS[own])
     kernel.table.import_records(Keys(records.ids_K[own], table=number), columns)
-    waiting = _owned(kernel, records.pending_P, number)
+    waiting = owned_by(Keys(records.pending_P, table=number), rank, num_ranks)
     if len(waiting) > 0:
         counts = records.pending_counts_P[waiting]
         kernel.table.find_or_insert(Keys(records.pending_P[waiting], table=number, counts=counts))
-
-
-def _owned(kernel: TableKernel, ids: torch.Tensor, number: int) -> torch.Tensor:
-    """Which of some keys belong to this rank."""
-    rank, num_ranks = kernel.pg.rank(), kernel.pg.size()
-    order, counts = _embedding.route(Keys(ids, table=number), num_ranks)
-    begin = sum(counts[:rank])
-    return order[begin : begin + counts[rank]].to(torch.int64)

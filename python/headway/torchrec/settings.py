@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import DataType
 
 from headway.embedding import Eviction, Initializer, Optimizer, Sgd, TableConfig, Uniform
+from headway.embedding.merging import merge_key
 from headway.torchrec.optimizers import optimizer_of
 
 #: Of a key, and of the count and the step of its lookups, at the load that tables have on average.
@@ -87,8 +88,7 @@ class GroupMember:
     seed: int
 
     def _shared(self) -> tuple[TableConfig, int]:
-        limit = None if self.config.max_rows is None else 1
-        return replace(self.config, name="-", max_rows=limit), self.seed
+        return merge_key(self.config), self.seed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupMember) and self._shared() == other._shared()
