@@ -47,7 +47,7 @@ bool RowOptimizer::is_row_wise() const {
   return options_.kind == OptimizerKind::kRowWiseAdagrad || options_.kind == OptimizerKind::kRowWiseAdam;
 }
 
-auto RowOptimizer::factors(OptimizerStep const& step) const -> Factors {
+UpdateFactors RowOptimizer::factors(OptimizerStep const& step) const {
   expect_in_range(std::isfinite(step.learning_rate), "a learning rate", step.learning_rate);
   expect_in_range(step.number >= 1, "a step", 0);
   auto const number = static_cast<double>(step.number);
@@ -57,19 +57,20 @@ auto RowOptimizer::factors(OptimizerStep const& step) const -> Factors {
   return {.rate = static_cast<float>(step.learning_rate),
           .rate_of_moment = static_cast<float>(step.learning_rate / bias1),
           .shrinkage = static_cast<float>(is_decoupled ? 1 - step.learning_rate * options_.weight_decay : 1),
-          .inverse_root_of_bias = static_cast<float>(1 / std::sqrt(bias2))};
+          .inverse_root_of_bias = static_cast<float>(1 / std::sqrt(bias2)),
+          .l2 = static_cast<float>(is_decoupled ? 0 : options_.weight_decay),
+          .epsilon = static_cast<float>(options_.epsilon),
+          .beta2 = static_cast<float>(options_.beta2),
+          .rest1 = static_cast<float>(1 - options_.beta1),
+          .rest2 = static_cast<float>(1 - options_.beta2)};
 }
 
-void RowOptimizer::update(Factors const& factors, std::span<float> weights, std::span<float> state, float& row_state,
+void RowOptimizer::update(UpdateFactors const& by, std::span<float> weights, std::span<float> state, float& row_state,
                           std::span<float const> gradient) const {
   std::size_t const dim = weights.size();
   assert(gradient.size() == dim && state.size() == state_size(dim) && "a row has the sizes of its optimizer");
-  auto const l2 = static_cast<float>(options_.decay == WeightDecay::kL2 ? options_.weight_decay : 0);
-  auto const epsilon = static_cast<float>(options_.epsilon);
-  auto const beta2 = static_cast<float>(options_.beta2);
-  auto const rest1 = static_cast<float>(1 - options_.beta1), rest2 = static_cast<float>(1 - options_.beta2);
   float* const weight = weights.data();
-  auto const gradient_of = [&](std::size_t i) { return gradient[i] + l2 * weight[i]; };
+  auto const gradient_of = [&](std::size_t i) { return with_decay(by, gradient[i], weight[i]); };
   auto const mean_of_squares = [&] {
     float sum = 0;
     for (std::size_t i = 0; i < dim; ++i) sum += gradient_of(i) * gradient_of(i);
@@ -77,40 +78,25 @@ void RowOptimizer::update(Factors const& factors, std::span<float> weights, std:
   };
   switch (options_.kind) {
     case OptimizerKind::kSgd:
-      for (std::size_t i = 0; i < dim; ++i) weight[i] = weight[i] * factors.shrinkage - factors.rate * gradient_of(i);
+      for (std::size_t i = 0; i < dim; ++i) update_sgd(by, weight[i], gradient_of(i));
       break;
     case OptimizerKind::kAdagrad:
-      for (std::size_t i = 0; i < dim; ++i) {
-        float const g = gradient_of(i);
-        state[i] += g * g;
-        weight[i] = weight[i] * factors.shrinkage - factors.rate * g / (std::sqrt(state[i]) + epsilon);
-      }
+      for (std::size_t i = 0; i < dim; ++i) update_adagrad(by, weight[i], state[i], gradient_of(i));
       break;
     case OptimizerKind::kRowWiseAdagrad: {
-      row_state += mean_of_squares();
-      float const rate = factors.rate / (std::sqrt(row_state) + epsilon);
-      for (std::size_t i = 0; i < dim; ++i) weight[i] = weight[i] * factors.shrinkage - rate * gradient_of(i);
+      float const rate = row_rate_of_adagrad(by, row_state, mean_of_squares());
+      for (std::size_t i = 0; i < dim; ++i) update_by_row_rate(by, rate, weight[i], gradient_of(i));
       break;
     }
     case OptimizerKind::kAdam: {
       float* const first = state.data();
       float* const second = first + dim;
-      for (std::size_t i = 0; i < dim; ++i) {
-        float const g = gradient_of(i);
-        first[i] += (g - first[i]) * rest1;
-        second[i] = beta2 * second[i] + rest2 * g * g;
-        float const divisor = std::sqrt(second[i]) * factors.inverse_root_of_bias + epsilon;
-        weight[i] = weight[i] * factors.shrinkage - factors.rate_of_moment * first[i] / divisor;
-      }
+      for (std::size_t i = 0; i < dim; ++i) update_adam(by, weight[i], first[i], second[i], gradient_of(i));
       break;
     }
     case OptimizerKind::kRowWiseAdam: {
-      row_state = beta2 * row_state + rest2 * mean_of_squares();
-      float const rate = factors.rate_of_moment / (std::sqrt(row_state) * factors.inverse_root_of_bias + epsilon);
-      for (std::size_t i = 0; i < dim; ++i) {
-        state[i] += (gradient_of(i) - state[i]) * rest1;
-        weight[i] = weight[i] * factors.shrinkage - rate * state[i];
-      }
+      float const rate = row_rate_of_adam(by, row_state, mean_of_squares());
+      for (std::size_t i = 0; i < dim; ++i) update_moment_by_row_rate(by, rate, weight[i], state[i], gradient_of(i));
       break;
     }
   }

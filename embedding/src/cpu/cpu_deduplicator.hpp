@@ -1,9 +1,9 @@
 #pragma once
 
-#include "cpu/stripe_map.hpp"
 #include "cpu/striped_batch.hpp"
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/deduplicator.hpp"
+#include "stripe_map.hpp"
 
 #include <array>
 #include <cstddef>

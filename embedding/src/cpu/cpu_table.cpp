@@ -1,7 +1,8 @@
 #include "cpu/cpu_table.hpp"
 
+#include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
-#include "headway/embedding/routing.hpp"
+#include "table_options.hpp"
 
 #include <algorithm>
 #include <array>
@@ -21,15 +22,6 @@ constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kVa
 /// As much as fits.
 std::uint32_t sum_of(std::uint32_t count, std::uint32_t more) {
   return count + std::min(more, std::numeric_limits<std::uint32_t>::max() - count);
-}
-
-TableOptions checked(TableOptions options) {
-  options.max_rows = std::min(options.max_rows, RowStore::kMostRows);
-  options.high_water = std::min(options.high_water, options.max_rows);
-  options.low_water = std::min(options.low_water, options.high_water);
-  comm::expects(options.min_count >= 1 && options.min_count <= kMostPendingCount,
-                "keys cannot wait for " + std::to_string(options.min_count) + " lookups");
-  return options;
 }
 
 }  // namespace
@@ -268,7 +260,7 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
   is_refused_.clear();
   auto size = size_locked();
   auto const room = [&] {
-    std::size_t const most = lookups.is_limited ? options_.max_rows : RowStore::kMostRows;
+    std::size_t const most = lookups.is_limited ? options_.max_rows : kMostTableRows;
     return most - std::min(most, size.rows);
   };
   if (keys.size() > room()) {
@@ -384,18 +376,6 @@ void CpuTable::expect_row(RowId row) const {
   if (!rows_.has(row)) {
     throw comm::UsageError("row " + std::to_string(static_cast<std::uint32_t>(row)) + " is not of this table");
   }
-}
-
-void CpuTable::expect_one_each(Keys const& keys, std::size_t count, char const* what) {
-  comm::expects(count == keys.size() && (keys.tables.empty() || keys.tables.size() == keys.size()),
-                std::to_string(keys.size()) + " keys have " + std::to_string(count) + " " + what + " and " +
-                    std::to_string(keys.tables.size()) + " tables");
-}
-
-void CpuTable::expect_values(Keys const& keys, std::size_t num_values, std::size_t width, char const* what) const {
-  comm::expects(num_values == keys.size() * width, std::string(what) + ": " + std::to_string(num_values) +
-                                                       " values for " + std::to_string(keys.size()) + " keys of " +
-                                                       std::to_string(width));
 }
 
 }  // namespace headway::embedding

@@ -2,11 +2,11 @@
 
 #include "cpu/key_index.hpp"
 #include "cpu/segment_pool.hpp"
-#include "cpu/stripe_map.hpp"
 #include "cpu/striped_batch.hpp"
 #include "cpu/table_rows.hpp"
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
+#include "stripe_map.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -69,8 +69,6 @@ class CpuTable final : public Table {
   };
 
   [[nodiscard]] std::vector<Stripe> make_stripes();
-  static void expect_one_each(Keys const& keys, std::size_t count, char const* what);
-  void expect_values(Keys const& keys, std::size_t num_values, std::size_t width, char const* what) const;
   void expect_row(RowId row) const;
   /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
   template <class Visit>

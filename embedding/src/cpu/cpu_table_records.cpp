@@ -3,6 +3,7 @@
 #include "cpu/cpu_table.hpp"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/routing.hpp"
+#include "table_options.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -13,9 +14,7 @@ namespace headway::embedding {
 
 template <class Wanted>
 Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const {
-  comm::expects(first_bucket <= end_bucket && end_bucket <= kNumVirtualBuckets,
-                "there are no virtual buckets from " + std::to_string(first_bucket) + " to " +
-                    std::to_string(end_bucket) + ", but " + std::to_string(kNumVirtualBuckets));
+  expect_buckets(first_bucket, end_bucket);
   struct Entry {
     std::uint32_t bucket, table;
     std::uint64_t id;

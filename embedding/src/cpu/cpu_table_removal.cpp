@@ -2,6 +2,7 @@
 
 #include "cpu/cpu_table.hpp"
 #include "headway/comm/status.hpp"
+#include "table_options.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -24,9 +25,7 @@ Score score_of(EvictionPolicy policy, RowNotes const& notes, Key key) {
 
 void CpuTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   std::lock_guard const lock(mutex_);
-  comm::expects(step >= step_ && oldest_in_use <= step, "step " + std::to_string(step) + " with rows in use since " +
-                                                            std::to_string(oldest_in_use) + " cannot follow step " +
-                                                            std::to_string(step_));
+  expect_step(step_, step, oldest_in_use);
   step_ = step;
   oldest_in_use_ = oldest_in_use;
   if (options_.time_to_live > 0) remove_expired();

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "cpu/bucket.hpp"
-#include "cpu/probe.hpp"
+#include "bucket.hpp"
 #include "cpu/segment_pool.hpp"
 #include "headway/embedding/key.hpp"
+#include "probe.hpp"
 
 #include <bit>
 #include <cstddef>

@@ -31,7 +31,7 @@ void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
   std::size_t const blocks_per_chunk = rows_per_chunk() / kBlockRows;
   std::size_t const chunks = (blocks + blocks_per_chunk - 1) / blocks_per_chunk + 1;
   if (chunks * rows_per_chunk() > kNumIds) {
-    throw std::length_error("a table has no more than " + std::to_string(kMostRows) + " rows on a rank");
+    throw std::length_error("a table has no more than " + std::to_string(kMostTableRows) + " rows on a rank");
   }
   while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowNotes)));
   for (std::size_t block = free_rows_.size(); block < chunks_.size() * blocks_per_chunk; ++block) {

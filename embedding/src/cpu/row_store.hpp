@@ -2,6 +2,7 @@
 
 #include "cpu/huge_memory.hpp"
 #include "headway/embedding/table.hpp"
+#include "table_rows_format.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,9 +24,7 @@ struct RowNotes {
 class RowStore {
  public:
   static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;
-  static constexpr std::size_t kNumIds = std::size_t{1} << 30;
-  /// That may be in use; the ids between are those of chunks ahead, and of rows that an allocator has free.
-  static constexpr std::size_t kMostRows = kNumIds - (std::size_t{1} << 21);
+  static constexpr std::size_t kNumIds = kNumRowIds;
 
   /// `row_bytes`: a multiple of kRowUnit. @throws comm::UsageError
   explicit RowStore(std::size_t row_bytes);

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "cpu/stripe_map.hpp"
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
+#include "stripe_map.hpp"
 
 #include <cstddef>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "cpu/table_rows.hpp"
 
 #include "headway/comm/status.hpp"
-#include "headway/embedding/philox.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -12,7 +11,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kLineBytes = 64, kMostDim = std::size_t{1} << 20;
+constexpr std::size_t kLineBytes = 64;
 
 std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
 
@@ -23,18 +22,12 @@ std::size_t padded(std::size_t row_bytes) {
   return round_up(row_bytes, unit);
 }
 
-std::size_t checked(std::size_t dim) {
-  comm::expects(dim >= 1 && dim <= kMostDim,
-                "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(dim));
-  return dim;
-}
-
 constexpr std::size_t number_of(Precision precision) { return static_cast<std::size_t>(precision); }
 
 }  // namespace
 
 TableRows::TableRows(std::size_t dim, kernels::RowOptimizer const& optimizer)
-    : dim_(checked(dim)),
+    : dim_(dim),
       optimizer_(optimizer),
       state_begins_{dim * sizeof(float), round_up(dim * sizeof(Bfloat16), sizeof(float))},
       stores_{RowStore(padded(state_begins_[0] + optimizer.state_size(dim) * sizeof(float))),
@@ -51,7 +44,7 @@ void TableRows::clear() {
 RowId TableRows::Allocator::allocate(Precision precision) {
   RowId const id = allocators_[number_of(precision)].allocate();
   assert(id != RowId::kNone && "rows were reserved");
-  return RowId{static_cast<std::uint32_t>(id) + static_cast<std::uint32_t>(number_of(precision) * RowStore::kNumIds)};
+  return row_id(precision, static_cast<std::uint32_t>(id));
 }
 
 void TableRows::Allocator::free(RowId id) noexcept { allocators_[number_of(precision_of(id))].free(plain(id)); }
@@ -79,15 +72,10 @@ void TableRows::write(RowId id, std::span<float const> values) {
 
 void TableRows::write_at_random(RowId id, Key key, std::uint64_t step, std::span<float const> values) {
   auto const out = cold_vector(id);
-  constexpr std::size_t kValuesAtOnce = 8;  // 16 bits each, of four words.
-  constexpr std::uint32_t kOnlyForRounding = 1U << 31;
-  for (std::size_t first = 0; first < dim_; first += kValuesAtOnce) {
-    auto const words = philox({static_cast<std::uint32_t>(key.id), static_cast<std::uint32_t>(key.id >> 32), key.table,
-                               static_cast<std::uint32_t>(first / kValuesAtOnce) | kOnlyForRounding},
-                              step);
-    for (std::size_t i = first; i < std::min(first + kValuesAtOnce, dim_); ++i) {
-      std::uint32_t const word = words[(i - first) / 2];
-      out[i] = round_stochastically(values[i], static_cast<std::uint16_t>(i % 2 == 0 ? word : word >> 16));
+  for (std::size_t first = 0; first < dim_; first += kColumnsPerRounding) {
+    auto const words = rounding_words(key, static_cast<std::uint32_t>(first / kColumnsPerRounding), step);
+    for (std::size_t i = first; i < std::min(first + kColumnsPerRounding, dim_); ++i) {
+      out[i] = round_stochastically(values[i], rounding_bits(words, static_cast<std::uint32_t>(i - first)));
     }
   }
 }

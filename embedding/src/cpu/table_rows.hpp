@@ -1,29 +1,16 @@
 #pragma once
 
-#include "cpu/bucket.hpp"
 #include "cpu/row_store.hpp"
 #include "headway/embedding/bfloat16.hpp"
 #include "headway/embedding/table.hpp"
 #include "headway/kernels/row_optimizer.hpp"
+#include "table_rows_format.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace headway::embedding {
-
-/// Cold rows have their vector in bfloat16, all others in float32; what belongs to the optimizer is float32 in both.
-enum class Precision : std::uint8_t { kFloat32, kBfloat16 };
-
-[[nodiscard]] constexpr Precision precision_of(RowId id) {
-  constexpr std::uint32_t kColdBit = RowStore::kNumIds;
-  return (static_cast<std::uint32_t>(id) & kColdBit) == 0 ? Precision::kFloat32 : Precision::kBfloat16;
-}
-
-/// kNone where the word names no row.
-[[nodiscard]] constexpr RowId row_of(RowWord word) {
-  return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone;
-}
 
 /// What is in the rows of a table, of both precisions.
 class TableRows {
@@ -66,7 +53,7 @@ class TableRows {
   void move(RowId from, RowId to, Key key, std::uint64_t step, std::span<float> scratch);
   struct Step {
     std::uint64_t number;
-    kernels::RowOptimizer::Factors factors;
+    kernels::UpdateFactors factors;
   };
   [[nodiscard]] Step step(kernels::OptimizerStep const& step) const { return {step.number, optimizer_.factors(step)}; }
   /// One step of the optimizer. Cold rows are rounded at random, so that small steps are not lost.
@@ -76,9 +63,7 @@ class TableRows {
   [[nodiscard]] std::size_t num_bytes() const;
 
  private:
-  [[nodiscard]] static RowId plain(RowId id) {
-    return RowId{static_cast<std::uint32_t>(id) % static_cast<std::uint32_t>(RowStore::kNumIds)};
-  }
+  [[nodiscard]] static RowId plain(RowId id) { return RowId{plain_number(id)}; }
   [[nodiscard]] RowStore const& store_of(RowId id) const { return stores_[static_cast<std::size_t>(precision_of(id))]; }
   /// Of a row of float32.
   [[nodiscard]] std::span<float> vector(RowId id) const {

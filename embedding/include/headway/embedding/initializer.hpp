@@ -1,5 +1,6 @@
 #pragma once
 
+#include "headway/embedding/initial_values.hpp"
 #include "headway/embedding/key.hpp"
 
 #include <cstdint>
@@ -19,14 +20,12 @@ class Initializer {
   static Initializer normal(float mean, float deviation, std::uint64_t seed);
 
   void fill(Key key, std::span<float> vector) const;
+  [[nodiscard]] InitialValues const& values() const { return values_; }
 
  private:
-  enum class Law : std::uint8_t { kConstant, kUniform, kNormal };
-  Initializer(Law law, float base, float width, std::uint64_t seed);
+  explicit Initializer(InitialValues const& values);
 
-  Law law_;
-  float base_, width_;  ///< Lowest value and range, or mean and deviation.
-  std::uint64_t seed_;
+  InitialValues values_;
 };
 
 }  // namespace headway::embedding

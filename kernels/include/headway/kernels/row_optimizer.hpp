@@ -1,5 +1,7 @@
 #pragma once
 
+#include "headway/kernels/weight_update.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -50,14 +52,11 @@ class RowOptimizer {
   [[nodiscard]] float initial_state() const { return static_cast<float>(options_.initial_accumulator); }
 
   /// What update() needs of a step. @throws std::invalid_argument if its number is 0 or its rate not finite
-  struct Factors {
-    float rate, rate_of_moment, shrinkage, inverse_root_of_bias;
-  };
-  [[nodiscard]] Factors factors(OptimizerStep const& step) const;
+  [[nodiscard]] UpdateFactors factors(OptimizerStep const& step) const;
   /// @param weights, gradient (dim)
   /// @param state (state_size(dim)); of Adam the first moments, then the second
   /// @param row_state of a row-wise optimizer
-  void update(Factors const& factors, std::span<float> weights, std::span<float> state, float& row_state,
+  void update(UpdateFactors const& by, std::span<float> weights, std::span<float> state, float& row_state,
               std::span<float const> gradient) const;
 
  private:

@@ -1,4 +1,4 @@
-#include "cpu/stripe_map.hpp"
+#include "stripe_map.hpp"
 
 #include <cmath>
 

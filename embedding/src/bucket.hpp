@@ -2,7 +2,6 @@
 
 #include "headway/embedding/key.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cstddef>
@@ -27,7 +26,8 @@ inline constexpr std::uint32_t kMostPendingCount = 0x3fffffff;
   return static_cast<std::uint32_t>(word) - static_cast<std::uint32_t>(RowWord::kPending);
 }
 [[nodiscard]] constexpr RowWord pending_word(std::uint32_t count) {
-  return RowWord{static_cast<std::uint32_t>(RowWord::kPending) + std::min(count, kMostPendingCount)};
+  std::uint32_t const most = kMostPendingCount;
+  return RowWord{static_cast<std::uint32_t>(RowWord::kPending) + (count < most ? count : most)};
 }
 
 /// Slots that are looked at together: one cache line. For keys of any table and id.
@@ -38,9 +38,11 @@ struct alignas(64) WideBucket {
   std::array<std::uint32_t, kNumSlots> tables;
   std::array<RowWord, kNumSlots> words;
 
-  [[nodiscard]] bool holds(std::size_t slot, Key key) const { return ids[slot] == key.id && tables[slot] == key.table; }
-  [[nodiscard]] Key key(std::size_t slot) const { return {.id = ids[slot], .table = tables[slot]}; }
-  void set_key(std::size_t slot, Key key) {
+  [[nodiscard]] constexpr bool holds(std::size_t slot, Key key) const {
+    return ids[slot] == key.id && tables[slot] == key.table;
+  }
+  [[nodiscard]] constexpr Key key(std::size_t slot) const { return {.id = ids[slot], .table = tables[slot]}; }
+  constexpr void set_key(std::size_t slot, Key key) {
     ids[slot] = key.id;
     tables[slot] = key.table;
   }
@@ -54,9 +56,9 @@ struct alignas(64) PackedBucket {
   std::array<std::uint64_t, kNumSlots> ids;
   std::array<RowWord, kNumSlots> words;
 
-  [[nodiscard]] bool holds(std::size_t slot, Key key) const { return ids[slot] == key.id; }
-  [[nodiscard]] Key key(std::size_t slot) const { return {.id = ids[slot]}; }
-  void set_key(std::size_t slot, Key key) {
+  [[nodiscard]] constexpr bool holds(std::size_t slot, Key key) const { return ids[slot] == key.id; }
+  [[nodiscard]] constexpr Key key(std::size_t slot) const { return {.id = ids[slot]}; }
+  constexpr void set_key(std::size_t slot, Key key) {
     assert(key.table == 0 && "a packed key has no table");
     ids[slot] = key.id;
   }

@@ -18,9 +18,11 @@ class StripeMap {
 
   StripeMap();
   [[nodiscard]] std::size_t of(Hash hash) const { return of_cell_[hash.low >> (64 - kHashBits)]; }
+  /// By those bits.
+  static constexpr std::size_t kNumCells = std::size_t{1} << kHashBits;
+  [[nodiscard]] std::array<std::uint8_t, kNumCells> const& cells() const { return of_cell_; }
 
  private:
-  static constexpr std::size_t kNumCells = std::size_t{1} << kHashBits;
   std::array<std::uint8_t, kNumCells> of_cell_;
 };
 

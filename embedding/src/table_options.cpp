@@ -1,0 +1,37 @@
+#include "table_options.hpp"
+
+#include "bucket.hpp"
+#include "headway/comm/status.hpp"
+#include "headway/embedding/routing.hpp"
+#include "table_rows_format.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace headway::embedding {
+
+TableOptions checked(TableOptions options) {
+  constexpr std::size_t kMostDim = std::size_t{1} << 20;
+  comm::expects(options.dim >= 1 && options.dim <= kMostDim,
+                "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(options.dim));
+  options.max_rows = std::min(options.max_rows, kMostTableRows);
+  options.high_water = std::min(options.high_water, options.max_rows);
+  options.low_water = std::min(options.low_water, options.high_water);
+  comm::expects(options.min_count >= 1 && options.min_count <= kMostPendingCount,
+                "keys cannot wait for " + std::to_string(options.min_count) + " lookups");
+  return options;
+}
+
+void expect_buckets(std::uint32_t first_bucket, std::uint32_t end_bucket) {
+  comm::expects(first_bucket <= end_bucket && end_bucket <= kNumVirtualBuckets,
+                "there are no virtual buckets from " + std::to_string(first_bucket) + " to " +
+                    std::to_string(end_bucket) + ", but " + std::to_string(kNumVirtualBuckets));
+}
+
+void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_in_use) {
+  comm::expects(step >= before && oldest_in_use <= step, "step " + std::to_string(step) + " with rows in use since " +
+                                                             std::to_string(oldest_in_use) + " cannot follow step " +
+                                                             std::to_string(before));
+}
+
+}  // namespace headway::embedding

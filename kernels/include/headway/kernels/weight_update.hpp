@@ -1,0 +1,59 @@
+#pragma once
+
+#include "headway/kernels/host_device.hpp"
+
+#include <cmath>
+
+namespace headway::kernels {
+
+/// What updates of single weights need of an optimizer and its step.
+struct UpdateFactors {
+  float rate = 0, rate_of_moment = 0, shrinkage = 1, inverse_root_of_bias = 1;
+  float l2 = 0, epsilon = 0, beta2 = 0, rest1 = 0, rest2 = 0;  ///< Rests: 1 - beta.
+};
+
+/// The formulas of torch.optim for one weight. `gradient` has what with_decay() adds.
+HEADWAY_HOST_DEVICE inline float with_decay(UpdateFactors const& by, float gradient, float weight) {
+  return gradient + by.l2 * weight;
+}
+
+HEADWAY_HOST_DEVICE inline void update_sgd(UpdateFactors const& by, float& weight, float gradient) {
+  weight = weight * by.shrinkage - by.rate * gradient;
+}
+
+HEADWAY_HOST_DEVICE inline void update_adagrad(UpdateFactors const& by, float& weight, float& sum, float gradient) {
+  sum += gradient * gradient;
+  weight = weight * by.shrinkage - by.rate * gradient / (std::sqrt(sum) + by.epsilon);
+}
+
+HEADWAY_HOST_DEVICE inline void update_adam(UpdateFactors const& by, float& weight, float& first, float& second,
+                                            float gradient) {
+  first += (gradient - first) * by.rest1;
+  second = by.beta2 * second + by.rest2 * gradient * gradient;
+  float const divisor = std::sqrt(second) * by.inverse_root_of_bias + by.epsilon;
+  weight = weight * by.shrinkage - by.rate_of_moment * first / divisor;
+}
+
+/// Row-wise kinds: first the one number of the row, which gives the rate of all its weights.
+HEADWAY_HOST_DEVICE inline float row_rate_of_adagrad(UpdateFactors const& by, float& sum, float mean_of_squares) {
+  sum += mean_of_squares;
+  return by.rate / (std::sqrt(sum) + by.epsilon);
+}
+
+HEADWAY_HOST_DEVICE inline void update_by_row_rate(UpdateFactors const& by, float row_rate, float& weight,
+                                                   float gradient) {
+  weight = weight * by.shrinkage - row_rate * gradient;
+}
+
+HEADWAY_HOST_DEVICE inline float row_rate_of_adam(UpdateFactors const& by, float& second, float mean_of_squares) {
+  second = by.beta2 * second + by.rest2 * mean_of_squares;
+  return by.rate_of_moment / (std::sqrt(second) * by.inverse_root_of_bias + by.epsilon);
+}
+
+HEADWAY_HOST_DEVICE inline void update_moment_by_row_rate(UpdateFactors const& by, float row_rate, float& weight,
+                                                          float& first, float gradient) {
+  first += (gradient - first) * by.rest1;
+  weight = weight * by.shrinkage - row_rate * first;
+}
+
+}  // namespace headway::kernels
