@@ -9,19 +9,21 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON) # the static library is linked into a Py
 # Warnings are private to the target: nothing of them reaches a user of the library.
 function(headway_apply_flags target)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-                                           # GCC 12 sees overlaps in std::string that are not there (its bug 105651).
-                                           $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
-                                           # Nobody replaces our functions at run time, so they may be inlined.
-                                           -fno-semantic-interposition
-                                           $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
+  set(flags -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+            # GCC 12 sees overlaps in std::string that are not there (its bug 105651).
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+            # Nobody replaces our functions at run time, so they may be inlined.
+            -fno-semantic-interposition
+            $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${flags};-Wpedantic>"
+                                           "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=$<JOIN:${flags},$<COMMA>>>")
 endfunction()
 
 # For programs of tests, on which the compiler spends most of its time: they wait more than they compute. The library in
 # them keeps its level, but for inline functions of its headers. Not for programs whose speed counts, as ring_stress.
 function(headway_apply_test_flags target)
   headway_apply_flags(${target})
-  target_compile_options(${target} PRIVATE -Og)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
 endfunction()
 
 # Sanitizers apply to all targets, GoogleTest included: a mixed binary reports races that are not there.

@@ -2,6 +2,10 @@
 
 #include "headway/embedding/table.hpp"
 
+#if HEADWAY_TEST_CUDA_TABLES
+#include "cuda/table_from_host.hpp"
+#endif
+
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -16,11 +20,15 @@ namespace headway::embedding {
 
 inline constexpr std::size_t kDim = 5;
 
+/// Makes tables of one kind, for keys and values in memory of the host.
 struct Maker {
   std::string name;
-  int num_threads;
+  int num_threads;  ///< 0: on a CUDA device.
 
   [[nodiscard]] std::unique_ptr<Table> make(TableOptions options) const {
+#if HEADWAY_TEST_CUDA_TABLES
+    if (num_threads == 0) return std::make_unique<TableFromHost>(options);
+#endif
     options.workers = make_workers(num_threads);
     return make_cpu_table(options);
   }
@@ -92,10 +100,23 @@ inline Vector initial_vector(Id id) {
 }
 
 /// The tables that have to pass, and what tests need of each.
-class TableTest : public testing::TestWithParam<Maker> {};
+class TableTest : public testing::TestWithParam<Maker> {
+#if HEADWAY_TEST_CUDA_TABLES
+ protected:
+  void SetUp() override {
+    if (!has_cuda_device()) GTEST_SKIP() << "this host has no CUDA device";
+  }
+#endif
+};
 
+#if HEADWAY_TEST_CUDA_TABLES
+#define INSTANTIATE_TABLES(fixture)                                            \
+  INSTANTIATE_TEST_SUITE_P(Tables, fixture, testing::Values(Maker{"cuda", 0}), \
+                           [](auto const& maker) { return maker.param.name; })
+#else
 #define INSTANTIATE_TABLES(fixture)                                                                      \
   INSTANTIATE_TEST_SUITE_P(Tables, fixture, testing::Values(Maker{"cpu", 1}, Maker{"cpu_3_threads", 3}), \
                            [](auto const& maker) { return maker.param.name; })
+#endif
 
 }  // namespace headway::embedding

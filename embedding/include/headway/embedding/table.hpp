@@ -32,6 +32,9 @@ struct Keys {
   std::span<std::uint32_t const> tables{};  ///< (ids.size()); empty: `table` is that of all.
   std::uint32_t table = 0;
   std::span<std::uint32_t const> counts{};  ///< (ids.size()) Of lookups that each stands for; empty: one each.
+  bool are_unique = false;                  ///< None comes twice: a table on a device need not look for duplicates.
+  /// On a device: how many of `ids` there are, if less, where only the device knows. Those beyond are kAbsent.
+  std::uint32_t const* num_known = nullptr;
 
   [[nodiscard]] std::size_t size() const { return ids.size(); }
   [[nodiscard]] Key operator[](std::size_t i) const {

@@ -1,0 +1,101 @@
+#include "cuda/bag_sums.hpp"
+#include "cuda/cuda_check.hpp"
+#include "cuda/thread_grid.cuh"
+#include "cuda/unique_view.cuh"
+#include "cuda/vector_rows.cuh"
+
+namespace headway::embedding {
+
+namespace {
+
+constexpr std::uint32_t kInFlight = 4;  ///< Rows that a thread reads at a time.
+
+template <class Vector>
+struct CopyArgs {
+  UniqueView unique;
+  VectorRows<Vector const> values;
+  VectorRows<Vector> out;
+};
+
+// A thread for a column of four keys, that many rows of the block apart. With two rows to a block its first row of
+// threads copies to rows 0 2 4 6 of `out`, and its second to 1 3 5 7.
+template <class Vector>
+__global__ void __launch_bounds__(kThreadsPerBlock) copy_rows_kernel(CopyArgs<Vector> args) {
+  std::uint32_t const column = column_of_thread(), num_known = args.unique.num_known();
+  std::uint32_t const first = blockIdx.x * blockDim.y * kInFlight + threadIdx.y;
+  if (column >= args.out.num_vectors || first >= num_known) return;
+  std::uint32_t numbers[kInFlight];
+  Vector values[kInFlight];
+  // Where there are no more keys the last is read again, so that no load waits for another.
+#pragma unroll
+  for (std::uint32_t i = 0; i < kInFlight; ++i) {
+    numbers[i] = args.unique.numbers[min(first + i * blockDim.y, num_known - 1)];
+  }
+#pragma unroll
+  for (std::uint32_t i = 0; i < kInFlight; ++i) values[i] = __ldg(args.values.at(numbers[i], column));
+#pragma unroll
+  for (std::uint32_t i = 0; i < kInFlight; ++i) {
+    // `out` is not read here, and leaves the L2 to the values.
+    if (first + i * blockDim.y < num_known) __stcs(args.out.at(first + i * blockDim.y, column), values[i]);
+  }
+}
+
+template <class Vector>
+struct SumArgs {
+  UniqueView unique;
+  std::int64_t const* offsets;  ///< None: each key is a bag.
+  std::uint32_t num_bags;
+  float const* weights;  ///< None: 1.
+  VectorRows<Vector const> values;
+  VectorRows<Vector> out;
+};
+
+// A thread for a column of a bag. With offsets 0 0 2, numbers 5 3 and no weights row 0 of `out` is zero, and row 1 is
+// values[5] + values[3].
+template <class Vector>
+__global__ void __launch_bounds__(kThreadsPerBlock) sum_bags_kernel(SumArgs<Vector> args) {
+  std::uint32_t const column = column_of_thread(), bag = row_of_thread();
+  if (column >= args.out.num_vectors || bag >= args.num_bags) return;
+  std::int64_t const num_known = args.unique.num_known();
+  std::int64_t const begin = args.offsets == nullptr ? bag : args.offsets[bag];
+  std::int64_t const end = args.offsets == nullptr ? begin + 1 : args.offsets[bag + 1];
+  Vector sum{};
+  for_each_term<kInFlight, Vector>(
+      static_cast<std::uint32_t>(min(begin, num_known)), static_cast<std::uint32_t>(min(end, num_known)), args.values,
+      column,
+      [&](std::uint32_t key) -> Term {
+        return {args.unique.numbers[key], args.weights == nullptr ? 1 : args.weights[key]};
+      },
+      [&](std::uint32_t /*key*/, Vector value, float weight) { add_weighted(sum, value, weight); });
+  __stcs(args.out.at(bag, column), sum);
+}
+
+}  // namespace
+
+void sum_bags_async(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, float const* values, float* out,
+                    cudaStream_t stream) {
+  bool const is_copy = bags.offsets.empty() && bags.weights.empty();
+  auto const num_bags =
+      static_cast<std::uint32_t>(bags.offsets.empty() ? unique.numbers.size() : bags.offsets.size() - 1);
+  if (num_bags == 0) return;
+  with_widest_vector(dim, {values, out}, [&]<class Vector>() {
+    auto const value_rows = rows_of<Vector>(values, dim);
+    auto const out_rows = rows_of<Vector>(out, dim);
+    RowGrid const grid(num_bags, out_rows.num_vectors, is_copy ? kInFlight : 1);
+    if (is_copy) {
+      copy_rows_kernel<Vector><<<grid.blocks, grid.threads, 0, stream>>>(
+          {.unique = UniqueView(unique), .values = value_rows, .out = out_rows});
+    } else {
+      sum_bags_kernel<Vector>
+          <<<grid.blocks, grid.threads, 0, stream>>>({.unique = UniqueView(unique),
+                                                      .offsets = bags.offsets.empty() ? nullptr : bags.offsets.data(),
+                                                      .num_bags = num_bags,
+                                                      .weights = bags.weights.empty() ? nullptr : bags.weights.data(),
+                                                      .values = value_rows,
+                                                      .out = out_rows});
+    }
+    check_launch(is_copy ? "copy_rows_kernel" : "sum_bags_kernel");
+  });
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "headway/embedding/cuda_deduplicator.hpp"
+#include "headway/embedding/deduplicator.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace headway::embedding {
+
+/// out[bag] = the sum of weight * values[number] of its keys, in order.
+/// @param values (unique keys, dim)
+/// @param out (bags, dim)
+void sum_bags_async(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, float const* values, float* out,
+                    cudaStream_t stream);
+
+}  // namespace headway::embedding

@@ -1,0 +1,27 @@
+#pragma once
+
+#include "cuda/cuda_check.hpp"
+#include "cuda/cuda_table.hpp"
+
+#include <mutex>
+
+namespace headway::embedding {
+
+class CudaTable::Call {
+ public:
+  explicit Call(CudaTable const& table)
+      : lock_(table.mutex_), device_(table.place_.device), stream_(table.place_.stream()) {
+    if (stream_ == table.last_stream_) return;
+    check(cudaEventRecord(table.is_done_, table.last_stream_), "cudaEventRecord");
+    check(cudaStreamWaitEvent(stream_, table.is_done_), "cudaStreamWaitEvent");
+    table.last_stream_ = stream_;
+  }
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+  DeviceScope device_;
+  cudaStream_t stream_;
+};
+
+}  // namespace headway::embedding

@@ -1,0 +1,147 @@
+// How a table on a device makes room: stripes double one after the other, and rows get new chunks.
+
+#include "cuda/cuda_call.hpp"
+#include "cuda/cuda_table.hpp"
+#include "cuda/launch.cuh"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <new>
+#include <utility>
+
+namespace headway::embedding {
+
+namespace {
+
+constexpr std::size_t kFirstBuckets = 16;
+/// A stripe with more used slots than the first share is made anew before the next insertion; with the second it must
+/// be, as probes become long.
+constexpr double kFullShare = 0.75, kMostShare = 0.9;
+
+/// Of so many new keys those of a stripe with this share, which is hardly ever exceeded.
+std::size_t most_of_stripe(std::size_t num_keys, double share) {
+  double const mean = static_cast<double>(num_keys) * share;
+  return std::min(num_keys, static_cast<std::size_t>(mean + 6 * std::sqrt(mean) + 16));
+}
+
+std::size_t buckets_for(std::size_t num_keys) {
+  double const slots = static_cast<double>(num_keys) / kFullShare;
+  return std::bit_ceil(std::max(kFirstBuckets, static_cast<std::size_t>(slots) / WideBucket::kNumSlots + 1));
+}
+
+DeviceBuffer<WideBucket> empty_buckets(std::size_t num_buckets, cudaStream_t stream) {
+  DeviceBuffer<WideBucket> buckets(num_buckets, stream);
+  check(cudaMemsetAsync(buckets.data(), 0, num_buckets * sizeof(WideBucket), stream), "cudaMemsetAsync");
+  return buckets;
+}
+
+/// Puts a key that is not there in a structure where nobody looks meanwhile.
+__device__ void put(StripeView const& stripe, Key key, RowWord word) {
+  for (BucketWalk walk(stripe, hash_of(key)); !walk.is_over(); walk.go_on()) {
+    auto* const bucket = walk.bucket();
+    for (std::size_t slot = 0; slot < WideBucket::kNumSlots; ++slot) {
+      auto* const at = reinterpret_cast<std::uint32_t*>(&bucket->words[slot]);
+      if (atomicCAS(at, 0U, static_cast<std::uint32_t>(word)) != 0) continue;
+      bucket->set_key(slot, key);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+void CudaTable::make_stripes(cudaStream_t stream) {
+  for (std::size_t i = 0; i < stripes_.size(); ++i) {
+    set_stripe(i, empty_buckets(kFirstBuckets, stream), kFirstBuckets, stream);
+  }
+}
+
+void CudaTable::set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets, std::size_t num_buckets,
+                           cudaStream_t stream) {
+  auto& stripe = stripes_[number];
+  DeviceBuffer<WideBucket> old = std::move(stripe.buckets);
+  old.use_on(stream);  // Which gives it back.
+  stripe.num_buckets = num_buckets;
+  StripeView const view{.buckets = buckets.data(), .mask = num_buckets - 1};
+  stripe.buckets = std::move(buckets);
+  for_each_async(
+      1, [view, at = stripe_views_.data() + number] __device__(std::uint64_t) { *at = view; }, stream, "set stripe");
+}
+
+void CudaTable::grow_stripe(std::size_t number, std::size_t num_buckets, cudaStream_t stream) {
+  auto const& stripe = stripes_[number];
+  auto grown = empty_buckets(num_buckets, stream);
+  StripeView const to{.buckets = grown.data(), .mask = num_buckets - 1};
+  for_each_async(
+      stripe.num_slots(),
+      [to, from = stripe.buckets.data()] __device__(std::uint64_t i) {
+        auto const& bucket = from[i / WideBucket::kNumSlots];
+        std::size_t const slot = i % WideBucket::kNumSlots;
+        if (is_live(bucket.words[slot])) put(to, bucket.key(slot), bucket.words[slot]);
+      },
+      stream, "grow stripe");
+  set_stripe(number, std::move(grown), num_buckets, stream);
+  for_each_async(
+      1, [number, state = state_.data()] __device__(std::uint64_t) { state->used[number] = state->live[number]; },
+      stream, "count slots");
+  mirror_.forget_erased(number);
+}
+
+void CudaTable::grow_stripes(std::size_t num_keys, cudaStream_t stream) {
+  auto const is_full = [&](TableState const& state, std::size_t i) {
+    std::size_t const more = most_of_stripe(mirror_.num_unknown_keys() + num_keys, shares_[i]);
+    auto const slots = static_cast<double>(stripes_[i].num_slots());
+    auto const used = static_cast<double>(state.used[i]);
+    return used > kFullShare * slots || used + static_cast<double>(more) > kMostShare * slots;
+  };
+  auto const is_any_full = [&](TableState const& state) {
+    for (std::size_t i = 0; i < stripes_.size(); ++i) {
+      if (is_full(state, i)) return true;
+    }
+    return false;
+  };
+  while (is_any_full(mirror_.known()) && mirror_.wait_for_one()) continue;
+  if (!is_any_full(mirror_.known())) return;
+  TableState const state = mirror_.num_unknown_keys() > 0 ? wait(stream) : mirror_.known();
+  for (std::size_t i = 0; i < stripes_.size(); ++i) {
+    if (!is_full(state, i)) continue;
+    std::size_t const more = most_of_stripe(num_keys, shares_[i]);
+    grow_stripe(i, std::max(buckets_for(state.live[i] + more), stripes_[i].num_buckets), stream);
+  }
+}
+
+void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
+  std::size_t const most_rows = rules.is_limited ? options_.max_rows : kMostTableRows;
+  auto const grow = [&](TableState const& state, std::size_t num_new) {
+    for (std::size_t i = 0; i < (options_.hot_count > 0 ? 2U : 1U); ++i) {
+      // Rows that are free in the list are taken first, but how many will be left is not known.
+      std::size_t const next = state.free_rows[i].next;
+      std::size_t const most = std::max(next, most_rows + 1);
+      rows_.grow(Precision{static_cast<std::uint8_t>(i)}, std::min(next + num_new, most));
+    }
+  };
+  try {
+    grow(mirror_.known(), mirror_.num_unknown_keys() + num_keys);
+  } catch (std::exception const&) {  // Perhaps there are not as many as there may be.
+    grow(wait(stream), num_keys);
+  }
+}
+
+void CudaTable::prepare(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
+  grow_stripes(num_keys, stream);
+  grow_rows(num_keys, rules, stream);
+  if (options_.hot_count > 0) rows_.grow_lists();
+}
+
+bool CudaTable::may_exceed(std::size_t num_rows, std::size_t num_keys, cudaStream_t stream) const {
+  auto const may_be_too_many = [&] {
+    std::size_t const most_rows = mirror_.known().num_rows + mirror_.num_unknown_keys();
+    return most_rows + num_keys > num_rows;
+  };
+  while (may_be_too_many() && mirror_.wait_for_one()) continue;
+  if (!may_be_too_many()) return false;
+  return wait(stream).num_rows + num_keys > num_rows;
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,328 @@
+// How keys get into a table on a device.
+
+#include "cuda/cuda_call.hpp"
+#include "cuda/cuda_table.hpp"
+#include "cuda/insertion_kernels.cuh"
+#include "cuda/launch.cuh"
+#include "expect_batch.hpp"
+#include "headway/comm/status.hpp"
+
+#include <cub/device/device_scan.cuh>
+
+#include <algorithm>
+#include <string>
+
+namespace headway::embedding {
+
+namespace {
+
+template <class T>
+void fill_with_zeros(DeviceBuffer<T> const& buffer, cudaStream_t stream) {
+  check(cudaMemsetAsync(buffer.data(), 0, buffer.size() * sizeof(T), stream), "cudaMemsetAsync");
+}
+
+/// out[i] = sum of values before i. @returns memory that the stream uses
+DeviceBuffer<std::byte> exclusive_sum_async(std::uint32_t const* values, std::uint32_t* out, std::size_t size,
+                                            cudaStream_t stream) {
+  std::size_t num_bytes = 0;
+  check(cub::DeviceScan::ExclusiveSum(nullptr, num_bytes, values, out, size, stream), "ExclusiveSum");
+  DeviceBuffer<std::byte> scratch(num_bytes, stream);
+  check(cub::DeviceScan::ExclusiveSum(scratch.data(), num_bytes, values, out, size, stream), "ExclusiveSum");
+  return scratch;
+}
+
+}  // namespace
+
+/// What is found out of a batch before its keys are inserted: its unique keys and the Decisions on them.
+struct CudaTable::Plan {
+  Plan(Keys const& keys, cudaStream_t stream)
+      : num_keys(keys.size()),
+        ids(num_keys, stream),
+        tables(keys.tables.empty() ? 0 : num_keys, stream),
+        counts(num_keys, stream),
+        numbers(num_keys, stream),
+        members(num_keys, stream),
+        begins(num_keys + 1, stream),
+        size(1, stream),
+        words(num_keys, stream),
+        crossings(num_keys, stream),
+        crossing_counts(num_keys, stream),
+        firsts(num_keys, stream),
+        first_counts(num_keys, stream),
+        are_refused(num_keys, stream),
+        unique{.ids = ids.span(),
+               .tables = tables.span(),
+               .table = keys.table,
+               .counts = counts.span(),
+               .numbers = numbers.span(),
+               .members = members.span(),
+               .begins = begins.span(),
+               .size = size.data()} {
+    fill_with_zeros(are_refused, stream);
+  }
+
+  [[nodiscard]] Decisions decisions() const {
+    return {.crossings = crossings.data(),
+            .crossing_counts = crossing_counts.data(),
+            .firsts = firsts.data(),
+            .first_counts = first_counts.data(),
+            .are_refused = are_refused.data()};
+  }
+
+  std::size_t num_keys;
+  DeviceBuffer<std::uint64_t> ids;
+  DeviceBuffer<std::uint32_t> tables, counts, numbers, members, begins, size;
+  DeviceBuffer<RowWord> words;  ///< Of unique keys, before.
+  DeviceBuffer<std::uint32_t> crossings, crossing_counts, firsts, first_counts;
+  DeviceBuffer<std::uint8_t> are_refused;
+  CudaUniqueKeys unique;
+};
+
+/// Of keys that repeat, which is the last: all are of a batch without duplicates.
+struct CudaTable::LastOfEach {
+  std::unique_ptr<Plan> plan;
+
+  struct View {
+    std::uint32_t const* numbers;
+    std::uint32_t const* members;
+    std::uint32_t const* begins;
+
+    __device__ bool operator()(std::uint32_t i) const {
+      return numbers == nullptr || members[begins[numbers[i] + 1] - 1] == i;
+    }
+  };
+  [[nodiscard]] View view() const {
+    if (plan == nullptr) return {};
+    return {plan->numbers.data(), plan->members.data(), plan->begins.data()};
+  }
+};
+
+CudaTable::LastOfEach CudaTable::last_of_each(Keys const& keys, cudaStream_t stream) {
+  if (keys.are_unique || keys.size() == 0) return {};
+  LastOfEach last{std::make_unique<Plan>(keys, stream)};
+  deduplicator_->deduplicate(keys, last.plan->unique);
+  return last;
+}
+
+void CudaTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) {
+  expect_one_each(keys, rows.size(), "rows");
+  expect_one_each(keys, keys.counts.empty() ? keys.size() : keys.counts.size(), "counts");
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  Call const call(*this);
+  DeviceBuffer<KeyStatus> own_statuses(statuses.empty() ? keys.size() : 0, call.stream());
+  insert(keys, {.min_count = options_.min_count},
+         {.rows = rows.data(), .statuses = statuses.empty() ? own_statuses.data() : statuses.data()}, call.stream());
+}
+
+void CudaTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
+  expect_values(keys, vectors.size(), options_.dim, "vectors");
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  Call const call(*this);
+  DeviceBuffer<RowId> rows(keys.size(), call.stream());
+  DeviceBuffer<KeyStatus> own_statuses(statuses.empty() ? keys.size() : 0, call.stream());
+  Keys without_counts = keys;
+  without_counts.counts = {};
+  insert(without_counts, {.otherwise = 0, .min_count = 0, .fills_vectors = false},
+         {.rows = rows.data(), .statuses = statuses.empty() ? own_statuses.data() : statuses.data()}, call.stream());
+  write_vectors(keys, rows.span(), vectors, call.stream());
+}
+
+void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream) {
+  if (keys.size() == 0) return;
+  bool const has_room = !may_exceed(rules.is_limited ? options_.max_rows : kMostTableRows, keys.size(), stream);
+  if (options_.hot_count > 0) ++generation_;  // Rows may be promoted.
+  prepare(keys.size(), rules, stream);
+  if (keys.are_unique && has_room) {
+    insert_unique(view_of(keys, rules.otherwise), rules, nullptr, outcome, stream);
+  } else {
+    insert_carefully(keys, rules, outcome, stream);
+  }
+  mirror_.record(state_.data(), keys.size(), stream);
+}
+
+void CudaTable::insert_unique(KeysView const& keys, Rules const& rules, Plan const* plan, Outcome const& outcome,
+                              cudaStream_t stream) {
+  DeviceBuffer<RowWord*> words(keys.capacity, stream);
+  InsertionArgs const args{.index = index(),
+                           .rows = rows_.view(),
+                           .free_lists = rows_.free_lists(),
+                           .state = state_.data(),
+                           .keys = keys,
+                           .decisions = plan == nullptr ? Decisions{} : plan->decisions(),
+                           .initial_values = options_.initializer.values(),
+                           .initial_state = optimizer_.initial_state(),
+                           .fills_vectors = rules.fills_vectors,
+                           .step = step_,
+                           .min_count = rules.min_count,
+                           .hot_count = options_.hot_count,
+                           .row_ids = outcome.rows,
+                           .statuses = outcome.statuses,
+                           .words = words.data()};
+  std::uint32_t const blocks = (keys.capacity + kBlockThreads - 1) / kBlockThreads;
+  claim_kernel<<<blocks, kBlockThreads, 0, stream>>>(args);
+  check_launch("claim_kernel");
+  settle_insertion_kernel<<<blocks, kBlockThreads, 0, stream>>>(args);
+  check_launch("settle_insertion_kernel");
+  settle_free_rows_async(state_.data(), rows_.free_lists(), stream);
+}
+
+void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream) {
+  Plan plan(keys, stream);
+  if (keys.are_unique) {
+    deduplicator_->take_as_unique(keys, plan.unique);
+  } else {
+    deduplicator_->deduplicate(keys, plan.unique);
+  }
+  auto const unique = view_of(plan.unique.keys());
+  for_each_async(
+      plan.num_keys,
+      [unique, index = index(), words = plan.words.data()] __device__(std::uint64_t u) {
+        if (u < unique.size()) words[u] = find_word(index, unique.key(static_cast<std::uint32_t>(u)));
+      },
+      stream, "find words");
+  for_each_async(
+      plan.num_keys,
+      [unique, batch = view_of(keys, rules.otherwise), min_count = rules.min_count, words = plan.words.data(),
+       members = plan.members.data(), begins = plan.begins.data(), crossings = plan.crossings.data(),
+       crossing_counts = plan.crossing_counts.data(), firsts = plan.firsts.data(),
+       first_counts = plan.first_counts.data()] __device__(std::uint64_t u) {
+        if (u >= unique.size()) return;
+        firsts[u] = members[begins[u]];
+        first_counts[u] = batch.count(firsts[u]);
+        crossings[u] = kNever;
+        RowWord const word = words[u];
+        if (is_row(word)) return;
+        std::uint32_t count = is_pending(word) ? pending_count_of(word) : 0;
+        for (std::uint32_t m = begins[u]; m < begins[u + 1]; ++m) {
+          count = sum_of(count, batch.count(members[m]));
+          if (count < min_count) continue;
+          crossings[u] = members[m];
+          crossing_counts[u] = count;
+          return;
+        }
+      },
+      stream, "plan insertions");
+  refuse_what_has_no_room(plan, rules, stream);
+
+  DeviceBuffer<RowId> rows(plan.num_keys, stream);
+  DeviceBuffer<KeyStatus> statuses(plan.num_keys, stream);
+  auto counted = view_of(plan.unique.keys());
+  if (keys.counts.empty() && rules.otherwise == 0) {
+    counted.counts = nullptr;
+    counted.otherwise = 0;
+  }
+  insert_unique(counted, rules, &plan, {.rows = rows.data(), .statuses = statuses.data()}, stream);
+  for_each_async(
+      plan.num_keys,
+      [batch = view_of(keys), numbers = plan.numbers.data(), crossings = plan.crossings.data(), rows = rows.data(),
+       statuses = statuses.data(), outcome, state = state_.data()] __device__(std::uint64_t i) {
+        if (i >= batch.size()) {
+          outcome.rows[i] = RowId::kNone;
+          outcome.statuses[i] = KeyStatus::kAbsent;
+          return;
+        }
+        std::uint32_t const u = numbers[i], crossing = crossings[u];
+        auto status = statuses[u];
+        if (status == KeyStatus::kInserted || status == KeyStatus::kNoRoom) {
+          if (i < crossing) status = KeyStatus::kPending;
+          if (i > crossing && status == KeyStatus::kInserted) status = KeyStatus::kFound;
+        }
+        if (status == KeyStatus::kNoRoom) count_one(&state->statistics.refused);
+        outcome.rows[i] = status == KeyStatus::kPending ? RowId::kNone : rows[u];
+        outcome.statuses[i] = status;
+      },
+      stream, "hand out rows");
+}
+
+void CudaTable::refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStream_t stream) {
+  std::size_t const most_rows = rules.is_limited ? options_.max_rows : kMostTableRows;
+  if (!may_exceed(most_rows, plan.num_keys, stream)) return;
+  auto const unique = view_of(plan.unique.keys());
+  DeviceBuffer<std::uint32_t> asks(plan.num_keys + 1, stream), ranks(plan.num_keys + 1, stream);
+  fill_with_zeros(asks, stream);
+  for_each_async(
+      plan.num_keys,
+      [unique, crossings = plan.crossings.data(), asks = asks.data()] __device__(std::uint64_t u) {
+        if (u < unique.size() && crossings[u] != kNever) asks[crossings[u]] = 1;
+      },
+      stream, "ask for rows");
+  auto const scratch = exclusive_sum_async(asks.data(), ranks.data(), plan.num_keys + 1, stream);
+  std::uint32_t num_wanted = 0;
+  check(cudaMemcpyAsync(&num_wanted, ranks.data() + plan.num_keys, sizeof num_wanted, cudaMemcpyDeviceToHost, stream),
+        "cudaMemcpyAsync");
+  auto room = [&] { return most_rows - std::min<std::size_t>(most_rows, wait(stream).num_rows); };
+  std::size_t num_free = room();
+  if (options_.eviction != EvictionPolicy::kNone && rules.is_limited && num_wanted > num_free) {
+    for_each_async(
+        plan.num_keys,
+        [unique, rows = rows_.view(), words = plan.words.data(), step = step_] __device__(std::uint64_t u) {
+          if (u < unique.size() && is_row(words[u])) rows.notes(row_of(words[u])).step = step;  // So that it stays.
+        },
+        stream, "keep rows");
+    evict_in_order(std::min(options_.low_water, most_rows - std::min<std::size_t>(most_rows, num_wanted)), stream);
+    num_free = room();
+  }
+  if (num_wanted <= num_free) return;
+  for_each_async(
+      plan.num_keys,
+      [unique, num_free, crossings = plan.crossings.data(), ranks = ranks.data(),
+       are_refused = plan.are_refused.data()] __device__(std::uint64_t u) {
+        if (u >= unique.size() || crossings[u] == kNever) return;
+        are_refused[u] = ranks[crossings[u]] >= num_free ? 1 : 0;
+      },
+      stream, "refuse keys");
+}
+
+void CudaTable::write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
+                              cudaStream_t stream) {
+  auto const is_written = last_of_each(keys, stream);
+  for_each_quad_async(
+      keys.size(), rows_.view().num_quads(),
+      [batch = view_of(keys), table_rows = rows_.view(), rows = rows.data(), vectors = vectors.data(),
+       is_written = is_written.view()] __device__(std::uint32_t i, std::uint32_t quad) {
+        if (i >= batch.size() || rows[i] == RowId::kNone || !is_written(i)) return;
+        table_rows.write(rows[i], quad, read_quad(vectors + std::uint64_t{i} * table_rows.dim, quad, table_rows.dim));
+      },
+      stream, "write vectors");
+}
+
+void CudaTable::import_records(Records const& records, std::span<KeyStatus> statuses) {
+  auto const on_host = records.keys();
+  expect_one_each(on_host, records.tables.size(), "tables");
+  expect_one_each(on_host, records.counts.size(), "counts");
+  expect_one_each(on_host, records.steps.size(), "steps");
+  expect_one_each(on_host, statuses.empty() ? on_host.size() : statuses.size(), "statuses");
+  expect_values(on_host, records.vectors.size(), options_.dim, "vectors");
+  expect_values(on_host, records.states.size(), state_size(), "states");
+  Call const call(*this);
+  cudaStream_t const stream = call.stream();
+  auto const ids = copy_to_device(std::span(records.ids), stream);
+  auto const tables = copy_to_device(std::span(records.tables), stream);
+  auto const counts = copy_to_device(std::span(records.counts), stream);
+  auto const steps = copy_to_device(std::span(records.steps), stream);
+  auto const vectors = copy_to_device(std::span(records.vectors), stream);
+  auto const states = copy_to_device(std::span(records.states), stream);
+  DeviceBuffer<RowId> rows(on_host.size(), stream);
+  DeviceBuffer<KeyStatus> device_statuses(on_host.size(), stream);
+  Keys const keys{.ids = ids.span(), .tables = tables.span(), .counts = counts.span()};
+  // The counts of lookups that are over decide on the precision, but do not add up.
+  insert(keys, {.min_count = 0, .is_limited = false, .fills_vectors = false},
+         {.rows = rows.data(), .statuses = device_statuses.data()}, stream);
+  write_vectors(keys, rows.span(), vectors.span(), stream);
+  auto const is_written = last_of_each(keys, stream);
+  for_each_async(
+      keys.size(),
+      [table_rows = rows_.view(), rows = rows.data(), counts = counts.data(), steps = steps.data(),
+       states = states.data(), is_written = is_written.view()] __device__(std::uint64_t i) {
+        if (rows[i] == RowId::kNone || !is_written(static_cast<std::uint32_t>(i))) return;
+        table_rows.notes(rows[i]) = {.count = counts[i], .step = steps[i]};
+        std::uint32_t const width = table_rows.state_size;
+        float const* const from = states + i * (width + (table_rows.is_row_wise ? 1 : 0));
+        for (std::uint32_t j = 0; j < width; ++j) table_rows.state(rows[i])[j] = from[j];
+        if (table_rows.is_row_wise) table_rows.row_state(rows[i]) = from[width];
+      },
+      stream, "write state");
+  copy_to_host(device_statuses, statuses, stream);
+}
+
+}  // namespace headway::embedding

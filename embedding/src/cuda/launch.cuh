@@ -1,0 +1,76 @@
+#pragma once
+
+#include "cuda/cuda_check.hpp"
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+namespace headway::embedding {
+
+inline constexpr std::uint32_t kBlockThreads = 256;
+inline constexpr std::uint32_t kWarp = 32, kAllLanes = 0xffffffff;
+
+inline std::uint32_t num_blocks(std::uint64_t num_threads) {
+  return static_cast<std::uint32_t>((num_threads + kBlockThreads - 1) / kBlockThreads);
+}
+
+template <class Visit>
+__global__ void __launch_bounds__(kBlockThreads)
+    for_each_kernel(std::uint64_t count, __grid_constant__ Visit const visit) {
+  std::uint64_t const i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) visit(i);
+}
+
+/// Calls `visit(i)` for each i below `count`, a thread each.
+template <class Visit>
+void for_each_async(std::uint64_t count, Visit visit, cudaStream_t stream, char const* name) {
+  if (count == 0) return;
+  for_each_kernel<<<num_blocks(count), kBlockThreads, 0, stream>>>(count, visit);
+  check_launch(name);
+}
+
+/// 2^n lanes of a warp for each row: as many as a row has groups of four columns, if there are so many.
+struct RowLanes {
+  explicit RowLanes(std::uint32_t num_quads) : shift(std::bit_width(std::bit_ceil(std::min(num_quads, kWarp))) - 1) {}
+
+  int shift;
+
+  [[nodiscard]] __host__ __device__ std::uint32_t count() const { return 1U << shift; }
+};
+
+template <class Visit>
+__global__ void __launch_bounds__(kBlockThreads)
+    for_each_quad_kernel(std::uint32_t num_rows, std::uint32_t num_quads, RowLanes lanes,
+                         __grid_constant__ Visit const visit) {
+  std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  std::uint64_t const row = thread >> lanes.shift;
+  if (row >= num_rows) return;
+  for (auto quad = static_cast<std::uint32_t>(thread) & (lanes.count() - 1); quad < num_quads; quad += lanes.count()) {
+    visit(static_cast<std::uint32_t>(row), quad);
+  }
+}
+
+/// Calls `visit(row, quad)` for each four columns of each row; neighbouring threads have neighbouring columns.
+template <class Visit>
+void for_each_quad_async(std::size_t num_rows, std::uint32_t num_quads, Visit visit, cudaStream_t stream,
+                         char const* name) {
+  if (num_rows == 0) return;
+  RowLanes const lanes(num_quads);
+  for_each_quad_kernel<<<num_blocks(num_rows << lanes.shift), kBlockThreads, 0, stream>>>(
+      static_cast<std::uint32_t>(num_rows), num_quads, lanes, visit);
+  check_launch(name);
+}
+
+/// One atomic addition for all threads of a warp that come here together.
+template <class T>
+__device__ inline void count_one(T* counter) {
+  std::uint32_t const active = __activemask();
+  std::uint32_t const lane = threadIdx.x % kWarp;
+  if (lane == static_cast<std::uint32_t>(__ffs(static_cast<int>(active))) - 1) {
+    using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned int>;
+    atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(__popc(active)));
+  }
+}
+
+}  // namespace headway::embedding

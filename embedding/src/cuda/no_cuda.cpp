@@ -1,0 +1,21 @@
+// In the place of tables on CUDA devices where this build has no CUDA.
+
+#include "headway/comm/status.hpp"
+#include "headway/embedding/cuda_deduplicator.hpp"
+#include "headway/embedding/cuda_table.hpp"
+
+namespace headway::embedding {
+
+namespace {
+
+[[noreturn]] void refuse() {
+  throw comm::UsageError("this build of Headway has no tables on CUDA devices: nvcc was not found when it was built");
+}
+
+}  // namespace
+
+std::unique_ptr<Table> make_cuda_table(TableOptions const& /*options*/, CudaPlace /*place*/) { refuse(); }
+
+std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace /*place*/) { refuse(); }
+
+}  // namespace headway::embedding

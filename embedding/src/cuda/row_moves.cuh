@@ -1,0 +1,41 @@
+#pragma once
+
+#include "cuda/free_rows.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/rows_view.cuh"
+#include "cuda/table_state.hpp"
+#include "table_rows_format.hpp"
+
+#include <cstdint>
+
+namespace headway::embedding {
+
+/// A row for each lane of a warp that wants one of this precision; all lanes call it.
+__device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool is_wanted, Precision precision) {
+  std::uint32_t const lane = threadIdx.x % kWarp;
+  std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
+  if (takers == 0) return RowId::kNone;
+  auto const number = static_cast<std::uint32_t>(precision);
+  auto& rows = state.free_rows[number];
+  std::uint32_t first = 0;
+  if (lane == 0) first = atomicAdd(&rows.num_taken, static_cast<std::uint32_t>(__popc(takers)));
+  first = __shfl_sync(kAllLanes, first, 0);
+  if (!is_wanted) return RowId::kNone;
+  auto const rank = static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
+  return row_id(precision, taken_row(rows, lists.numbers[number], first + rank));
+}
+
+/// Copies all of a row to one of another precision, the lanes of a warp together; `key` and `step` choose the bits for
+/// rounding.
+__device__ inline void copy_row(RowsView const& rows, RowId from, RowId to, Key key, std::uint64_t step) {
+  std::uint32_t const lane = threadIdx.x % kWarp;
+  for (std::uint32_t quad = lane; quad < rows.num_quads(); quad += kWarp) {
+    rows.write_at_random(to, quad, key, step, rows.read(from, quad));
+  }
+  for (std::uint32_t j = lane; j < rows.state_size; j += kWarp) rows.state(to)[j] = rows.state(from)[j];
+  if (lane != 0) return;
+  rows.notes(to) = rows.notes(from);
+  if (rows.is_row_wise) rows.row_state(to) = rows.row_state(from);
+}
+
+}  // namespace headway::embedding

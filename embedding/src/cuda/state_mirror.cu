@@ -1,0 +1,70 @@
+#include "cuda/cuda_check.hpp"
+#include "cuda/state_mirror.hpp"
+
+#include <utility>
+
+namespace headway::embedding {
+
+StateMirror::StateMirror() {
+  for (auto& copy : copies_) {
+    check(cudaMallocHost(&copy.state, sizeof(TableState)), "cudaMallocHost");
+    check(cudaEventCreateWithFlags(&copy.is_there, cudaEventDisableTiming), "cudaEventCreate");
+  }
+}
+
+StateMirror::~StateMirror() {
+  for (auto const& copy : copies_) {
+    if (copy.is_there != nullptr) static_cast<void>(cudaEventDestroy(copy.is_there));
+    if (copy.state != nullptr) static_cast<void>(cudaFreeHost(copy.state));
+  }
+}
+
+void StateMirror::record(TableState const* state, std::size_t num_keys, cudaStream_t stream) {
+  num_keys_after_last_ += num_keys;
+  num_unknown_keys_ += num_keys;
+  static_cast<void>(known());
+  if (num_under_way_ == kNumCopies) return;  // The device is far behind; a later call makes a copy again.
+  auto& copy = copies_[(first_ + num_under_way_) % kNumCopies];
+  check(cudaMemcpyAsync(copy.state, state, sizeof(TableState), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  check(cudaEventRecord(copy.is_there, stream), "cudaEventRecord");
+  copy.num_keys = std::exchange(num_keys_after_last_, 0);
+  ++num_under_way_;
+}
+
+TableState const& StateMirror::known() {
+  while (num_under_way_ > 0) {
+    auto const& copy = copies_[first_];
+    cudaError_t const result = cudaEventQuery(copy.is_there);
+    if (result == cudaErrorNotReady) break;
+    check(result, "cudaEventQuery");
+    known_ = *copy.state;
+    num_unknown_keys_ -= copy.num_keys;
+    first_ = (first_ + 1) % kNumCopies;
+    --num_under_way_;
+  }
+  return known_;
+}
+
+bool StateMirror::wait_for_one() {
+  if (num_under_way_ == 0) return false;
+  check(cudaEventSynchronize(copies_[first_].is_there), "cudaEventSynchronize");
+  return true;
+}
+
+TableState const& StateMirror::wait(TableState const* state, cudaStream_t stream) {
+  auto const& copy = copies_.front();
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  check(cudaMemcpyAsync(copy.state, state, sizeof(TableState), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  known_ = *copy.state;
+  num_under_way_ = num_keys_after_last_ = num_unknown_keys_ = 0;
+  return known_;
+}
+
+void StateMirror::forget_erased(std::size_t stripe) {
+  known_.used[stripe] = known_.live[stripe];
+  for (std::size_t i = 0; i < num_under_way_; ++i) num_keys_after_last_ += copies_[(first_ + i) % kNumCopies].num_keys;
+  num_under_way_ = 0;
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,116 @@
+#pragma once
+
+#include "cuda/device_buffer.hpp"
+#include "headway/embedding/cuda_table.hpp"
+#include "headway/embedding/table.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+namespace headway::embedding {
+
+inline bool has_cuda_device() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+/// A table on a device for keys and values in memory of the host. Each call waits, so that it throws what is wrong.
+class TableFromHost final : public Table {
+ public:
+  explicit TableFromHost(TableOptions const& options) : table_(make_cuda_table(options, {})) {}
+
+  [[nodiscard]] std::size_t dim() const override { return table_->dim(); }
+  [[nodiscard]] std::size_t state_size() const override { return table_->state_size(); }
+  [[nodiscard]] TableSize size() const override { return table_->size(); }
+  [[nodiscard]] TableStatistics statistics() const override { return table_->statistics(); }
+  [[nodiscard]] std::uint64_t generation() const override { return table_->generation(); }
+  void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override { table_->begin_step(step, oldest_in_use); }
+  void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override {
+    OnDevice const on_device(keys);
+    Result<RowId> to_rows(rows);
+    Result<KeyStatus> to_statuses(statuses);
+    table_->find(on_device.keys, to_rows.span(), to_statuses.span());
+  }
+  void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override {
+    OnDevice const on_device(keys);
+    Result<RowId> to_rows(rows);
+    Result<KeyStatus> to_statuses(statuses);
+    table_->find_or_insert(on_device.keys, to_rows.span(), to_statuses.span());
+  }
+  void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const override {
+    OnDevice const on_device(keys);
+    auto const device_rows = copy_to_device(rows, nullptr);
+    {
+      Result<float> to_out(out);
+      table_->gather(on_device.keys, device_rows.span(), to_out.span());
+    }
+    static_cast<void>(table_->size());
+  }
+  void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
+              kernels::OptimizerStep const& step) override {
+    OnDevice const on_device(keys);
+    auto const device_rows = copy_to_device(rows, nullptr);
+    auto const device_gradients = copy_to_device(gradients, nullptr);
+    table_->update(on_device.keys, device_rows.span(), device_gradients.span(), step);
+    static_cast<void>(table_->size());
+  }
+  void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override {
+    OnDevice const on_device(keys);
+    auto const device_vectors = copy_to_device(vectors, nullptr);
+    Result<KeyStatus> to_statuses(statuses);
+    table_->insert_or_assign(on_device.keys, device_vectors.span(), to_statuses.span());
+  }
+  void erase(Keys const& keys) override { table_->erase(OnDevice(keys).keys); }
+  std::size_t evict(std::size_t num_rows) override { return table_->evict(num_rows); }
+  void halve_counts() override { table_->halve_counts(); }
+  void clear() override { table_->clear(); }
+  [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket) const override {
+    return table_->list(first_bucket, end_bucket);
+  }
+  [[nodiscard]] Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const override {
+    return table_->list_pending(first_bucket, end_bucket);
+  }
+  [[nodiscard]] Records export_records(Keys const& keys) const override { return table_->export_records(keys); }
+  void import_records(Records const& records, std::span<KeyStatus> statuses) override {
+    table_->import_records(records, statuses);
+  }
+
+ private:
+  struct OnDevice {
+    explicit OnDevice(Keys const& on_host)
+        : ids(copy_to_device(on_host.ids, nullptr)),
+          tables(copy_to_device(on_host.tables, nullptr)),
+          counts(copy_to_device(on_host.counts, nullptr)),
+          keys{.ids = ids.span(),
+               .tables = tables.span(),
+               .table = on_host.table,
+               .counts = counts.span(),
+               .are_unique = on_host.are_unique} {}
+
+    DeviceBuffer<std::uint64_t> ids;
+    DeviceBuffer<std::uint32_t> tables, counts;
+    Keys keys;
+  };
+  /// What a call writes, on the host when this goes.
+  template <class T>
+  class Result {
+   public:
+    explicit Result(std::span<T> on_host) : on_host_(on_host), on_device_(copy_to_device<T>(on_host, nullptr)) {}
+    Result(Result const&) = delete;
+    Result& operator=(Result const&) = delete;
+    ~Result() { copy_to_host(on_device_, on_host_, nullptr); }
+    [[nodiscard]] std::span<T> span() const { return on_device_.span(); }
+
+   private:
+    std::span<T> on_host_;
+    DeviceBuffer<T> on_device_;
+  };
+
+  std::unique_ptr<Table> table_;
+};
+
+}  // namespace headway::embedding
