@@ -56,7 +56,8 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
             if dedup in ("first", "both")
             else take_as_unique(Keys(ids, table=number))
         )
-        order, counts = route(unique.keys, num_ranks)
+        order, counts_R = route(unique.keys, num_ranks)
+        counts = counts_R.tolist()
         sent += len(unique) - counts[rank]
         for owner, part in enumerate(unique.keys.ids[order].split(counts)):
             received[owner].append(part)

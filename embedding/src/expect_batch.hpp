@@ -3,6 +3,7 @@
 #include "headway/comm/status.hpp"
 #include "headway/embedding/table.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -20,6 +21,23 @@ inline void expect_values(Keys const& keys, std::size_t num_values, std::size_t 
   if (num_values == keys.size() * width) return;
   throw comm::UsageError(std::string(what) + ": " + std::to_string(num_values) + " values for " +
                          std::to_string(keys.size()) + " keys of " + std::to_string(width));
+}
+
+/// How many bags a batch of so many keys has. @throws comm::UsageError if sizes do not agree
+inline std::size_t count_bags(std::size_t num_keys, Bags const& bags) {
+  comm::expects(bags.weights.empty() || bags.weights.size() == num_keys, "not one weight for each key");
+  return bags.offsets.empty() ? num_keys : bags.offsets.size() - 1;
+}
+
+/// The same where the host may look at offsets. @throws comm::UsageError if they do not grow
+inline std::size_t count_bags_on_host(std::size_t num_keys, Bags const& bags) {
+  bool const are_good = bags.offsets.empty() ||
+                        (bags.offsets.front() == 0 && bags.offsets.back() == static_cast<std::int64_t>(num_keys) &&
+                         std::ranges::is_sorted(bags.offsets));
+  if (!are_good) {
+    throw comm::UsageError("offsets of bags must grow from 0 to the " + std::to_string(num_keys) + " keys");
+  }
+  return count_bags(num_keys, bags);
 }
 
 }  // namespace headway::embedding

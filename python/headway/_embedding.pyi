@@ -1,7 +1,9 @@
 """Types of the extension for tables of embeddings; see embedding/torch/module.cpp.
 
 K keys, U unique keys, B bags, D columns of a vector, S floats of a row's state, R ranks. Ids are 64 bits of any value,
-tables and counts 32 bits; torch's integers have a sign, so the bits count.
+tables and counts 32 bits; torch's integers have a sign, so the bits count. Tensors are on the device of the table or
+deduplicator, those of records on the CPU. Calls on a CUDA device go to the current stream and do not wait for it,
+unless they say so or give records or numbers.
 """
 
 import enum
@@ -51,6 +53,8 @@ class Keys:
         *,
         table: int = 0,
         counts: torch.Tensor | None = None,  # (K,) int32
+        are_unique: bool = False,
+        num_known: torch.Tensor | None = None,  # (1,) int32, on CUDA: how many there are, if less than K
     ) -> None: ...
     @property
     def ids(self) -> torch.Tensor: ...
@@ -60,7 +64,12 @@ class Keys:
     def table(self) -> int: ...
     @property
     def counts(self) -> torch.Tensor | None: ...
-    def __len__(self) -> int: ...
+    @property
+    def are_unique(self) -> bool: ...
+    @property
+    def num_known(self) -> torch.Tensor | None: ...
+    def to(self, device: torch.device, /) -> Keys: ...
+    def __len__(self) -> int: ...  # K, also if less are known
 
 Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, vectors_KD, states_KS
 
@@ -80,7 +89,10 @@ class Table:
         max_pending: int | None,
         hot_count: int,
         workers: Workers,
+        device: torch.device | None = None,
     ) -> None: ...
+    @property
+    def device(self) -> torch.device: ...
     @property
     def generation(self) -> int: ...
     @property
@@ -93,6 +105,14 @@ class Table:
     def find(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # rows_K, statuses_K
     def find_or_insert(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...
     def gather(self, keys: Keys, rows_K: torch.Tensor, /) -> torch.Tensor: ...
+    def gather_bags(
+        self,
+        unique: UniqueKeys,
+        rows: torch.Tensor,  # (U,)
+        *,
+        offsets: torch.Tensor | None = None,  # (B + 1,) int64
+        weights: torch.Tensor | None = None,  # (K,)
+    ) -> torch.Tensor: ...  # (B, D)
     def update(self, keys: Keys, rows: torch.Tensor, gradients: torch.Tensor, *, lr: float, step: int) -> None: ...
     def insert_or_assign(self, keys: Keys, vectors_KD: torch.Tensor, /) -> torch.Tensor: ...
     def erase(self, keys: Keys, /) -> None: ...
@@ -105,19 +125,22 @@ class Table:
     def import_records(self, keys: Keys, records: Records, /) -> torch.Tensor: ...
 
 class UniqueKeys:
+    """Made on CUDA, it has room for K keys, whose number only the device knows: ``keys.num_known``."""
+
     @property
     def keys(self) -> Keys: ...
     @property
     def numbers(self) -> torch.Tensor: ...  # (K,) int32
-    def __len__(self) -> int: ...
+    def narrow(self, size: int, /) -> UniqueKeys: ...  # once the host knows how many there are
+    def __len__(self) -> int: ...  # waits for the device, if only it knows
 
 class Deduplicator:
-    def __init__(self, workers: Workers) -> None: ...
+    def __init__(self, workers: Workers, device: torch.device | None = None) -> None: ...
     def deduplicate(self, keys: Keys, /) -> UniqueKeys: ...
     def hand_out(
         self,
         unique: UniqueKeys,
-        values: torch.Tensor,  # (U, D)
+        values: torch.Tensor,  # (U, D), or (K, D) where only the device knows U
         *,
         offsets: torch.Tensor | None = None,  # (B + 1,) int64
         weights: torch.Tensor | None = None,  # (K,)
@@ -129,9 +152,9 @@ class Deduplicator:
         *,
         offsets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...  # (U, D)
+    ) -> torch.Tensor: ...  # (U, D), or (K, D), of which rows beyond U are not set
 
 def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
-def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, list[int]]: ...  # order_K, counts by rank
-def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32
+def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # order_K int32, counts_R int64
+def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...

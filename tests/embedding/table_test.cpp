@@ -133,6 +133,45 @@ TEST_P(TableTest, TheLastOfSeveralVectorsHolds) {
   EXPECT_EQ(table->size().rows, 1U);
 }
 
+TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
+  auto options = options_of();
+  options.hot_count = 2;
+  auto const table = GetParam().make(options);
+  auto known = batch_of({10, 11, 12});
+  known.find_or_insert(*table);
+  auto again = batch_of({11});
+  table->begin_step(1, 1);
+  again.find_or_insert(*table);  // Now float32, while 10 and 12 are bfloat16, and 13 is not there.
+  auto unique = batch_of({13, 12, 11, 10});
+  unique.find(*table);
+  std::vector<std::uint32_t> const numbers{0, 1, 1, 2, 3, 0, 2};
+  std::vector<std::int64_t> const offsets{0, 0, 3, 4, 7, 7};
+  Vector const weights{1, 2, -1, 0.5F, 3, 4, -2};
+  for (bool const has_offsets : {false, true}) {
+    for (bool const has_weights : {false, true}) {
+      Bags bags;
+      if (has_offsets) bags.offsets = offsets;
+      if (has_weights) bags.weights = weights;
+      std::size_t const num_bags = has_offsets ? offsets.size() - 1 : numbers.size();
+      Vector out(num_bags * kDim, -99);
+      table->gather_bags(unique.keys(), unique.rows, numbers, bags, out);
+      for (std::size_t bag = 0; bag < num_bags; ++bag) {
+        Vector sum(kDim, 0);
+        auto const begin = has_offsets ? static_cast<std::size_t>(offsets[bag]) : bag;
+        auto const end = has_offsets ? static_cast<std::size_t>(offsets[bag + 1]) : bag + 1;
+        for (std::size_t i = begin; i < end; ++i) {
+          for (std::size_t j = 0; j < kDim; ++j) {
+            sum[j] += (has_weights ? weights[i] : 1) * unique.vector(numbers[i])[j];
+          }
+        }
+        for (std::size_t j = 0; j < kDim; ++j) ASSERT_NEAR(out[bag * kDim + j], sum[j], 1e-6) << bag;
+      }
+    }
+  }
+  Vector out(kDim);
+  EXPECT_THROW(table->gather_bags(unique.keys(), unique.rows, numbers, {}, out), comm::UsageError);
+}
+
 TEST_P(TableTest, ReadersMayOverlap) {
   auto const table = GetParam().make(options_of());
   std::mt19937_64 random(5);

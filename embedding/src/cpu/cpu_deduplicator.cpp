@@ -1,5 +1,6 @@
 #include "cpu/cpu_deduplicator.hpp"
 
+#include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
 
 #include <algorithm>
@@ -25,16 +26,6 @@ std::size_t dim_of(std::size_t num_bags, std::size_t of_bags, std::size_t num_un
                 std::to_string(of_bags) + " values of " + std::to_string(num_bags) + " bags, and " +
                     std::to_string(of_unique) + " of " + std::to_string(num_unique) + " unique keys");
   return dim;
-}
-
-std::size_t count_bags(UniqueKeys const& unique, Bags const& bags) {
-  std::size_t const num_keys = unique.numbers.size();
-  comm::expects(bags.weights.empty() || bags.weights.size() == num_keys, "not one weight for each key");
-  if (bags.offsets.empty()) return num_keys;
-  comm::expects(bags.offsets.front() == 0 && bags.offsets.back() == static_cast<std::int64_t>(num_keys) &&
-                    std::ranges::is_sorted(bags.offsets),
-                "offsets of bags must grow from 0 to the " + std::to_string(num_keys) + " keys");
-  return bags.offsets.size() - 1;
 }
 
 void add(std::span<float> sum, std::span<float const> value, float weight) {
@@ -134,7 +125,7 @@ void CpuDeduplicator::fill_members(UniqueKeys& unique, Keys const& keys, std::si
 
 void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
                                std::span<float> out) {
-  std::size_t const num_bags = count_bags(unique, bags);
+  std::size_t const num_bags = count_bags_on_host(unique.numbers.size(), bags);
   std::size_t const dim = dim_of(num_bags, out.size(), unique.size(), values.size());
   std::lock_guard const lock(mutex_);
   auto const value_of = [&](std::size_t key) { return values.subspan(unique.numbers[key] * dim, dim); };
@@ -158,7 +149,7 @@ void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::
 
 void CpuDeduplicator::add_up(UniqueKeys const& unique, Bags const& bags, std::span<float const> values,
                              std::span<float> sums) {
-  std::size_t const num_bags = count_bags(unique, bags);
+  std::size_t const num_bags = count_bags_on_host(unique.numbers.size(), bags);
   std::size_t const dim = dim_of(num_bags, values.size(), unique.size(), sums.size());
   std::lock_guard const lock(mutex_);
   if (!bags.offsets.empty()) {

@@ -111,6 +111,39 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
   });
 }
 
+void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+                           Bags const& bags, std::span<float> out) const {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const dim = options_.dim, num_bags = count_bags_on_host(numbers.size(), bags);
+  comm::expects(out.size() == num_bags * dim, "out does not have a vector for each bag");
+  std::shared_lock const lock(mutex_);
+  std::size_t const bag_bytes = (numbers.size() / (num_bags + 1) + 1) * dim * sizeof(float);
+  workers_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
+    std::vector<float> scratch(dim);
+    for (std::size_t bag = first; bag < end; ++bag) {
+      auto const sum = out.subspan(bag * dim, dim);
+      auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
+      auto const after = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
+      bool const is_copy = after == begin + 1 && bags.weights.empty();
+      if (!is_copy) std::ranges::fill(sum, 0);
+      for (std::size_t i = begin; i < after; ++i) {
+        std::size_t const ahead = i + kRowsAhead;
+        if (ahead < numbers.size() && rows_.has(rows[numbers[ahead]])) rows_.prefetch(rows[numbers[ahead]]);
+        RowId const row = rows[numbers[i]];
+        auto const value = is_copy ? sum : std::span(scratch);
+        if (row == RowId::kNone) {
+          options_.initializer.fill(keys[numbers[i]], value);
+        } else {
+          expect_row(row);
+          rows_.read(row, value);
+        }
+        float const weight = bags.weights.empty() ? 1 : bags.weights[i];
+        for (std::size_t column = 0; !is_copy && column < dim; ++column) sum[column] += weight * value[column];
+      }
+    }
+  });
+}
+
 template <class Visit, class Miss>
 void CpuTable::for_each_row(std::span<RowId const> rows, std::size_t first, std::size_t end, Visit visit,
                             Miss miss) const {

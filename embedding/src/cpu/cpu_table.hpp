@@ -36,6 +36,8 @@ class CpuTable final : public Table {
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override;
   void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override;
   void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const override;
+  void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+                   Bags const& bags, std::span<float> out) const override;
   void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
               kernels::OptimizerStep const& step) override;
   void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override;

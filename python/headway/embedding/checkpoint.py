@@ -404,7 +404,7 @@ def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, in
 
 def _import(records: _Records, table: Table, *, pending: bool) -> None:
     if pending:
-        table.find_or_insert(records.keys)
+        table.find_or_insert(records.keys.to(table.device))
         return
     counts, steps, vectors, states = records.columns
     table.import_records(records.keys, (counts, steps, vectors, states))

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,13 @@ from torch import nn
 
 from headway._embedding import Table, Workers
 from headway.embedding import checkpoint
+from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, TableConfig
+from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, GroupInput, columns_of
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
+from headway.embedding.rank_pieces import join_rows
 from headway.embedding.sharded_lookup import Dedup, Gradient, Lookup, ShardedLookup
 
 #: Backward passes without a step after which we ask whether a step was forgotten.
@@ -48,18 +51,22 @@ class HashTableCollection(nn.Module):
     Args:
         tables: what tables there are.
         features: what is looked up in them.
-        process_group: of CPU tensors; None: this rank has all ids.
+        process_group: for tensors of ``device``; None: this rank has all ids.
         dedup: whether duplicates are found before the exchange (``first``), at the owner (``second``), or ``both``.
             Vectors do not depend on it but for the rounding of sums, nor do counts.
         gradient_reduction: ``mean`` divides the sum over ranks by their number, as DDP does; ``sum`` does not.
         lookahead: batches that are looked up before the step of an earlier one. Their rows are not removed
             meanwhile; gradients of older lookups find their rows again, or are counted where there is none.
         seed: of initial vectors.
-        num_threads: for tables; None: as many as torch has.
+        num_threads: for tables on the CPU; None: as many as torch has.
         strict: raise NoRoomError on all ranks where an id gets no row because a table is full, instead of counting it.
+            On CUDA it makes each lookup wait for the device.
+        device: where tables and inputs are: the CPU, or a CUDA device, ``cuda`` the current one. With CUDA one rank
+            never waits for the device, but for a GradScaler, eviction or growth that needs it, and several ranks once
+            a batch, for the sizes of exchanges.
 
     Raises:
-        ValueError: names are used twice, or a feature's table does not exist.
+        ValueError: names are used twice, a feature's table does not exist, or an option is not for this device.
     """
 
     def __init__(
@@ -74,8 +81,10 @@ class HashTableCollection(nn.Module):
         seed: int = 0,
         num_threads: int | None = None,
         strict: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self.device = resolve_device(device)
         self.groups = merge_tables(tables)
         self.features = list(features)
         self.process_group = process_group
@@ -86,22 +95,34 @@ class HashTableCollection(nn.Module):
             raise ValueError(f"gradient_reduction must be mean or sum, not {gradient_reduction!r}")
         if lookahead < 0:
             raise ValueError(f"lookahead must be from 0, not {lookahead}")
+        if num_threads is not None and self.device.type != "cpu":
+            raise ValueError(f"num_threads is for tables on the CPU, and these are on {self.device}")
         self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
         self._lookahead = lookahead
         self._strict = strict
-        self._features_of = [FeatureGroup(features) for features in self._assign_features()]
+        self._features_of = [FeatureGroup(features, self.device) for features in self._assign_features()]
         self._seed = seed
-        self._workers = Workers(torch.get_num_threads() if num_threads is None else num_threads)
+        default_threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self._workers = Workers(default_threads if num_threads is None else num_threads)
         self.tables = self._build_tables()
-        self._lookup = ShardedLookup(self.tables, group=process_group, dedup=dedup, workers=self._workers)
-        # They make autograd call us; see TableOptimizer for what their gradients say.
-        self._anchors = [torch.zeros(1, requires_grad=True, dtype=torch.float32) for _ in self.groups]
+        self._lookup = ShardedLookup(
+            self.tables,
+            group=process_group,
+            dedup=dedup,
+            workers=self._workers,
+            device=self.device,
+            counts_refused=strict,
+        )
+        self._anchors = [Anchor.make(self.device) for _ in self.groups]
         self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
         self._begin_step()
 
     def _build_tables(self) -> list[Table]:
-        return [group.build(seed=self._seed, num_ranks=self.num_ranks, workers=self._workers) for group in self.groups]
+        return [
+            group.build(seed=self._seed, num_ranks=self.num_ranks, workers=self._workers, device=self.device)
+            for group in self.groups
+        ]
 
     def _assign_features(self) -> list[list[FeatureConfig]]:
         group_of = group_of_tables(self.groups)
@@ -126,9 +147,11 @@ class HashTableCollection(nn.Module):
 
         Args:
             features: a ``KeyedJaggedTensor``, or by name (values, lengths) or (values, lengths, weights) with values
-                (K,) int64, lengths (B,) and weights (K,) float32. Features that no table has are not looked at.
+                (K,) int64, lengths (B,) and weights (K,) float32, on ``device``. Features that no table has are not
+                looked at.
         Raises:
-            ValueError: a feature is missing, or its tensors do not fit each other.
+            ValueError: a feature is missing, its tensors do not fit each other, or are on another device. Lengths on
+                CUDA that do not add up to the number of values are an assertion of the device.
         """
         columns = columns_of(features)
         inputs = [group.join(columns) for group in self._features_of]
@@ -146,14 +169,11 @@ class HashTableCollection(nn.Module):
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         self._lookup.finish(batch.lookup)
-        outputs = _Lookup.apply(self, batch, *self._anchors)  # type: ignore[no-untyped-call]
+        outputs = iter(_Lookup.apply(self, batch, *self._anchors))  # type: ignore[no-untyped-call]
         batch.lookup.vectors_UD.clear()
-        if self._strict and batch.lookup.refused > 0:
-            raise NoRoomError(f"{batch.lookup.refused} ids got no row: their table is full")
-        by_name = {}
-        for group, each, output in zip(self._features_of, batch.inputs, outputs, strict=True):
-            for config, vectors in zip(group.configs, output.split(each.num_bags), strict=True):
-                by_name[config.name] = vectors
+        if self._strict:
+            _expect_room(batch.lookup)
+        by_name = {config.name: next(outputs) for group in self._features_of for config in group.configs}
         return {feature.name: by_name[feature.name] for feature in self.features}
 
     # Learning
@@ -196,7 +216,7 @@ class HashTableCollection(nn.Module):
     def _backward(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         sums = [
             None if values is None
-            else self._lookup.add_up(batch.lookup, number, values.contiguous(), each.offsets, each.weights)
+            else self._lookup.add_up(batch.lookup, number, values, each.offsets, each.weights)
             for number, (each, values) in enumerate(zip(batch.inputs, gradients_BD, strict=True))
         ]  # fmt: skip
         received = self._lookup.return_gradients(batch.lookup, sums)
@@ -204,10 +224,9 @@ class HashTableCollection(nn.Module):
             if gradient is None:
                 continue
             self._gradients[number].append(gradient)
-            is_finite = _is_finite(gradient.values_WD) and (own is gradient.values_WD or _is_finite(own))
-            anchor = self._anchors[number]
-            if anchor.grad is None or not is_finite:
-                anchor.grad = torch.full((1,), 1.0 if is_finite else math.nan, dtype=torch.float32)
+            self._anchors[number].add_gradient(gradient.values_WD, gradient.keys.num_known)
+            if own is not None and self.num_ranks > 1:
+                self._anchors[number].add_gradient(mark_of(own).unsqueeze(0))  # What is not finite goes to other ranks.
         if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
             warnings.warn(
                 f"the gradients of {_MANY_GRADIENTS} backward passes wait for optimizer.step() of a "
@@ -253,24 +272,23 @@ class HashTableCollection(nn.Module):
     # What is inside
 
     def statistics(self) -> dict[str, Any]:
-        """Of this rank: sizes and counts by merged table, and the traffic of all."""
+        """Of this rank: sizes and counts by merged table, and the traffic of all. Waits for the device."""
         tables = {
             group.name: {**table.size(), **table.statistics()}
             for group, table in zip(self.groups, self.tables, strict=True)
         }
-        return {"tables": tables, "traffic": asdict(self._lookup.traffic)}
+        return {"tables": tables, "traffic": self._lookup.traffic.totals()}
 
     def extra_repr(self) -> str:
         tables = ", ".join(f"{group.name} (dim {group.config.dim})" for group in self.groups)
-        return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks"
+        return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"
 
 
-def _is_finite(values: torch.Tensor | None) -> bool:
-    if values is None or values.numel() == 0:
-        return True
-    # Which are not a number if any value is none, and need no memory.
-    lowest, highest = torch.aminmax(values)
-    return math.isfinite(float(lowest)) and math.isfinite(float(highest))
+def _expect_room(lookup: Lookup) -> None:
+    assert lookup.refused is not None, "they were to be counted"
+    refused = int(lookup.refused.sum())
+    if refused > 0:
+        raise NoRoomError(f"{refused} ids got no row: their table is full")
 
 
 class _Lookup(torch.autograd.Function):
@@ -283,12 +301,21 @@ class _Lookup(torch.autograd.Function):
         ctx.collection, ctx.batch = collection, batch
         ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
         return tuple(
-            collection._lookup.hand_out(batch.lookup, number, each.offsets, each.weights)
+            vectors
             for number, each in enumerate(batch.inputs)
+            for vectors in torch.split(
+                collection._lookup.hand_out(batch.lookup, number, each.offsets, each.weights),
+                each.num_bags,
+            )
         )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        ctx.collection._backward(ctx.batch, gradients)
-        return (None,) * (2 + len(gradients))
+        collection, of_features = ctx.collection, iter(gradients)
+        joined = [
+            join_rows([next(of_features) for _ in each.num_bags], each.num_bags, dim=table.dim)
+            for each, table in zip(ctx.batch.inputs, collection.tables, strict=True)
+        ]
+        collection._backward(ctx.batch, joined)
+        return (None,) * (2 + len(collection.tables))

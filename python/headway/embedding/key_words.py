@@ -13,7 +13,7 @@ def tables_of(keys: Keys) -> torch.Tensor:
     """(K,) int32: the table of each key."""
     if keys.tables is not None:
         return keys.tables
-    return torch.full((len(keys),), keys.table, dtype=torch.int64).to(torch.int32)
+    return torch.full((len(keys),), keys.table, dtype=torch.int64, device=keys.ids.device).to(torch.int32)
 
 
 def words_of(keys: Keys) -> torch.Tensor:

@@ -8,9 +8,9 @@ from headway.embedding.merging import table_number
 
 def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
     """Which of some keys belong to ``rank`` of ``num_ranks``: their places, int64, in the order of the keys."""
-    order, counts = route(keys, num_ranks)
-    begin = sum(counts[:rank])
-    return order[begin : begin + counts[rank]].to(torch.int64)
+    order_K, counts_R = route(keys, num_ranks)
+    begin, end = (int(counts_R[:each].sum()) for each in (rank, rank + 1))
+    return order_K[begin:end].to(torch.int64)
 
 
 __all__ = [

@@ -41,8 +41,10 @@ class MergedTable:
     def name(self) -> str:
         return "+".join(table.name for table in self.tables)
 
-    def build(self, *, seed: int, num_ranks: int, workers: _embedding.Workers) -> _embedding.Table:
-        """The part of one rank of ``num_ranks``."""
+    def build(
+        self, *, seed: int, num_ranks: int, workers: _embedding.Workers, device: torch.device | None = None
+    ) -> _embedding.Table:
+        """The part of one rank of ``num_ranks``; on the CPU unless a ``device`` is given."""
         config = self.config
         max_rows = self._share("max_rows", num_ranks)
         eviction = config.eviction
@@ -63,6 +65,7 @@ class MergedTable:
             max_pending=self._share("max_pending", num_ranks),
             hot_count=config.hot_count,
             workers=workers,
+            device=device,
         )
 
     def _share(self, limit: str, num_ranks: int) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headway.embedding.anchor import Anchor
 from headway.embedding.merging import MergedTable
 
 if TYPE_CHECKING:
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 class TableOptimizer(torch.optim.Optimizer):
     """Applies the gradients of the backward passes since the last ``step()`` or ``zero_grad()``, added up by key.
 
-    A parameter group for each merged table, with its ``lr``, for schedulers. Its parameter is no weight: its gradient
-    is 1 where the tables have one, and not a number if any of theirs is not finite, so that ``torch.amp.GradScaler``
-    sees it and may unscale it. With a scaler all ranks must skip the same steps: let it see gradients that all ranks
-    share, as those of DDP are.
+    A parameter group for each merged table, with its ``lr``, for schedulers. Its parameter is no weight but an
+    ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a scaler all ranks must skip the same
+    steps: let it see gradients that all ranks share, as those of DDP are. On CUDA only a step with a scaler waits for
+    the device.
     """
 
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
     _step_supports_amp_scaling = True
 
     def __init__(
-        self, collection: HashTableCollection, groups: Sequence[MergedTable], anchors: Sequence[torch.Tensor]
+        self, collection: HashTableCollection, groups: Sequence[MergedTable], anchors: Sequence[Anchor]
     ) -> None:
         self._collection = weakref.ref(collection)  # Which has us.
         super().__init__(
@@ -48,21 +49,17 @@ class TableOptimizer(torch.optim.Optimizer):
         if bool(getattr(self, "found_inf", False)):
             self._tables().drop_gradients()
             return loss
+        grad_scale = getattr(self, "grad_scale", None)
+        scale = 1.0 if grad_scale is None else float(grad_scale)
         self._tables().apply_gradients(
             [float(group["lr"]) for group in self.param_groups],
-            [self._divisor(group["params"][0].grad) for group in self.param_groups],
+            [scale / _unscaled_by(group["params"][0]) for group in self.param_groups],
         )
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that were not applied."""
         self._tables().drop_gradients()
-
-    def _divisor(self, anchor_grad: torch.Tensor | None) -> float:
-        """Of gradients: the scale that a GradScaler gives, or has divided the anchor's gradient by."""
-        scale = getattr(self, "grad_scale", None)
-        unscaled = 1.0 if anchor_grad is None else float(anchor_grad)
-        return (1.0 if scale is None else float(scale)) / (unscaled if math.isfinite(unscaled) else 1.0)
 
     def _tables(self) -> HashTableCollection:
         collection = self._collection()
@@ -72,3 +69,9 @@ class TableOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("the optimizer of tables cannot be copied: save its state_dict(), and the tables by save()")
+
+
+def _unscaled_by(anchor: Anchor) -> float:
+    """What a GradScaler has multiplied the gradient by, before the step."""
+    factor = anchor.factor
+    return factor if math.isfinite(factor) else 1.0

@@ -1,4 +1,4 @@
-"""Values of several merged tables in one exchange: rank by rank, and for each rank table by table.
+"""Values of several merged tables in one exchange, rank by rank and for each rank table by table; and pieces of one.
 
 G groups of merged tables, R ranks.
 """
@@ -34,3 +34,29 @@ def splits(counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[
     return [
         sum(count * width for count, width in zip(rank, widths_G, strict=True)) for rank in zip(*counts_GR, strict=True)
     ]
+
+
+def join_rows(pieces: Sequence[torch.Tensor | None], num_rows: Sequence[int], *, dim: int) -> torch.Tensor | None:
+    """(rows, dim): all pieces, one after the other, with zeros for those that are None; None if all are.
+
+    Pieces that lie one after the other in memory are not copied.
+    """
+    some = next((piece for piece in pieces if piece is not None), None)
+    if some is None:
+        return None
+    if all(piece is not None for piece in pieces) and _are_adjacent([piece for piece in pieces if piece is not None]):
+        first = pieces[0]
+        assert first is not None
+        return first.as_strided((sum(num_rows), dim), (dim, 1))
+    return torch.cat(
+        [some.new_zeros(rows, dim) if piece is None else piece for piece, rows in zip(pieces, num_rows, strict=True)]
+    ).contiguous()
+
+
+def _are_adjacent(pieces: Sequence[torch.Tensor]) -> bool:
+    storage, end = pieces[0].untyped_storage().data_ptr(), pieces[0].storage_offset()
+    for piece in pieces:
+        if not piece.is_contiguous() or piece.untyped_storage().data_ptr() != storage or piece.storage_offset() != end:
+            return False
+        end += piece.numel()
+    return True

@@ -4,6 +4,9 @@ A step has three exchanges however many features and tables there are: how many 
 counts, and the vectors; and one for gradients, which go back the same way and are added up at each stage in the order
 of the ranks and of their batches. So results do not differ from run to run.
 
+On CUDA the host learns U when it learns how many keys come from other ranks, and W never: with one rank it waits for
+nothing. Until then what is (U, D) or (W, D) here has a row for each of the K or V keys, the first of which are set.
+
 G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an owner got, W of them unique, D columns.
 """
 
@@ -18,23 +21,13 @@ import torch.distributed as dist
 
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
+from headway.embedding.devices import tensor_on
 from headway.embedding.key_words import keys_of, tables_of, words_of
 from headway.embedding.rank_pieces import by_group, by_rank, splits
+from headway.embedding.split_counts import SplitCounts
+from headway.embedding.traffic import TrafficCounts, TrafficName, number_of
 
 Dedup = Literal["none", "first", "second", "both"]
-
-
-@dataclass
-class TrafficCounts:
-    """Keys and bytes of this rank since the collection was made; bytes to itself are not counted."""
-
-    keys: int = 0  #: looked up
-    keys_routed: int = 0  #: after the first stage
-    keys_received: int = 0
-    keys_found: int = 0  #: after the second stage: looked up in tables
-    id_bytes: int = 0  #: sent, with counts
-    vector_bytes: int = 0  #: sent by owners
-    gradient_bytes: int = 0  #: sent to owners
 
 
 @dataclass
@@ -43,8 +36,9 @@ class Part:
 
     table: Table
     unique: UniqueKeys  #: of this rank's keys
-    order_U: torch.Tensor  #: its keys by owner
-    counts_R: list[int]  #: of keys for each owner
+    order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
+    sent_R: list[int] = field(default_factory=list)  #: keys for each owner
+    received_R: list[int] = field(default_factory=list)  #: keys from each rank
     received: UniqueKeys | None = None  #: of the keys that this rank owns
     rows_W: torch.Tensor | None = None
     generation: int = -1  #: of the table, when the rows were found
@@ -55,6 +49,7 @@ class Gradient:
     """Of the keys of one lookup that this rank owns."""
 
     part: Part
+    keys: Keys  #: known only if a rank has a gradient
     values_WD: torch.Tensor
 
 
@@ -64,10 +59,9 @@ class Lookup:
 
     parts: list[Part]
     inserts: bool
-    counts_RG: torch.Tensor  #: of keys from each rank
-    work: dist.Work | None = None
+    counts: SplitCounts | None = None  #: None: there is one rank, or they are with the parts
     vectors_UD: list[torch.Tensor] = field(default_factory=list)
-    refused: int = 0  #: on all ranks
+    refused: torch.Tensor | None = None  #: keys that got no row, by rank and table; None: nobody asks
 
 
 class ShardedLookup:
@@ -78,10 +72,19 @@ class ShardedLookup:
         group: whose ranks share the keys out; None: this rank has all.
         dedup: at which stages duplicates are found.
         workers: for duplicates.
+        device: of the tables and all tensors.
+        counts_refused: whether a lookup says how many keys got no row.
     """
 
     def __init__(
-        self, tables: Sequence[Table], *, group: dist.ProcessGroup | None, dedup: Dedup, workers: Workers
+        self,
+        tables: Sequence[Table],
+        *,
+        group: dist.ProcessGroup | None,
+        dedup: Dedup,
+        workers: Workers,
+        device: torch.device,
+        counts_refused: bool,
     ) -> None:
         if dedup not in ("none", "first", "second", "both"):
             raise ValueError(f"dedup must be none, first, second or both, not {dedup!r}")
@@ -91,53 +94,74 @@ class ShardedLookup:
         self._num_ranks = 1 if group is None else group.size()
         self._rank = 0 if group is None else group.rank()
         self._dedup = dedup
-        self._deduplicator = Deduplicator(workers)
+        self._device = device
+        self._counts_refused = counts_refused
+        self._deduplicator = Deduplicator(workers, device)
+        self._stream: torch.cuda.Stream | None = None  #: for counts
+        if device.type == "cuda" and self._num_ranks > 1:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     # Forward
 
     def begin(self, keys_G: Sequence[Keys], *, inserts: bool) -> Lookup:
         """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
-        parts = []
+        parts, counts_GR = [], []
         for table, keys in zip(self.tables, keys_G, strict=True):
-            unique = self._unique(keys, stages=("first", "both"))
-            order_U, counts_R = _embedding.route(unique.keys, self._num_ranks)
-            parts.append(Part(table, unique, order_U, counts_R))
-            self.traffic.keys += len(keys)
-            self.traffic.keys_routed += len(unique)
-        sent_RG = torch.tensor([part.counts_R for part in parts], dtype=torch.int64).t().contiguous()
-        lookup = Lookup(parts, inserts, counts_RG=sent_RG)
-        if self._num_ranks > 1:
-            lookup.counts_RG = torch.empty_like(sent_RG)
-            lookup.work = dist.all_to_all_single(lookup.counts_RG, sent_RG, group=self._group, async_op=True)
-        return lookup
+            part = Part(table, self._unique(keys, stages=("first", "both")))
+            if self._num_ranks > 1:
+                part.order_U, counts_R = _embedding.route(part.unique.keys, self._num_ranks)
+                counts_GR.append(counts_R)
+            parts.append(part)
+            self.traffic.add("keys", len(keys))
+            self.traffic.add("keys_routed", number_of(part.unique.keys))
+        counts = SplitCounts(counts_GR, self._group, self._stream) if self._num_ranks > 1 else None
+        return Lookup(parts, inserts, counts)
 
     def finish(self, lookup: Lookup) -> None:
-        """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys."""
-        if lookup.work is not None:
-            lookup.work.wait()
-            lookup.work = None
+        """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys, unless they can stay in their rows."""
+        self._take_counts(lookup)
         vectors_V, refused_G = [], []
         for part, keys in zip(lookup.parts, self._exchange_keys(lookup), strict=True):
             part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
             part.rows_W, statuses_W = part.table.find_or_insert(owned) if lookup.inserts else part.table.find(owned)
             part.generation = part.table.generation
-            vectors_WD = part.table.gather(owned, part.rows_W)
-            is_same = part.received is part.unique
-            vectors_V.append(vectors_WD if is_same else self._deduplicator.hand_out(part.received, vectors_WD))
-            refused_G.append(float((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum()))
-            self.traffic.keys_received += len(keys)
-            self.traffic.keys_found += len(owned)
-        lookup.vectors_UD, refused_RG = self._return_values(lookup, vectors_V, torch.tensor(refused_G))
-        lookup.refused = int(refused_RG.sum())
+            if part.received is not part.unique:
+                vectors_WD = part.table.gather(owned, part.rows_W)
+                vectors_V.append(self._deduplicator.hand_out(part.received, vectors_WD))
+            elif self._num_ranks > 1:
+                vectors_V.append(part.table.gather(owned, part.rows_W))
+            if self._counts_refused:
+                refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
+            self.traffic.add("keys_received", number_of(keys))
+            self.traffic.add("keys_found", number_of(owned))
+        notes = torch.stack(refused_G) if self._counts_refused else torch.empty(0, device=self._device)
+        lookup.vectors_UD, refused_RG = self._return_values(lookup, vectors_V, notes.to(torch.float32))
+        lookup.refused = refused_RG if self._counts_refused else None
+
+    def _take_counts(self, lookup: Lookup) -> None:
+        """Waits for the counts, if there are other ranks: U is known from here on."""
+        if lookup.counts is None:
+            return
+        sent_GR, received_GR = lookup.counts.wait()
+        for part, sent_R, received_R in zip(lookup.parts, sent_GR, received_GR, strict=True):
+            assert part.order_U is not None, "there are several ranks"
+            part.sent_R, part.received_R = sent_R, received_R
+            part.unique, part.order_U = part.unique.narrow(sum(sent_R)), part.order_U[: sum(sent_R)]
+        lookup.counts = None
 
     def hand_out(
-        self, lookup: Lookup, number: int, offsets: torch.Tensor, weights: torch.Tensor | None
+        self, lookup: Lookup, number: int, offsets: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """Sums of vectors of table ``number``, one for each bag of the batch's keys; (B, D)."""
-        return self._deduplicator.hand_out(
-            lookup.parts[number].unique, lookup.vectors_UD[number], offsets=offsets, weights=weights
-        )
+        """Sums of vectors of table ``number``, one for each bag of the batch's keys; (B, D).
+
+        Without ``offsets`` each key is a bag; likewise below.
+        """
+        part = lookup.parts[number]
+        if part.received is part.unique and self._num_ranks == 1:
+            assert part.rows_W is not None, "finish() has found rows"
+            return part.table.gather_bags(part.unique, part.rows_W, offsets=offsets, weights=weights)
+        return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
 
     # Backward
 
@@ -146,33 +170,50 @@ class ShardedLookup:
         lookup: Lookup,
         number: int,
         gradients_BD: torch.Tensor,
-        offsets: torch.Tensor,
+        offsets: torch.Tensor | None,
         weights: torch.Tensor | None,
     ) -> torch.Tensor:
         """Gradients of the unique keys of table ``number``; (U, D)."""
         return self._deduplicator.add_up(lookup.parts[number].unique, gradients_BD, offsets=offsets, weights=weights)
 
     def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]) -> list[Gradient | None]:
-        """Sends gradients to the owners of their rows, by table; None where no rank has any."""
-        values = [
-            torch.zeros(len(part.unique), part.table.dim) if gradients is None else gradients
-            for part, gradients in zip(lookup.parts, gradients_UD, strict=True)
-        ]
-        is_there = torch.tensor([float(gradients is not None) for gradients in gradients_UD])
-        received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
+        """Sends gradients to the owners of their rows, by table; None where no rank has any.
+
+        On CUDA, where only the device knows whether other ranks have any, no keys are known if there is none.
+        """
+        received, are_any = self._send_gradients(lookup, gradients_UD)
         result: list[Gradient | None] = []
-        for part, values_VD, is_any in zip(lookup.parts, received, is_there_RG.any(0).tolist(), strict=True):
+        for part, values_VD, is_any in zip(lookup.parts, received, are_any, strict=True):
             assert part.received is not None, "gradients come after vectors"
+            if values_VD is None or is_any is False:
+                result.append(None)
+                continue
+            keys = part.received.keys if is_any is True else _known_if(is_any, part.received.keys)
             is_same = part.received is part.unique
             sums_WD = values_VD if is_same else self._deduplicator.add_up(part.received, values_VD)
-            result.append(Gradient(part, sums_WD) if is_any else None)
+            result.append(Gradient(part, keys, sums_WD))
         return result
+
+    def _send_gradients(
+        self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]
+    ) -> tuple[Sequence[torch.Tensor | None], Sequence[bool | torch.Tensor]]:
+        """What owners get, and whether any rank has some; zeros stand for what a rank has not."""
+        if self._num_ranks == 1:
+            return gradients_UD, [gradients is not None for gradients in gradients_UD]
+        values = [
+            torch.zeros(len(part.unique), part.table.dim, device=self._device) if gradients is None else gradients
+            for part, gradients in zip(lookup.parts, gradients_UD, strict=True)
+        ]
+        is_there = tensor_on(self._device, [gradients is not None for gradients in gradients_UD], torch.float32)
+        received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
+        is_any_G = is_there_RG.any(0)
+        return received, is_any_G.tolist() if self._device.type == "cpu" else list(is_any_G)
 
     def update(self, table: Table, gradients: Sequence[Gradient], *, lr: float, step: int, divisor: float) -> None:
         """One step of the optimizer with the gradients of one or more lookups of ``table``."""
-        part, values_WD = gradients[0].part, gradients[0].values_WD
-        assert part.received is not None and part.rows_W is not None, "gradients come after vectors"
-        keys, rows_W = part.received.keys, part.rows_W
+        part, keys, values_WD = gradients[0].part, gradients[0].keys, gradients[0].values_WD
+        rows_W = part.rows_W
+        assert rows_W is not None, "gradients come after vectors"
         is_repeated = len(gradients) > 1 or self._has_duplicates()
         if is_repeated:
             keys, values_WD = self._sum_of(gradients)
@@ -183,11 +224,8 @@ class ShardedLookup:
 
     def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
         """Gradients of several lookups of one table, added up so that no key comes twice."""
-        keys = [gradient.part.received.keys for gradient in gradients if gradient.part.received is not None]
-        unique = self._deduplicator.deduplicate(
-            Keys(torch.cat([each.ids for each in keys]), torch.cat([tables_of(each) for each in keys]))
-        )
-        values = torch.cat([gradient.values_WD for gradient in gradients])
+        keys, values = _join(gradients)
+        unique = self._deduplicator.deduplicate(keys)
         return unique.keys, self._deduplicator.add_up(unique, values)
 
     def _has_duplicates(self) -> bool:
@@ -199,10 +237,6 @@ class ShardedLookup:
     def _unique(self, keys: Keys, *, stages: tuple[Dedup, Dedup]) -> UniqueKeys:
         return self._deduplicator.deduplicate(keys) if self._dedup in stages else _embedding.take_as_unique(keys)
 
-    def _received_GR(self, lookup: Lookup) -> list[list[int]]:
-        counts: list[list[int]] = lookup.counts_RG.t().tolist()
-        return counts
-
     def _unique_of_owner(self, part: Part, keys: Keys) -> UniqueKeys:
         if self._num_ranks == 1 and self._dedup in ("first", "both"):
             return part.unique  # There are no others that the keys could be repeated by.
@@ -213,7 +247,8 @@ class ShardedLookup:
         if self._num_ranks == 1:
             return [part.unique.keys for part in lookup.parts]
         messages = [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in lookup.parts]
-        received, _ = self._send_values(lookup, messages, torch.empty(0, dtype=torch.int64), kind="id_bytes")
+        notes = torch.empty(0, dtype=torch.int64, device=self._device)
+        received, _ = self._send_values(lookup, messages, notes, kind="id_bytes")
         return [keys_of(message[:, 0], message[:, 1]) for message in received]
 
     def _send_values(
@@ -222,14 +257,12 @@ class ShardedLookup:
         values_U: Sequence[torch.Tensor],
         notes: torch.Tensor,
         *,
-        kind: Literal["id_bytes", "gradient_bytes"],
+        kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """What owners get of this rank's unique keys, and this rank as an owner from all."""
-        if self._num_ranks == 1:
-            return list(values_U), notes.unsqueeze(0)
         routed = [values[part.order_U] for part, values in zip(lookup.parts, values_U, strict=True)]
-        sent_GR = [part.counts_R for part in lookup.parts]
-        return self._exchange_values(routed, sent_GR, self._received_GR(lookup), notes, kind=kind)
+        sent_GR, received_GR = _counts_of(lookup)
+        return self._exchange_values(routed, sent_GR, received_GR, notes, kind=kind)
 
     def _return_values(
         self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor
@@ -237,10 +270,8 @@ class ShardedLookup:
         """What owners have for this rank's unique keys."""
         if self._num_ranks == 1:
             return list(values_V), notes.unsqueeze(0)
-        sent_GR = [part.counts_R for part in lookup.parts]
-        routed_U, notes_RN = self._exchange_values(
-            values_V, self._received_GR(lookup), sent_GR, notes, kind="vector_bytes"
-        )
+        sent_GR, received_GR = _counts_of(lookup)
+        routed_U, notes_RN = self._exchange_values(values_V, received_GR, sent_GR, notes, kind="vector_bytes")
         values_U = []
         for part, routed in zip(lookup.parts, routed_U, strict=True):
             values = torch.empty_like(routed)
@@ -255,7 +286,7 @@ class ShardedLookup:
         received_GR: Sequence[Sequence[int]],
         notes: torch.Tensor,
         *,
-        kind: Literal["id_bytes", "vector_bytes", "gradient_bytes"],
+        kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Sends rows of each table's values, rank by rank, all tables in one exchange.
 
@@ -272,6 +303,38 @@ class ShardedLookup:
         receive = send.new_empty(sum(receive_splits))
         dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
         sent = (send.numel() - send_splits[self._rank]) - notes.numel() * (self._num_ranks - 1)
-        setattr(self.traffic, kind, getattr(self.traffic, kind) + sent * send.element_size())
+        self.traffic.add(kind, sent * send.element_size())
         notes_RN, *values = by_group(receive, received_GR, widths)
         return values, notes_RN
+
+
+def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
+    return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
+
+
+def _known_if(is_wanted: torch.Tensor, keys: Keys) -> Keys:
+    """The same keys if the device finds that they are wanted, else none of them."""
+    num_known = (is_wanted.view(1) * number_of(keys)).to(torch.int32)
+    return Keys(
+        keys.ids,
+        keys.tables,
+        table=keys.table,
+        counts=keys.counts,
+        are_unique=keys.are_unique,
+        num_known=num_known,
+    )
+
+
+def _join(gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
+    """All keys and their gradients, lookup by lookup."""
+    keys_N = [gradient.keys for gradient in gradients]
+    ids = torch.cat([keys.ids for keys in keys_N])
+    tables = torch.cat([tables_of(keys) for keys in keys_N])
+    values = torch.cat([gradient.values_WD for gradient in gradients])
+    if all(keys.num_known is None for keys in keys_N):
+        return Keys(ids, tables), values
+    # Those that are known come first.
+    is_unknown = torch.cat([torch.arange(len(keys), device=ids.device) >= number_of(keys) for keys in keys_N])
+    order = is_unknown.to(torch.uint8).argsort(stable=True)
+    num_known = is_unknown.logical_not().sum(dtype=torch.int32).view(1)
+    return Keys(ids[order], tables[order], num_known=num_known), values[order]

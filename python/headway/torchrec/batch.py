@@ -1,6 +1,10 @@
 """A batch of ids on its way to its owners: unique keys with their counts, and how they came about.
 
-G groups of merged tables, R ranks, F features of a group, K ids, U unique keys, B bags, D columns.
+On CUDA the host learns U when it learns how many keys other ranks ask for, and with one rank never: then what is (U, D)
+here has a row for each of the K keys, the first of which are set.
+
+G groups of merged tables, R ranks, F features of a group, K ids, U unique keys, V keys that a rank was asked for, B
+bags, D columns.
 """
 
 from __future__ import annotations
@@ -9,14 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, UniqueKeys
+from headway._embedding import Deduplicator, Keys, UniqueKeys, Workers
 from headway.embedding.config import Pooling
+from headway.embedding.devices import place_name, tensor_on
 from headway.embedding.key_words import keys_of, words_of
 from headway.embedding.merging import table_numbers
-from headway.embedding.rank_pieces import by_rank
+from headway.embedding.split_counts import SplitCounts
+from headway.torchrec.kept import KeptTensors
 
 
 @dataclass(frozen=True)
@@ -33,15 +40,14 @@ class GroupFeatures:
         return len(self.tables)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """What a batch has of one group."""
 
     unique: UniqueKeys
-    order_U: torch.Tensor  #: its keys by owner
-    counts_R: list[int]  #: of keys for each owner
     offsets: torch.Tensor | None  #: (B + 1,) of bags; None: each id is one
     weights_K: torch.Tensor | None
+    order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
 
 
 @dataclass(eq=False)
@@ -50,18 +56,63 @@ class Batch:
 
     parts: list[Part]
     deduplicator: Deduplicator
+    stream: torch.cuda.Stream | None  #: on which it was made; None: on the CPU
+    kept: KeptTensors
+    counts: SplitCounts | None  #: on their way; None: they are there
+    sent_GR: list[list[int]] = field(default_factory=list)  #: keys of this rank for each owner
     received_GR: list[list[int]] = field(default_factory=list)  #: keys that this rank was asked for, by each rank
 
-    @property
-    def counts_GR(self) -> list[list[int]]:
-        return [part.counts_R for part in self.parts]
+    def take_counts(self) -> None:
+        """Waits until it is known how many keys go where."""
+        if self.counts is None:
+            return
+        self.sent_GR, self.received_GR = self.counts.wait()
+        for part, sent_R in zip(self.parts, self.sent_GR, strict=True):
+            assert part.order_U is not None, "there are several ranks"
+            part.unique, part.order_U = part.unique.narrow(sum(sent_R)), part.order_U[: sum(sent_R)]
+        self.counts = None
+
+    def messages(self) -> list[torch.Tensor]:
+        """For each group (U, 2) int64: ids and words, by owner."""
+        messages_G = []
+        for part in self.parts:
+            keys = part.unique.keys
+            message = torch.stack((keys.ids, words_of(keys)), 1)
+            messages_G.append(message if part.order_U is None else message[part.order_U])
+        return messages_G
+
+    def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
+        """The messages of all ranks as TorchRec has features, with words as weights; see ``unpack()``."""
+        rows_V2 = messages_G[0] if len(messages_G) == 1 else torch.cat(list(messages_G))
+        ids_V, words_V = rows_V2.t().contiguous()
+        return KeyedJaggedTensor(
+            keys=[f"group_{number}" for number in range(len(messages_G))],
+            values=ids_V,
+            weights=words_V,
+            lengths=self._lengths(messages_G),
+            stride=1,
+            length_per_key=[len(message) for message in messages_G],
+        )
+
+    def _lengths(self, messages_G: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(G,): how many keys there are, also if only the device knows."""
+        if all(part.order_U is None for part in self.parts):
+            known_G = [part.unique.keys.num_known for part in self.parts]
+            on_device = [known for known in known_G if known is not None]
+            if len(on_device) == len(known_G):
+                return torch.cat(on_device).to(torch.int64)
+        return tensor_on(messages_G[0].device, [len(message) for message in messages_G], torch.int64)
 
     def hand_out(self, number: int, routed_UD: torch.Tensor) -> torch.Tensor:
         """(B, D) of vectors in the order in which owners sent them."""
         part = self.parts[number]
-        vectors_UD = torch.empty_like(routed_UD)
-        vectors_UD[part.order_U] = routed_UD
-        return self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
+        vectors_UD = routed_UD
+        if part.order_U is not None:
+            vectors_UD = torch.empty_like(routed_UD)
+            vectors_UD[part.order_U] = routed_UD
+        result = self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
+        self._keep()
+        return result
 
     def add_up(self, number: int, gradients_BD: torch.Tensor) -> torch.Tensor:
         """(U, D) of gradients in the order in which they go to owners."""
@@ -69,67 +120,91 @@ class Batch:
         sums_UD = self.deduplicator.add_up(
             part.unique, gradients_BD.contiguous(), offsets=part.offsets, weights=part.weights_K
         )
-        return sums_UD[part.order_U]
+        routed_UD = sums_UD if part.order_U is None else sums_UD[part.order_U]
+        self._keep()
+        return routed_UD
 
-    def to_exchange(self, num_ranks: int) -> KeyedJaggedTensor:
-        """What TorchRec exchanges: for each owner a list of each group's ids, with table and count as weights."""
-        names = [f"group_{number}" for number in range(len(self.parts))]
-        lengths = [count for rank in zip(*self.counts_GR, strict=True) for count in rank]
-        return KeyedJaggedTensor(
-            keys=names * num_ranks,
-            values=self._by_rank([part.unique.keys.ids for part in self.parts]),
-            weights=self._by_rank([words_of(part.unique.keys) for part in self.parts]).view(torch.float64),
-            lengths=torch.tensor(lengths, dtype=torch.int64),
-            stride=1,
-            length_per_key=lengths,
-        )
-
-    def _by_rank(self, columns_G: Sequence[torch.Tensor]) -> torch.Tensor:
-        routed_G = [column[part.order_U] for column, part in zip(columns_G, self.parts, strict=True)]
-        return by_rank(routed_G, self.counts_GR)
+    def _keep(self) -> None:
+        """Pipelines make a batch on another stream than they use it on."""
+        if self.stream is not None and self.stream != torch.cuda.current_stream(self.stream.device):
+            self.kept.keep(self.parts)
 
 
-def make_batch(
-    features: KeyedJaggedTensor, groups: Sequence[GroupFeatures], num_ranks: int, deduplicator: Deduplicator
-) -> Batch:
-    """Finds duplicates and owners.
+class BatchMaker:
+    """Finds duplicates and owners of ids.
 
     Args:
-        features: those of all groups, one group after the other; ids are taken with all their 64 bits.
-    Raises:
-        ValueError: ids are no integers, or weights are missing or want gradients.
+        groups: what features there are.
+        group: whose ranks share the ids out.
+        workers: for duplicates on the CPU.
+        device: of ids and all else.
     """
-    ids = features.values()
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"ids must be int64 or int32, not {ids.dtype}")
-    parts, first = [], 0
-    lengths_F = torch.split(features.lengths().to(torch.int64), features.stride_per_key())
-    for group in groups:
-        end = first + group.num_features
-        begin_id, end_id = features.offset_per_key()[first], features.offset_per_key()[end]
-        keys = _keys_of(ids[begin_id:end_id], group, features.length_per_key()[first:end])
-        unique = deduplicator.deduplicate(keys)
-        order_U, counts_R = _embedding.route(unique.keys, num_ranks)
-        offsets, weights_K = None, None
-        if group.pooling is not None:
-            lengths = torch.cat(lengths_F[first:end])
-            offsets = torch.cat((lengths.new_zeros(1), lengths)).cumsum(0)
-            weights_K = _weights(features, group, lengths, slice(begin_id, end_id))
-        parts.append(Part(unique, order_U, counts_R, offsets, weights_K))
-        first = end
-    return Batch(parts, deduplicator)
+
+    def __init__(
+        self, groups: Sequence[GroupFeatures], group: dist.ProcessGroup, workers: Workers, device: torch.device
+    ) -> None:
+        self._groups = groups
+        self._group = group
+        self._device = device
+        self._numbers_GF = [table_numbers(each.tables).to(device) for each in groups]
+        self._deduplicator = Deduplicator(workers, device)
+        self._kept = KeptTensors()
+        self._stream: torch.cuda.Stream | None = None  #: for counts
+        if device.type == "cuda" and group.size() > 1:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def make(self, features: KeyedJaggedTensor) -> Batch:
+        """Begins a batch, and to tell owners how many keys come. Waits for nothing, if the lengths per key are known.
+
+        Args:
+            features: those of all groups, one group after the other; ids are taken with all their 64 bits.
+        Raises:
+            ValueError: ids are no integers or on another device, or weights are missing or want gradients.
+        """
+        ids = features.values()
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be int64 or int32, not {ids.dtype}")
+        if ids.device != self._device:
+            raise ValueError(f"ids must be on {place_name(self._device)}, not on {place_name(ids.device)}")
+        parts, counts_GR, first = [], [], 0
+        lengths_F = torch.split(features.lengths().to(torch.int64), features.stride_per_key())
+        for group, numbers_F in zip(self._groups, self._numbers_GF, strict=True):
+            end = first + group.num_features
+            place = slice(features.offset_per_key()[first], features.offset_per_key()[end])
+            sizes_F = tensor_on(self._device, features.length_per_key()[first:end], torch.int64)
+            tables_K = numbers_F.repeat_interleave(sizes_F, output_size=place.stop - place.start)
+            keys = Keys(ids[place].to(torch.int64).contiguous(), tables_K)
+            part = Part(self._deduplicator.deduplicate(keys), *_bags(features, group, lengths_F[first:end], place))
+            if self._group.size() > 1:
+                part.order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
+                counts_GR.append(counts_R)
+            parts.append(part)
+            first = end
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        if self._group.size() > 1:
+            counts = SplitCounts(counts_GR, self._group, self._stream)
+            return Batch(parts, self._deduplicator, stream, self._kept, counts)
+        sizes = [[len(part.unique.keys)] for part in parts]
+        return Batch(parts, self._deduplicator, stream, self._kept, None, sent_GR=sizes, received_GR=sizes)
 
 
-def _keys_of(ids_K: torch.Tensor, group: GroupFeatures, sizes_F: Sequence[int]) -> Keys:
-    tables_K = table_numbers(group.tables).repeat_interleave(torch.tensor(sizes_F, dtype=torch.int64))
-    return Keys(ids_K.to(torch.int64).contiguous(), tables_K)
+def _bags(
+    features: KeyedJaggedTensor, group: GroupFeatures, lengths_F: Sequence[torch.Tensor], place: slice
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Offsets of bags and weights of ids; neither of sequences."""
+    if group.pooling is None:
+        return None, None
+    lengths_B = torch.cat(list(lengths_F))
+    offsets = torch.cat((lengths_B.new_zeros(1), lengths_B)).cumsum(0)
+    return offsets, _weights(features, group, lengths_B, place)
 
 
 def _weights(
-    features: KeyedJaggedTensor, group: GroupFeatures, lengths_B: torch.Tensor, part: slice
+    features: KeyedJaggedTensor, group: GroupFeatures, lengths_B: torch.Tensor, place: slice
 ) -> torch.Tensor | None:
     if group.pooling == "mean":
-        return (1.0 / lengths_B).to(torch.float32).repeat_interleave(lengths_B)
+        shares_B = (1.0 / lengths_B).to(torch.float32)
+        return shares_B.repeat_interleave(lengths_B, output_size=place.stop - place.start)
     if not group.weighted:
         return None
     weights = features.weights_or_none()
@@ -137,11 +212,14 @@ def _weights(
         raise ValueError("the collection is weighted, but its input has no weights")
     if weights.requires_grad:
         raise ValueError("weights of ids get no gradient from dynamic tables: detach them")
-    result: torch.Tensor = weights[part].to(torch.float32).contiguous()
+    result: torch.Tensor = weights[place].to(torch.float32).contiguous()
     return result
 
 
-def unpack(features: KeyedJaggedTensor) -> Keys:
-    """The keys of one group as their owner receives them, from all ranks."""
-    words: torch.Tensor = features.weights().contiguous().view(torch.int64)
-    return keys_of(features.values(), words)
+def unpack(features: KeyedJaggedTensor, *, num_ranks: int) -> Keys:
+    """The keys of one group as their owner receives them, from all ranks; of one rank each comes once."""
+    keys = keys_of(features.values(), features.weights())
+    if num_ranks > 1:
+        return keys
+    num_known = features.lengths().to(torch.int32) if keys.ids.is_cuda else None
+    return Keys(keys.ids, keys.tables, counts=keys.counts, are_unique=True, num_known=num_known)

@@ -114,7 +114,7 @@ class Listing:
 
 def _with_begins(keys: Keys) -> tuple[Keys, list[int]]:
     _, counts = _embedding.route(keys, _embedding.NUM_VIRTUAL_BUCKETS)
-    return keys, [0, *accumulate(counts)]
+    return keys, [0, *accumulate(counts.tolist())]
 
 
 def _select(
@@ -200,5 +200,5 @@ def _import(kernel: TableKernel, number: int, records: Records) -> None:
     kernel.table.import_records(Keys(records.ids_K[own], table=number), columns)
     waiting = owned_by(Keys(records.pending_P, table=number), rank, num_ranks)
     if len(waiting) > 0:
-        counts = records.pending_counts_P[waiting]
-        kernel.table.find_or_insert(Keys(records.pending_P[waiting], table=number, counts=counts))
+        keys = Keys(records.pending_P[waiting], table=number, counts=records.pending_counts_P[waiting])
+        kernel.table.find_or_insert(keys.to(kernel.table.device))

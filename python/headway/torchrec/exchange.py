@@ -1,4 +1,4 @@
-"""The exchange of vectors between their owners and those that asked for them, and of gradients the other way.
+"""Exchanges of ids, of vectors between their owners and those that asked for them, and of gradients the other way.
 
 G groups of merged tables, R ranks, U unique keys of this rank, V keys that it was asked for, D columns.
 """
@@ -10,44 +10,96 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.types import Awaitable
 
 from headway.embedding.rank_pieces import by_group, by_rank, splits
 from headway.torchrec.batch import Batch
 
 
-class VectorExchange:
-    """What one batch sends and receives; a call of ``start()``, then one of ``wait()``, for each direction.
+class RowExchange:
+    """Rows of each group, rank by rank, on their way to other ranks: ``start()``, then ``wait()``, as often as wanted.
+
+    One rank keeps its rows. On CUDA neither waits for the device.
 
     Args:
-        batch: whose keys were exchanged already.
-        widths_G: columns of each group's vectors.
-        group: whose ranks take part, all of them in the same order of batches.
+        widths_G: columns of each group's rows.
+        group: whose ranks take part, all of them in the same order of exchanges.
     """
 
-    def __init__(self, batch: Batch, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
-        self.batch, self.widths_G = batch, list(widths_G)
+    def __init__(self, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
+        self.widths_G = list(widths_G)
+        self.num_ranks = group.size()
         self._group = group
         self._work: dist.Work | None = None
         self._tensors: list[torch.Tensor] = []  # What is received, and what is sent until wait().
+        self._received_GR: Sequence[Sequence[int]] = []
 
-    def start(self, sent: torch.Tensor, sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]) -> None:
-        if self._group.size() == 1:
-            self._tensors = [sent]
+    def start(
+        self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
+    ) -> None:
+        if self.num_ranks == 1:
+            self._tensors = list(rows_G)
             return
+        sent = by_rank(rows_G, sent_GR)
         send_splits, receive_splits = splits(sent_GR, self.widths_G), splits(received_GR, self.widths_G)
         received = sent.new_empty(sum(receive_splits))
-        self._tensors = [received, sent]
+        self._tensors, self._received_GR = [received, sent], received_GR
         self._work = dist.all_to_all_single(
             received, sent, receive_splits, send_splits, group=self._group, async_op=True
         )
 
-    def wait(self) -> torch.Tensor:
-        """Returns what has arrived, flat and rank by rank."""
-        if self._work is not None:
-            self._work.wait()
-        received = self._tensors[0]
-        self._work, self._tensors = None, []
-        return received
+    def wait(self) -> list[torch.Tensor]:
+        """Returns the rows of each group that have arrived, rank by rank."""
+        tensors, self._tensors = self._tensors, []
+        if self._work is None:
+            return tensors
+        self._work.wait()
+        self._work = None
+        return by_group(tensors[0], self._received_GR, self.widths_G)
+
+
+# Ids
+
+
+class CountsAwaitable(Awaitable):  # type: ignore[misc]
+    """Of a batch whose counts are on their way; gives the awaitable of the ids that this rank was asked for.
+
+    In the place of what TorchRec's ``KJTAllToAll`` gives, which needs to know the counts when it begins.
+    """
+
+    def __init__(self, batch: Batch, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._batch, self._group = batch, group
+
+    def _wait_impl(self) -> IdsAwaitable:
+        batch = self._batch
+        batch.take_counts()
+        exchange = RowExchange([2] * len(batch.parts), self._group)
+        exchange.start(batch.messages(), batch.sent_GR, batch.received_GR)
+        return IdsAwaitable(batch, exchange)
+
+
+class IdsAwaitable(Awaitable):  # type: ignore[misc]
+    """Gives what ``unpack()`` takes."""
+
+    def __init__(self, batch: Batch, exchange: RowExchange) -> None:
+        super().__init__()
+        self._batch, self._exchange = batch, exchange
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        return self._batch.received(self._exchange.wait())
+
+
+# Vectors and gradients
+
+
+class VectorExchange(RowExchange):
+    """Of one batch, whose ids were exchanged already."""
+
+    def __init__(self, batch: Batch, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
+        super().__init__(widths_G, group)
+        self.batch = batch
 
 
 class SendVectors(torch.autograd.Function):
@@ -56,19 +108,18 @@ class SendVectors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: torch.Tensor, exchange: VectorExchange) -> torch.Tensor:
         ctx.exchange = exchange
-        received_GR, widths_G = exchange.batch.received_GR, exchange.widths_G
-        sizes = [sum(counts) * width for counts, width in zip(received_GR, widths_G, strict=True)]
+        batch, widths_G = exchange.batch, exchange.widths_G
+        sizes = [sum(counts) * width for counts, width in zip(batch.received_GR, widths_G, strict=True)]
         flat_G = torch.split(vectors, sizes)
         values_G = [flat.view(-1, width) for flat, width in zip(flat_G, widths_G, strict=True)]
-        exchange.start(by_rank(values_G, received_GR), received_GR, exchange.batch.counts_GR)
+        exchange.start(values_G, batch.received_GR, batch.sent_GR)
         return vectors.new_zeros(1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, token: torch.Tensor) -> tuple[torch.Tensor, None]:
         exchange: VectorExchange = ctx.exchange
-        values_G = by_group(exchange.wait(), exchange.batch.received_GR, exchange.widths_G)
-        return torch.cat([values.reshape(-1) for values in values_G]), None
+        return join([values.reshape(-1) for values in exchange.wait()]), None
 
 
 class ReceiveVectors(torch.autograd.Function):
@@ -77,9 +128,7 @@ class ReceiveVectors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange, scale: float) -> tuple[torch.Tensor, ...]:
         ctx.exchange, ctx.scale = exchange, scale
-        batch = exchange.batch
-        routed_G = by_group(exchange.wait(), batch.counts_GR, exchange.widths_G)
-        return tuple(batch.hand_out(number, routed_UD) for number, routed_UD in enumerate(routed_G))
+        return tuple(exchange.batch.hand_out(number, routed_UD) for number, routed_UD in enumerate(exchange.wait()))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -87,5 +136,12 @@ class ReceiveVectors(torch.autograd.Function):
         exchange: VectorExchange = ctx.exchange
         batch = exchange.batch
         routed_G = [batch.add_up(number, gradients) for number, gradients in enumerate(gradients_BD)]
-        exchange.start(by_rank(routed_G, batch.counts_GR) * ctx.scale, batch.counts_GR, batch.received_GR)
+        if ctx.scale != 1:
+            routed_G = [routed_UD * ctx.scale for routed_UD in routed_G]
+        exchange.start(routed_G, batch.sent_GR, batch.received_GR)
         return gradients_BD[0].new_zeros(1), None, None
+
+
+def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """``torch.cat`` that copies nothing if there is one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)

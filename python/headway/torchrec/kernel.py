@@ -17,7 +17,7 @@ from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from headway._embedding import Deduplicator, KeyStatus, Table, UniqueKeys, Workers
+from headway._embedding import Deduplicator, Keys, KeyStatus, Table, UniqueKeys, Workers
 from headway.embedding.merging import MergedTable
 from headway.torchrec.batch import unpack
 from headway.torchrec.settings import GroupMember
@@ -31,7 +31,8 @@ class Lookup:
     """Keys of a batch and their rows, which may be given up or move."""
 
     table: Table
-    unique: UniqueKeys
+    keys: Keys  #: each once
+    unique: UniqueKeys | None  #: how they came about; None: there is one rank, whose keys were unique already
     rows_W: torch.Tensor
     generation: int  #: of the table, whose rows are where they were if it has the same one
 
@@ -40,28 +41,32 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
     """Looks unique keys of all ranks up, and learns their vectors in backward.
 
     Its input has for each rank the ids of its batch, each once, and what ``unpack()`` reads. With ``eval()`` nothing
-    is inserted or counted.
+    is inserted or counted. On CUDA it does not wait for the device.
     """
 
-    def __init__(self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, workers: Workers) -> None:
+    def __init__(
+        self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, workers: Workers, device: torch.device
+    ) -> None:
         super().__init__(config, pg)
         self.pg = pg
         members: list[GroupMember] = [table.fused_params[MEMBER] for table in config.embedding_tables]
         self.merged = MergedTable(tuple(member.config for member in members))
         self._seed = members[0].seed
         self._workers = workers
-        self._deduplicator = Deduplicator(workers)
-        self._anchor = torch.zeros(
-            1, dtype=torch.float32, requires_grad=True
-        )  # Makes autograd call us; no parameter of the model.
+        self._device = device
+        self._deduplicator = Deduplicator(workers, device)
+        # Makes autograd call us; no parameter of the model.
+        self._anchor = torch.zeros(1, dtype=torch.float32, device=device, requires_grad=True)
         self.learning_rate = self.merged.config.optimizer.lr
-        self.refused = 0  #: keys of the last lookup that got no row
+        self._statuses_W: torch.Tensor | None = None  #: of the last lookup
         self._optimizer = TableOptimizer(self)
         self.rebuild(updates=0)
 
     def rebuild(self, *, updates: int) -> None:
         """Begins with an empty table, as if ``updates`` had been made."""
-        self.table = self.merged.build(seed=self._seed, num_ranks=self.pg.size(), workers=self._workers)
+        self.table = self.merged.build(
+            seed=self._seed, num_ranks=self.pg.size(), workers=self._workers, device=self._device
+        )
         self.updates = updates
         self._begin_step()
 
@@ -71,20 +76,31 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         return vectors_VD
 
     def _look_up(self, features: KeyedJaggedTensor) -> Lookup:
-        unique = self._deduplicator.deduplicate(unpack(features))
+        keys, unique = unpack(features, num_ranks=self.pg.size()), None
+        if not keys.are_unique:
+            unique = self._deduplicator.deduplicate(keys)
+            keys = unique.keys
         look = self.table.find_or_insert if self.training else self.table.find
-        rows_W, statuses_W = look(unique.keys)
-        self.refused = int((statuses_W == KeyStatus.NO_ROOM.value).sum())
-        return Lookup(self.table, unique, rows_W, generation=self.table.generation)
+        rows_W, self._statuses_W = look(keys)
+        return Lookup(self.table, keys, unique, rows_W, generation=self.table.generation)
+
+    def refused(self) -> torch.Tensor:
+        """(): how many keys of the last lookup got no row."""
+        if self._statuses_W is None:
+            return torch.zeros((), dtype=torch.int64, device=self._device)
+        return (self._statuses_W == KeyStatus.NO_ROOM.value).sum()
 
     def hand_out(self, lookup: Lookup) -> torch.Tensor:
-        return self._deduplicator.hand_out(lookup.unique, lookup.table.gather(lookup.unique.keys, lookup.rows_W))
+        vectors_WD = lookup.table.gather(lookup.keys, lookup.rows_W)
+        return vectors_WD if lookup.unique is None else self._deduplicator.hand_out(lookup.unique, vectors_WD)
 
     def learn(self, lookup: Lookup, gradients_VD: torch.Tensor) -> None:
         """One update of the rows of a lookup; gradients of ranks are added up in their order."""
-        sums_WD = self._deduplicator.add_up(lookup.unique, gradients_VD)
+        sums_WD = gradients_VD
+        if lookup.unique is not None:
+            sums_WD = self._deduplicator.add_up(lookup.unique, gradients_VD)
         self.updates += 1
-        keys, rows_W, table = lookup.unique.keys, lookup.rows_W, lookup.table
+        keys, rows_W, table = lookup.keys, lookup.rows_W, lookup.table
         if table.generation != lookup.generation:
             rows_W, _ = table.find(keys)
         table.update(keys, rows_W, sums_WD, lr=self.learning_rate, step=self.updates)

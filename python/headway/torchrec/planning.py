@@ -18,6 +18,7 @@ from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstima
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
+from headway.embedding.devices import resolve_device
 from headway.torchrec.settings import DynamicTable
 from headway.torchrec.sharded_collections import KERNEL, SHARDING, configs_of
 from headway.torchrec.sharders import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
@@ -105,6 +106,7 @@ def shard(
     tables: Mapping[str, DynamicTable],
     *,
     process_group: dist.ProcessGroup | None = None,
+    device: torch.device | str | None = None,
     topology: Topology | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     batch_size: int = BATCH_SIZE,
@@ -116,23 +118,35 @@ def shard(
     Args:
         model: with its collections of dynamic tables on device ``meta``.
         tables: the dynamic tables by name; those of other names stay TorchRec's.
-        process_group: of CPU tensors; None: the default one.
+        process_group: for tensors of ``device``; None: the default one.
+        device: where model and tables are: the CPU if None, or a CUDA device, ``cuda`` the current one.
         topology, constraints, batch_size: for the planner.
         seed, strict: see ``sharders()``.
     Raises:
-        ValueError: a table does not exist, or asks for what a dynamic one cannot do.
+        ValueError: a table does not exist, or asks for what a dynamic one cannot do; the topology is of another device.
     """
     _expect_tables(model, tables)
+    place = resolve_device(device)
     group = dist.group.WORLD if process_group is None else process_group
     if group is None:
         raise ValueError("torch.distributed is not initialised")
-    topology = topology or Topology(world_size=group.size(), compute_device="cpu")
+    topology = topology or _topology(place, group.size())
+    if topology.compute_device != place.type:
+        raise ValueError(f"the topology is of {topology.compute_device} devices, but the model is to be on {place}")
     makers = sharders(tables, seed=seed, strict=strict)
     plan = planner(tables, topology=topology, constraints=constraints, batch_size=batch_size).collective_plan(
         model, makers, group
     )
     env = ShardingEnv.from_process_group(group)
-    return DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=makers)
+    return DistributedModelParallel(model, env=env, device=place, plan=plan, sharders=makers)
+
+
+def _topology(device: torch.device, num_ranks: int) -> Topology:
+    """As TorchRec assumes it, but with the memory that the GPU has."""
+    if device.type == "cpu":
+        return Topology(world_size=num_ranks, compute_device="cpu")
+    hbm_bytes = torch.cuda.get_device_properties(device).total_memory
+    return Topology(world_size=num_ranks, compute_device="cuda", hbm_cap=hbm_bytes)
 
 
 def _expect_tables(model: torch.nn.Module, tables: Mapping[str, DynamicTable]) -> None:

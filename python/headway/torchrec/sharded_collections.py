@@ -94,8 +94,6 @@ class _DynamicCollection:
         return awaitable
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> Awaitable:
-        for sharding_ctx, received in zip(ctx.sharding_contexts, input, strict=True):
-            sharding_ctx.batch.received_GR = received.lengths().view(len(received.keys()), -1).tolist()
         awaitable = super().compute_and_output_dist(ctx, input)  # type: ignore[misc]
         if self.strict:
             self._expect_room()
@@ -103,7 +101,7 @@ class _DynamicCollection:
 
     def _expect_room(self) -> None:
         """Vectors are on their way already, so that no rank waits for another one."""
-        refused = torch.tensor([sum(kernel.refused for kernel in self.kernels())])
+        refused = torch.stack([kernel.refused() for kernel in self.kernels()]).sum()
         dist.all_reduce(refused, group=self._env.process_group)
         if int(refused) > 0:
             raise NoRoomError(f"{int(refused)} ids got no row: their table is full")

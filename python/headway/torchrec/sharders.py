@@ -10,11 +10,12 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.shard_estimators import _get_optimizer_multipler
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingEnv2D
+from torchrec.distributed.types import ParameterSharding, ParameterStorage, ShardingEnv, ShardingEnv2D
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import PoolingType
 
 from headway._embedding import Workers
+from headway.embedding.devices import resolve_device
 from headway.embedding.merging import MergedTable
 from headway.torchrec.settings import KEY_AND_NOTE_BYTES, DynamicTable
 from headway.torchrec.sharded_collections import (
@@ -75,8 +76,7 @@ class _DynamicSharder:
     def _expect_feasible(self, module: Any, env: ShardingEnv, device: torch.device | None) -> None:
         if torch.device(module.device).type != "meta":
             raise ValueError("make collections of dynamic tables on device 'meta': their vectors are in tables alone")
-        if device is not None and device.type != "cpu":
-            raise ValueError(f"dynamic tables are on the CPU so far, not on {device}")
+        resolve_device(device)
         if isinstance(env, ShardingEnv2D):
             raise ValueError("dynamic tables are not for 2D parallelism")
         if self.qcomm_codecs_registry:  # type: ignore[attr-defined]
@@ -102,7 +102,10 @@ class _DynamicSharder:
         return [*theirs, KERNEL] if sharding_type == SHARDING else theirs
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Bytes of a whole table; the planner adds what it thinks of the optimizer, so that the sum is the truth."""
+        """Bytes of a whole table where it is, host or GPU.
+
+        The planner adds what it thinks of the optimizer, so that the sum is the truth.
+        """
         if compute_kernel != KERNEL:
             usage: dict[str, int] = super().storage_usage(tensor, compute_device_type, compute_kernel)  # type: ignore[misc]
             return usage
@@ -110,7 +113,8 @@ class _DynamicSharder:
         optimizer_class = getattr(tensor, "_optimizer_classes", [None])[0]
         rows = settings.expected_rows or config.num_embeddings
         bytes_total = rows * row_bytes(settings, config, self._fused_params_of(tensor, optimizer_class))
-        return {"ddr": round(bytes_total / (1 + _get_optimizer_multipler(optimizer_class, tensor.shape)))}
+        memory = ParameterStorage.DDR if compute_device_type == "cpu" else ParameterStorage.HBM
+        return {memory.value: round(bytes_total / (1 + _get_optimizer_multipler(optimizer_class, tensor.shape)))}
 
     def _fused_params_of(self, tensor: torch.Tensor, optimizer_class: Any) -> dict[str, Any]:
         params = {**(self.fused_params or {})}  # type: ignore[attr-defined]

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import comm_ops
-from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, BaseSparseFeaturesDist, EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
@@ -16,10 +15,11 @@ from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 
-from headway._embedding import Deduplicator, Workers
+from headway._embedding import Workers
 from headway.embedding.config import Pooling
-from headway.torchrec.batch import Batch, GroupFeatures, make_batch
-from headway.torchrec.exchange import ReceiveVectors, SendVectors, VectorExchange
+from headway.embedding.devices import resolve_device
+from headway.torchrec.batch import Batch, BatchMaker, GroupFeatures
+from headway.torchrec.exchange import CountsAwaitable, ReceiveVectors, SendVectors, VectorExchange, join
 from headway.torchrec.kernel import TableKernel
 
 _POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean", PoolingType.NONE: None}
@@ -35,15 +35,18 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], env: ShardingEnv, device: Any) -> None:
         super().__init__(sharding_infos, env, device)
-        self._workers = Workers(torch.get_num_threads())
+        self._place = resolve_device(device)
+        self._workers = Workers(torch.get_num_threads() if self._place.type == "cpu" else 1)
 
     def create_input_dist(self, device: torch.device | None = None) -> IdDist:
-        return IdDist(self._pg, self._features(), self._workers)
+        return IdDist(self._pg, self._features(), self._workers, self._place)
 
     def create_lookup(
         self, device: torch.device | None = None, fused_params: Any = None, feature_processor: Any = None
     ) -> TableLookup:
-        return TableLookup(self._grouped_embedding_configs, self._workers, pg=self._pg, env=self._env)
+        return TableLookup(
+            self._grouped_embedding_configs, self._workers, pg=self._pg, device=self._place, env=self._env
+        )
 
     def create_output_dist(self, device: torch.device | None = None) -> VectorDist:
         return VectorDist(self._pg, self._features())
@@ -55,20 +58,21 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
 class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
     """Sends each id to its owner, once a batch and with the number of its lookups.
 
-    ``batch`` is what ``forward()`` has last made of its input. Pipelines replace ``forward`` of ``_dist``.
+    ``batch`` is what ``forward()`` has last made of its input. There is no ``_dist``, whose ``forward`` pipelines would
+    replace: they take what ``forward()`` gives as it is.
     """
 
-    def __init__(self, pg: dist.ProcessGroup, groups: list[GroupFeatures], workers: Workers) -> None:
+    def __init__(
+        self, pg: dist.ProcessGroup, groups: list[GroupFeatures], workers: Workers, device: torch.device
+    ) -> None:
         super().__init__()
-        self._groups = groups
-        self._num_ranks = pg.size()
-        self._deduplicator = Deduplicator(workers)
-        self._dist = KJTAllToAll(pg=pg, splits=[len(groups)] * pg.size())
+        self._pg = pg
+        self._maker = BatchMaker(groups, pg, workers, device)
         self.batch: Batch | None = None
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable:
-        self.batch = make_batch(sparse_features, self._groups, self._num_ranks, self._deduplicator)
-        return self._dist(self.batch.to_exchange(self._num_ranks))
+        self.batch = self._maker.make(sparse_features)
+        return CountsAwaitable(self.batch, self._pg)
 
 
 class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
@@ -82,7 +86,7 @@ class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, device: torch.device | None, env: Any = None
     ) -> TableKernel:
-        return TableKernel(config, pg, self._workers)
+        return TableKernel(config, pg, self._workers, resolve_device(device))
 
 
 class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
@@ -113,13 +117,13 @@ class _FeatureVectors(Awaitable):  # type: ignore[misc]
 
     def _wait_impl(self) -> torch.Tensor:
         divide = comm_ops.get_gradient_division()
-        scale = 1.0 / len(self._exchange.batch.counts_GR[0]) if divide else 1.0
+        scale = 1.0 / self._exchange.num_ranks if divide else 1.0
         outputs_G = ReceiveVectors.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
         if self._groups[0].pooling is None:
-            return torch.cat(outputs_G)
+            return join(outputs_G)
         if self._varying:
-            return torch.cat([output.reshape(-1) for output in outputs_G])
-        return torch.cat(
+            return join([output.reshape(-1) for output in outputs_G])
+        return join(
             [
                 output.view(group.num_features, -1, group.dim).transpose(0, 1).flatten(1)
                 for output, group in zip(outputs_G, self._groups, strict=True)

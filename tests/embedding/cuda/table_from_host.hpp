@@ -50,6 +50,17 @@ class TableFromHost final : public Table {
     }
     static_cast<void>(table_->size());
   }
+  void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+                   Bags const& bags, std::span<float> out) const override {
+    OnDevice const on_device(keys);
+    auto const device_rows = copy_to_device(rows, nullptr);
+    auto const device_numbers = copy_to_device(numbers, nullptr);
+    auto const offsets = copy_to_device(bags.offsets, nullptr);
+    auto const weights = copy_to_device(bags.weights, nullptr);
+    Result<float> to_out(out);
+    table_->gather_bags(on_device.keys, device_rows.span(), device_numbers.span(),
+                        {.offsets = offsets.span(), .weights = weights.span()}, to_out.span());
+  }
   void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
               kernels::OptimizerStep const& step) override {
     OnDevice const on_device(keys);

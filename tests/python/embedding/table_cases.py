@@ -77,20 +77,27 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     }
 
 
+def move_batch(batch: Batch, device: torch.device | str) -> Batch:
+    return {name: tuple(column.to(device) for column in columns) for name, columns in batch.items()}
+
+
 def integer_loss(outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
     """Whose gradients are small integers that depend on the place of the id in its own list, and not on the vectors."""
-    loss = torch.zeros(())
+    losses = []
     for name, vectors in outputs.items():
         if name == "tags":
             # A mean has other gradients than integers: multiply it back to a sum.
             vectors = vectors * batch[name][1].clamp(min=1).unsqueeze(1)
-        columns = torch.arange(vectors.size(1)) % 3 + 1
-        loss = loss + (vectors * columns).sum()
-    return loss
+        columns = torch.arange(vectors.size(1), device=vectors.device) % 3 + 1
+        losses.append((vectors * columns).sum())
+    return sum(losses)
 
 
 def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    return sum((vectors.square() * torch.linspace(0.5, 1.5, vectors.size(1))).sum() for vectors in outputs.values())
+    return sum(
+        (vectors.square() * torch.linspace(0.5, 1.5, vectors.size(1), device=vectors.device)).sum()
+        for vectors in outputs.values()
+    )
 
 
 def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:

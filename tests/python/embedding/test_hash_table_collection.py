@@ -21,6 +21,8 @@ from headway.embedding import (
     TableConfig,
     Uniform,
 )
+from headway.embedding.anchor import Anchor
+from headway.embedding.keys import Keys, take_as_unique
 from headway.embedding.merging import table_number
 from table_cases import OPTIMIZERS, POOLING, integer_loss, join_batches, make_batch, make_tables, real_loss, records_of
 
@@ -413,3 +415,28 @@ def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
                 keys=["item", "tags", "city"], values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0])
             )
         )
+
+
+def test_devices_that_tables_cannot_be_on_are_named() -> None:
+    with pytest.raises(ValueError, match="tables are on the CPU or a CUDA device, not on meta"):
+        make_tables(device="meta")
+    keys = take_as_unique(Keys(torch.arange(3)))
+    with pytest.raises(ValueError, match="there are not 2 unique keys, but 3"):
+        keys.narrow(2)
+    with pytest.raises(ValueError, match="num_known is for keys on CUDA devices"):
+        Keys(torch.arange(3), num_known=torch.ones(1, dtype=torch.int32))
+
+
+def test_an_anchor_tells_of_the_gradients_that_are_known() -> None:
+    anchor = Anchor.make(torch.device("cpu"))
+    assert anchor.grad is None and anchor.requires_grad
+    values = torch.tensor([[1.0, 2.0], [float("inf"), 0.0]])
+    anchor.add_gradient(values, torch.tensor([1], dtype=torch.int32))
+    assert anchor.factor == 1.0, "nobody has asked"
+    assert anchor.grad.tolist() == [1.0]
+    anchor.grad.mul_(0.5)
+    assert anchor.factor == 0.5
+    anchor.add_gradient(values)
+    assert anchor.grad.isnan().all()
+    anchor.grad = None
+    assert anchor.grad is None

@@ -13,7 +13,7 @@ from torch import nn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import headway.torchrec
-    from headway.embedding import Optimizer, Uniform
+    from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, Sgd, Uniform
     from headway.torchrec import DynamicTable
     from torchrec import (
         EmbeddingBagCollection,
@@ -23,6 +23,7 @@ with warnings.catch_warnings():
         KeyedJaggedTensor,
         PoolingType,
     )
+    from torchrec.optim import RowWiseAdagrad as TheirRowWiseAdagrad
     from torchrec.streamable import Pipelineable
 
 #: Ids of all 64 bits; those that row-wise sharding by range would lose among them.
@@ -32,6 +33,20 @@ TABLE_OF = {"clicks": "item", "views": "item", "user": "user"}
 BATCH, STEPS, DIM = 5, 6, 4
 META, CPU = torch.device("meta"), torch.device("cpu")
 
+#: Optimizers by name, as a dense model has them and as tables do.
+THEIRS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),
+    "row_wise_adagrad": lambda weights: TheirRowWiseAdagrad(weights, lr=0.1),
+    "adam": lambda weights: torch.optim.Adam(weights, lr=0.1),
+}
+OURS: dict[str, Optimizer] = {
+    "sgd": Sgd(lr=0.1),
+    "adagrad": Adagrad(lr=0.1),
+    "row_wise_adagrad": RowWiseAdagrad(lr=0.1),
+    "adam": Adam(lr=0.1),
+}
+
 
 class Batch(Pipelineable):
     """Sparse features of one rank and their target."""
@@ -40,10 +55,11 @@ class Batch(Pipelineable):
         self.features, self.target_B = features, target_B
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return Batch(self.features.to(device), self.target_B.to(device))
+        return Batch(self.features.to(device, non_blocking), self.target_B.to(device, non_blocking=non_blocking))
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Nothing to record on CPU."""
+        self.features.record_stream(stream)
+        self.target_B.record_stream(stream)
 
     def pin_memory(self) -> Batch:
         return self
@@ -64,9 +80,9 @@ def make_batch(rank: int, step: int, *, weighted: bool = False, everything: bool
     return Batch(features, torch.rand(BATCH, generator=generator))
 
 
-def batches(rank: int, **kind: bool) -> Iterator[Batch]:
+def batches(rank: int, *, device: torch.device = CPU, **kind: bool) -> Iterator[Batch]:
     for step in range(STEPS):
-        yield make_batch(rank, step, **kind)
+        yield make_batch(rank, step, **kind).to(device)
 
 
 @dataclass(frozen=True)
@@ -118,15 +134,22 @@ def make_collection(kind: Kind, num_embeddings: int, device: torch.device) -> nn
     return EmbeddingCollection(tables=configs, device=device)
 
 
-def shard_model(kind: Kind, optimizer: Optimizer | None = None, **settings: Any) -> Any:
+def shard_model(
+    kind: Kind, optimizer: Optimizer | None = None, *, device: torch.device = CPU, strict: bool = False, **settings: Any
+) -> Any:
     """The model on the ranks of the default group; every call makes the same one."""
     torch.manual_seed(3)
     table = DynamicTable(optimizer=optimizer, initializer=Uniform(-1, 1), **settings)
-    return headway.torchrec.shard(Model(kind), {"item": table, "user": table}, seed=7)
+    tables = {"item": table, "user": table}
+    return headway.torchrec.shard(Model(kind), tables, device=device, seed=7, strict=strict)
 
 
 def sharded_collection(parallel: Any) -> Any:
     return parallel.module.embeddings
+
+
+def device_of(parallel: Any) -> torch.device:
+    return next(parallel.module.over.parameters()).device
 
 
 def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
@@ -139,10 +162,10 @@ def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor
     features = KeyedJaggedTensor(
         keys=FEATURES, values=ids.repeat(len(FEATURES)), lengths=ones, weights=weights, stride=len(ids)
     )
-    result = collection(features)
+    result = collection(features.to(device_of(parallel)))
     for feature in FEATURES:
         value = result[feature] if kind.pooled else result[feature].values()
-        found[TABLE_OF[feature]] = value.detach().clone()
+        found[TABLE_OF[feature]] = value.detach().cpu().clone()
     collection.train()
     return found
 
@@ -154,6 +177,43 @@ def as_lists(vectors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def as_tensors(vectors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {table: torch.tensor(values) for table, values in vectors.items()}
+
+
+def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
+    """Losses of a step for each batch."""
+    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
+    losses = []
+    for batch in source:
+        dense.zero_grad()
+        loss, _ = parallel(batch)
+        loss.backward()
+        dense.step()
+        losses.append(loss.item())
+    return losses
+
+
+#: Vectors before, losses, vectors after, and what tables have.
+Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
+
+
+def train_sharded(
+    rank: int, kind: Kind, optimizer: str, batch_kind: dict[str, bool], device: torch.device = CPU
+) -> Trained:
+    parallel = shard_model(kind, OURS[optimizer], device=device)
+    initial = as_lists(vectors_of(parallel))
+    losses = train_in_loop(parallel, batches(rank, device=device, **batch_kind))
+    rows = [kernel.table.size()["rows"] for kernel in sharded_collection(parallel).kernels()]
+    return initial, losses, as_lists(vectors_of(parallel)), {"rows": sum(rows), "kernels": len(rows)}
+
+
+def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch_kind: bool) -> None:
+    """What each rank had of ``train_sharded()`` is what a dense model learns."""
+    initial, final = (as_tensors(results[0][place]) for place in (0, 2))
+    losses, expected = train_densely(kind, initial, THEIRS[optimizer], len(results), **batch_kind)
+    torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
+    for table, vectors in expected.items():
+        torch.testing.assert_close(final[table], vectors, rtol=2e-4, atol=2e-5)
+        assert not torch.equal(initial[table], vectors), "they have moved"
 
 
 def dense_batch(batch: Batch) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from dynamic_models import POOLED, SEQUENCE, Kind, batches, shard_model, sharded_collection
+from dynamic_models import (
+    CPU,
+    POOLED,
+    SEQUENCE,
+    Kind,
+    batches,
+    device_of,
+    shard_model,
+    sharded_collection,
+    train_in_loop,
+)
 from headway._embedding import Keys, route
 from headway.embedding import Adagrad, Adam, Optimizer
 from headway.embedding.merging import table_number
@@ -47,15 +58,7 @@ def updates_of(parallel: Any) -> list[int]:
 
 
 def train(parallel: Any, rank: int, *, first: int, end: int) -> list[float]:
-    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
-    losses = []
-    for batch in list(batches(rank))[first:end]:
-        dense.zero_grad()
-        loss, _ = parallel(batch)
-        loss.backward()
-        dense.step()
-        losses.append(loss.item())
-    return losses
+    return train_in_loop(parallel, islice(batches(rank, device=device_of(parallel)), first, end))
 
 
 def state_of(parallel: Any) -> dict[str, Any]:
@@ -67,13 +70,15 @@ def fill(parallel: Any) -> None:
     ids = torch.arange(3000)
     for kernel in sharded_collection(parallel).kernels():
         for table in kernel.merged.tables:
-            order, counts = route(Keys(ids, table=table_number(table.name)), dist.get_world_size())
-            own = ids[order.split(counts)[dist.get_rank()]]
-            kernel.table.insert_or_assign(Keys(own, table=table_number(table.name)), torch.rand(len(own), table.dim))
+            order, counts_R = route(Keys(ids, table=table_number(table.name)), dist.get_world_size())
+            counts = counts_R.tolist()
+            own = ids[order.split(counts)[dist.get_rank()]].to(device_of(parallel))
+            vectors = torch.rand(len(own), table.dim).to(own.device)
+            kernel.table.insert_or_assign(Keys(own, table=table_number(table.name)), vectors)
 
 
-def save(rank: int, kind: Kind, folder: str, min_count: int) -> Any:
-    parallel = shard_model(kind, Adam(lr=0.1), min_count=min_count)
+def save(rank: int, kind: Kind, folder: str, min_count: int, device: torch.device = CPU) -> Any:
+    parallel = shard_model(kind, Adam(lr=0.1), device=device, min_count=min_count)
     train(parallel, rank, first=0, end=3)
     fill(parallel)
     dcp.save(state_of(parallel), checkpoint_id=folder)
@@ -81,8 +86,8 @@ def save(rank: int, kind: Kind, folder: str, min_count: int) -> Any:
     return *saved, updates_of(parallel), train(parallel, rank, first=3, end=5)
 
 
-def load(rank: int, kind: Kind, folder: str, min_count: int) -> Any:
-    parallel = shard_model(kind, Adam(lr=0.1), min_count=min_count)
+def load(rank: int, kind: Kind, folder: str, min_count: int, device: torch.device = CPU) -> Any:
+    parallel = shard_model(kind, Adam(lr=0.1), device=device, min_count=min_count)
     train(parallel, rank, first=5, end=6)  # What was there before must go.
     state = state_of(parallel)
     dcp.load(state, checkpoint_id=folder)

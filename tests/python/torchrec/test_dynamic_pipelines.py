@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dynamic_models import CPU, POOLED, SEQUENCE, STEPS, Kind, batches, shard_model, sharded_collection
+from dynamic_models import CPU, POOLED, SEQUENCE, STEPS, Kind, batches, shard_model, sharded_collection, train_in_loop
 from headway.embedding import Adam
 from rank_processes import run_ranks
 from torchrec.distributed.train_pipeline import (
@@ -17,17 +17,8 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDistLite
 
 
-def train_in_loop(rank: int, kind: Kind) -> list[float]:
-    parallel = shard_model(kind, Adam(lr=0.1))
-    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
-    losses = []
-    for batch in batches(rank):
-        dense.zero_grad()
-        loss, _ = parallel(batch)
-        loss.backward()
-        dense.step()
-        losses.append(loss.item())
-    return losses
+def train_without_pipeline(rank: int, kind: Kind) -> list[float]:
+    return train_in_loop(shard_model(kind, Adam(lr=0.1)), batches(rank))
 
 
 def train_in_pipeline(rank: int, kind: Kind, pipeline_class: Any) -> list[float]:
@@ -45,14 +36,14 @@ def train_in_pipeline(rank: int, kind: Kind, pipeline_class: Any) -> list[float]
 
 @pytest.mark.parametrize("kind", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
 def test_pipelines_train_to_the_numbers_of_a_loop(kind: Kind) -> None:
-    expected = run_ranks(train_in_loop, 2, kind)
+    expected = run_ranks(train_without_pipeline, 2, kind)
     assert len(set(expected[0])) == STEPS, "the losses move"
     for pipeline in (TrainPipelineBase, TrainPipelineSparseDist, TrainPipelineSparseDistLite):
         assert run_ranks(train_in_pipeline, 2, kind, pipeline) == expected, pipeline.__name__
 
 
 def test_a_pipeline_runs_under_gloo_too() -> None:
-    expected = run_ranks(train_in_loop, 2, POOLED)
+    expected = run_ranks(train_without_pipeline, 2, POOLED)
     assert run_ranks(train_in_pipeline, 2, POOLED, TrainPipelineSparseDist, backend="gloo") == expected
 
 

@@ -64,14 +64,17 @@ def test_constraints_are_kept_or_refused() -> None:
         plan(TABLES, user=ParameterConstraints(compute_kernels=["fused"]))
 
 
-def table_bytes(settings: DynamicTable, make_model: Any = lambda: Model(SEQUENCE)) -> int:
+def table_bytes(
+    settings: DynamicTable, make_model: Any = lambda: Model(SEQUENCE), *, compute_device: str = "cpu"
+) -> int:
     """What the planner counts of a table, with what it thinks of the optimizer."""
-    topology = Topology(world_size=2, compute_device="cpu")
+    topology = Topology(world_size=2, compute_device=compute_device)
     tables = {"item": settings, "user": settings}
     planner = headway.torchrec.planner(tables, topology=topology, batch_size=4)
     options = planner._enumerator.enumerate(make_model(), headway.torchrec.sharders(tables))
     (item,) = (option for option in options if option.name == "item")
-    return sum(shard.storage.ddr for shard in item.shards)
+    assert item.compute_kernel == CUSTOMIZED
+    return sum(shard.storage.ddr if compute_device == "cpu" else shard.storage.hbm for shard in item.shards)
 
 
 def in_backward(optimizer: Any) -> Any:
@@ -96,6 +99,25 @@ def test_the_planner_counts_the_memory_of_expected_rows() -> None:
     assert per_row(RowWiseAdagrad(lr=0.1)) == pytest.approx(4 * (4 + 1) + 44, abs=0.1)
     assert per_row(None, in_backward(torch.optim.Adam)) == pytest.approx(4 * (4 + 8) + 44, abs=0.1)
     assert per_row(None, in_backward(torch.optim.SGD)) == pytest.approx(4 * 4 + 44, abs=0.1)
+
+
+def test_the_memory_of_a_table_on_gpus_is_theirs() -> None:
+    rows = 1_000_000
+    few, many = (
+        table_bytes(DynamicTable(optimizer=Adam(lr=0.1), expected_rows=n), compute_device="cuda")
+        for n in (rows, 3 * rows)
+    )
+    assert (many - few) / (2 * rows) == pytest.approx(4 * (4 + 8) + 44, abs=0.1)
+
+
+def refuse_topology(rank: int) -> None:
+    topology = Topology(world_size=1, compute_device="cuda")
+    with pytest.raises(ValueError, match="the topology is of cuda devices, but the model is to be on cpu"):
+        headway.torchrec.shard(Model(SEQUENCE), TABLES, topology=topology)
+
+
+def test_topologies_of_another_device_are_refused() -> None:
+    run_ranks(refuse_topology, 1)
 
 
 def test_a_table_that_does_not_fit_is_not_planned() -> None:

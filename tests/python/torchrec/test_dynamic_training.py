@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import headway.torchrec
@@ -20,69 +19,31 @@ from dynamic_models import (
     Batch,
     Kind,
     Model,
-    as_lists,
-    as_tensors,
+    Trained,
     batches,
+    expect_dense,
     make_batch,
     shard_model,
     sharded_collection,
-    train_densely,
+    train_sharded,
     vectors_of,
 )
-from headway.embedding import Adagrad, Adam, Eviction, NoRoomError, Optimizer, RowWiseAdagrad, Sgd
+from headway.embedding import Adam, Eviction, NoRoomError, Sgd
 from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
-from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.optim import RowWiseAdagrad as TheirRowWiseAdagrad
-
-#: Vectors before, losses, vectors after, and what tables have.
-Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
-
-THEIRS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]] = {
-    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1),
-    "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),
-    "row_wise_adagrad": lambda weights: TheirRowWiseAdagrad(weights, lr=0.1),
-    "adam": lambda weights: torch.optim.Adam(weights, lr=0.1),
-}
-OURS: dict[str, Optimizer] = {
-    "sgd": Sgd(lr=0.1),
-    "adagrad": Adagrad(lr=0.1),
-    "row_wise_adagrad": RowWiseAdagrad(lr=0.1),
-    "adam": Adam(lr=0.1),
-}
 
 
-def train(rank: int, kind: Kind, optimizer: str, batch_kind: dict[str, bool]) -> Trained:
-    parallel = shard_model(kind, OURS[optimizer])
-    initial = as_lists(vectors_of(parallel))
-    dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
-    losses = []
-    for batch in batches(rank, **batch_kind):
-        dense.zero_grad()
-        loss, _ = parallel(batch)
-        loss.backward()
-        dense.step()
-        losses.append(loss.item())
-    rows = [kernel.table.size()["rows"] for kernel in sharded_collection(parallel).kernels()]
-    return initial, losses, as_lists(vectors_of(parallel)), {"rows": sum(rows), "kernels": len(rows)}
-
-
-def expect_dense(kind: Kind, optimizer: str, size: int, backend: str, **batch_kind: bool) -> list[Trained]:
-    results: list[Trained] = run_ranks(train, size, kind, optimizer, batch_kind, backend=backend)
-    initial, final = (as_tensors(results[0][place]) for place in (0, 2))
-    losses, expected = train_densely(kind, initial, THEIRS[optimizer], size, **batch_kind)
-    torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
-    for table, vectors in expected.items():
-        torch.testing.assert_close(final[table], vectors, rtol=2e-4, atol=2e-5)
-        assert not torch.equal(initial[table], vectors), "they have moved"
+def expect_trained(kind: Kind, optimizer: str, size: int, backend: str, **batch_kind: bool) -> list[Trained]:
+    results: list[Trained] = run_ranks(train_sharded, size, kind, optimizer, batch_kind, backend=backend)
+    expect_dense(results, kind, optimizer, **batch_kind)
     return results
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad"])
 def test_sequences_learn_what_a_dense_collection_does(backend: str, optimizer: str) -> None:
-    results = expect_dense(SEQUENCE, optimizer, 2, backend)
+    results = expect_trained(SEQUENCE, optimizer, 2, backend)
     assert sum(result[3]["rows"] for result in results) == 2 * len(IDS), "every id has its row, at one owner"
     assert [result[3]["kernels"] for result in results] == [1, 1], "tables of one configuration are merged"
     assert all(result[3]["rows"] > 0 for result in results), "ids are shared out"
@@ -91,27 +52,27 @@ def test_sequences_learn_what_a_dense_collection_does(backend: str, optimizer: s
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("optimizer", ["adagrad", "row_wise_adagrad"])
 def test_bags_of_sums_and_means_learn_what_a_dense_collection_does(backend: str, optimizer: str) -> None:
-    results = expect_dense(POOLED, optimizer, 2, backend)
+    results = expect_trained(POOLED, optimizer, 2, backend)
     assert results[0][3]["kernels"] == 2, "tables of other dimensions are apart"
 
 
 @pytest.mark.parametrize("kind", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
 def test_adam_learns_what_it_does_densely(kind: Kind) -> None:
-    expect_dense(kind, "adam", 2, "headway", everything=True)
+    expect_trained(kind, "adam", 2, "headway", everything=True)
 
 
 def test_weights_of_ids_multiply_vectors_and_gradients() -> None:
-    expect_dense(WEIGHTED, "adagrad", 2, "headway", weighted=True)
+    expect_trained(WEIGHTED, "adagrad", 2, "headway", weighted=True)
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_results_do_not_depend_on_the_number_of_ranks(size: int) -> None:
-    expect_dense(SEQUENCE, "adagrad", size, "gloo")
-    expect_dense(POOLED, "sgd", size, "headway")
+    expect_trained(SEQUENCE, "adagrad", size, "gloo")
+    expect_trained(POOLED, "sgd", size, "headway")
 
 
 def test_both_backends_give_the_same_bits() -> None:
-    gloo, ours = (run_ranks(train, 2, POOLED, "adagrad", {}, backend=backend) for backend in BACKENDS)
+    gloo, ours = (run_ranks(train_sharded, 2, POOLED, "adagrad", {}, backend=backend) for backend in BACKENDS)
     assert [result[1] for result in gloo] == [result[1] for result in ours]
 
 

@@ -24,12 +24,6 @@ struct UniqueKeys {
   [[nodiscard]] std::size_t size() const { return ids.size(); }
 };
 
-/// Keys of a batch whose vectors are added up: those from offsets[b] to offsets[b + 1] are of bag b.
-struct Bags {
-  std::span<std::int64_t const> offsets{};  ///< (bags + 1), from 0 to all keys; empty: each key is a bag of its own.
-  std::span<float const> weights{};         ///< (keys of the batch) What vectors are multiplied with; empty: 1.
-};
-
 /// Finds duplicates in batches of keys, and hands out and adds up what belongs to them. The results do not depend on
 /// the number of threads: sums are taken in the order of the batch. Calls beside each other wait for each other.
 class Deduplicator {

@@ -42,6 +42,12 @@ struct Keys {
   }
 };
 
+/// Keys of a batch whose vectors are added up: those from offsets[b] to offsets[b + 1] are of bag b.
+struct Bags {
+  std::span<std::int64_t const> offsets{};  ///< (bags + 1), from 0 to all keys; empty: each key is a bag of its own.
+  std::span<float const> weights{};         ///< (keys of the batch) What vectors are multiplied with; empty: 1.
+};
+
 /// Which rows go first where a table has too many. Of equal ones those of the lowest hash.
 enum class EvictionPolicy : std::uint8_t {
   kNone,
@@ -139,6 +145,12 @@ class Table {
   /// key, so that a key has the same one before it is inserted.
   /// @param out (keys.size(), dim())
   virtual void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const = 0;
+  /// What gather() and then Deduplicator::hand_out() would give: for each bag the sum of the vectors of its keys.
+  /// @param keys, rows as for gather(), of the different keys of a batch
+  /// @param numbers (keys of the batch) which of them each is; below keys.size()
+  /// @param out (bags, dim())
+  virtual void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+                           Bags const& bags, std::span<float> out) const = 0;
   /// One step of the optimizer. What belongs to no row is passed over and counted.
   /// @param rows as for gather(), of this generation; no row may come twice
   /// @param gradients (keys.size(), dim())

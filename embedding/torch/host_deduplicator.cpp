@@ -1,0 +1,71 @@
+#include "headway/comm/status.hpp"
+#include "headway/embedding/routing.hpp"
+#include "tensor_deduplicator.hpp"
+
+namespace headway::embedding {
+
+namespace {
+
+at::Device const kHost(at::kCPU);
+
+UniqueTensors tensors_of(UniqueKeys the_unique, KeyTensors const& keys, bool are_unique) {
+  auto unique = std::make_shared<UniqueKeys const>(std::move(the_unique));
+  std::optional<at::Tensor> tables;
+  if (keys.tables) tables = view_of(unique->tables, unique, at::kInt);
+  return {.room = {view_of(unique->ids, unique, at::kLong), tables, unique->table,
+                   view_of(unique->counts, unique, at::kInt), are_unique},
+          .size = static_cast<std::int64_t>(unique->size()),
+          .numbers = view_of(unique->numbers, unique, at::kInt),
+          .on_host = unique};
+}
+
+UniqueKeys const& on_host(UniqueTensors const& unique) {
+  comm::expects(unique.on_host != nullptr, "unique keys on " + unique.room.device().str() + " are not on the CPU");
+  return *unique.on_host;
+}
+
+class HostDeduplicator final : public TensorDeduplicator {
+ public:
+  explicit HostDeduplicator(std::shared_ptr<WorkerPool> workers)
+      : deduplicator_(make_cpu_deduplicator(std::move(workers))) {}
+
+  UniqueTensors deduplicate(KeyTensors const& keys) override {
+    return tensors_of(deduplicator_->deduplicate(keys.view(kHost)), keys, true);
+  }
+
+  UniqueTensors take_as_unique(KeyTensors const& keys) override {
+    return tensors_of(embedding::take_as_unique(keys.view(kHost)), keys, keys.are_unique);
+  }
+
+  at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags, at::Tensor const& values) override {
+    auto const view = bags.view(kHost);
+    auto const num_bags = view.offsets.empty() ? unique.numbers.numel() : bags.offsets->numel() - 1;
+    auto out = empty({num_bags, width_of(values)}, at::kFloat, kHost);
+    deduplicator_->hand_out(on_host(unique), view, floats_of(values, kHost, "values"),
+                            span_of<float>(out, at::kFloat, kHost, "out"));
+    return out;
+  }
+
+  at::Tensor add_up(UniqueTensors const& unique, BagTensors const& bags, at::Tensor const& values) override {
+    auto sums = empty({unique.num_rows(), width_of(values)}, at::kFloat, kHost);
+    deduplicator_->add_up(on_host(unique), bags.view(kHost), floats_of(values, kHost, "values"),
+                          span_of<float>(sums, at::kFloat, kHost, "sums"));
+    return sums;
+  }
+
+  std::pair<at::Tensor, at::Tensor> route(KeyTensors const& keys, std::uint32_t num_ranks) override {
+    auto way = embedding::route(keys.view(kHost), num_ranks);
+    return {tensor_of(std::move(way.order), at::kInt), tensor_of(std::move(way.counts), at::kLong)};
+  }
+
+ private:
+  std::unique_ptr<Deduplicator> deduplicator_;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorDeduplicator> make_host_deduplicator(std::shared_ptr<WorkerPool> workers) {
+  return std::make_unique<HostDeduplicator>(std::move(workers));
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,122 @@
+#include "tensor_table.hpp"
+
+#include "devices.hpp"
+#include "headway/embedding/cuda_table.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace headway::embedding {
+
+namespace {
+
+at::Device const kHost(at::kCPU);
+
+std::span<RowId> rows_of(at::Tensor const& rows, at::Device device) {
+  auto const words = span_of<std::uint32_t>(rows, at::kInt, device, "rows");
+  return {reinterpret_cast<RowId*>(words.data()), words.size()};
+}
+
+std::span<KeyStatus> statuses_of(at::Tensor const& statuses, at::Device device) {
+  auto const words = span_of<std::uint8_t>(statuses, at::kByte, device, "statuses");
+  return {reinterpret_cast<KeyStatus*>(words.data()), words.size()};
+}
+
+template <class Look>
+TensorTable::RowsAndStatuses look_up(KeyTensors const& keys, at::Device device, Look look) {
+  auto const view = keys.view(device);
+  auto const size = keys.ids.numel();
+  TensorTable::RowsAndStatuses result{empty(size, at::kInt, device), empty(size, at::kByte, device)};
+  look(view, rows_of(result.first, device), statuses_of(result.second, device));
+  return result;
+}
+
+KeyTensors keys_of(Records records, std::optional<at::Tensor> counts = std::nullopt) {
+  return {tensor_of(std::move(records.ids), at::kLong), tensor_of(std::move(records.tables), at::kInt), 0,
+          std::move(counts), true};
+}
+
+template <class T>
+std::vector<T> vector_of(at::Tensor const& tensor, at::ScalarType type, char const* name) {
+  auto const span = span_of<T>(tensor, type, kHost, name);
+  return {span.begin(), span.end()};
+}
+
+}  // namespace
+
+TensorTable::TensorTable(TableOptions const& options, at::Device device)
+    : device_(device), table_(device.is_cpu() ? make_cpu_table(options) : make_cuda_table(options, place_of(device))) {}
+
+TensorTable::RowsAndStatuses TensorTable::find(KeyTensors const& keys) const {
+  return look_up(keys, device_, [&](auto&&... arguments) { table_->find(arguments...); });
+}
+
+TensorTable::RowsAndStatuses TensorTable::find_or_insert(KeyTensors const& keys) {
+  return look_up(keys, device_, [&](auto&&... arguments) { table_->find_or_insert(arguments...); });
+}
+
+at::Tensor TensorTable::gather(KeyTensors const& keys, at::Tensor const& rows) const {
+  auto const view = keys.view(device_);
+  auto out = empty({keys.ids.numel(), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
+  table_->gather(view, rows_of(rows, device_), span_of<float>(out, at::kFloat, device_, "out"));
+  return out;
+}
+
+at::Tensor TensorTable::gather_bags(UniqueTensors const& unique, at::Tensor const& rows, BagTensors const& bags) const {
+  auto const numbers = span_of<std::uint32_t>(unique.numbers, at::kInt, device_, "numbers");
+  auto const view = bags.view(device_);
+  auto const num_bags = view.offsets.empty() ? numbers.size() : view.offsets.size() - 1;
+  auto out = empty({static_cast<std::int64_t>(num_bags), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
+  table_->gather_bags(unique.keys().view(device_), rows_of(rows, device_), numbers, view,
+                      span_of<float>(out, at::kFloat, device_, "out"));
+  return out;
+}
+
+void TensorTable::update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients,
+                         double learning_rate, std::uint64_t step) {
+  table_->update(keys.view(device_), rows_of(rows, device_), floats_of(gradients, device_, "gradients"),
+                 {.learning_rate = learning_rate, .number = step});
+}
+
+at::Tensor TensorTable::insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors) {
+  auto statuses = empty(keys.ids.numel(), at::kByte, device_);
+  table_->insert_or_assign(keys.view(device_), floats_of(vectors, device_, "vectors"), statuses_of(statuses, device_));
+  return statuses;
+}
+
+KeyTensors TensorTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+  return keys_of(table_->list(first_bucket, end_bucket));
+}
+
+KeyTensors TensorTable::list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+  auto records = table_->list_pending(first_bucket, end_bucket);
+  auto counts = tensor_of(std::move(records.counts), at::kInt);
+  return keys_of(std::move(records), std::move(counts));
+}
+
+TensorTable::RecordTensors TensorTable::export_records(KeyTensors const& keys) const {
+  auto records = table_->export_records(keys.view(kHost));
+  auto const size = static_cast<std::int64_t>(records.ids.size());
+  auto const matrix = [size](std::vector<float> values, std::size_t width) {
+    return tensor_of(std::move(values), at::kFloat).view({size, static_cast<std::int64_t>(width)});
+  };
+  return {tensor_of(std::move(records.counts), at::kInt), tensor_of(std::move(records.steps), at::kInt),
+          matrix(std::move(records.vectors), table_->dim()), matrix(std::move(records.states), table_->state_size())};
+}
+
+at::Tensor TensorTable::import_records(KeyTensors const& keys, RecordTensors const& tensors) {
+  auto const view = keys.view(kHost);
+  auto const& [counts, steps, vectors, states] = tensors;
+  Records records{.ids = {view.ids.begin(), view.ids.end()},
+                  .tables = {view.tables.begin(), view.tables.end()},
+                  .counts = vector_of<std::uint32_t>(counts, at::kInt, "counts"),
+                  .steps = vector_of<std::uint32_t>(steps, at::kInt, "steps"),
+                  .vectors = vector_of<float>(vectors, at::kFloat, "vectors"),
+                  .states = vector_of<float>(states, at::kFloat, "states")};
+  if (view.tables.empty()) records.tables.assign(view.size(), view.table);
+  auto statuses = empty(keys.ids.numel(), at::kByte, kHost);
+  table_->import_records(records, statuses_of(statuses, kHost));
+  return statuses;
+}
+
+}  // namespace headway::embedding
