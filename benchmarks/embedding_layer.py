@@ -7,32 +7,35 @@ with the same vectors and must agree after some steps. The layer has as many row
 from __future__ import annotations
 
 import argparse
-import logging
-import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
+from headway.embedding import RowWiseAdagrad
 
 from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.embedding_layers import (
+    FBGEMM,
+    HEADWAY,
+    SCATTER,
+    draw_rows,
+    format_layers,
+    import_fbgemm,
+    make_collection,
+    make_points,
+    table_names,
+)
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_ratio, format_table, format_time
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
 
 DESCRIPTION = "an embedding layer on the CPU, forward, backward and update, against FBGEMM's static tables"
 
 _LR, _EPS = 0.05, 1e-8
-_FBGEMM, _HEADWAY = "fbgemm", "headway"
-#: Makes ids out of rows of a static table: odd, so that no two are the same.
-_SCATTER = 0x1E3779B97F4A7C15
+_PARAMS = ("tables", "rows", "dim", "batch", "length", "exponent", "threads")
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,7 +54,12 @@ def main(argv: Sequence[str]) -> int:
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--exponent", type=float, default=1.05, help="of ids' popularity (default: %(default)s)")
     return measure_and_report(
-        "embedding_layer", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+        "embedding_layer",
+        parser,
+        parser.parse_args(argv),
+        measure=measure,
+        format_points=_format_points,
+        panels=_panels,
     )
 
 
@@ -64,43 +72,28 @@ def measure(options: argparse.Namespace) -> list[Point]:
     torch.set_num_threads(options.threads)
     points = []
     for pooling in ("sum", None):
-        steps = {_HEADWAY: _make_headway(options, pooling), _FBGEMM: _make_fbgemm(options, pooling)}
+        steps = {HEADWAY: _make_headway(options, pooling), FBGEMM: _make_fbgemm(options, pooling)}
         _check(options, steps)
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         random = np.random.default_rng(1)
         for turn in range(options.rounds):
-            rows_K = _draw(options, random)
+            rows_K = draw_rows(options, random)
             for name in steps if turn % 2 == 0 else reversed(steps):
                 started = time.perf_counter()
                 steps[name](rows_K)
                 seconds[name].append(time.perf_counter() - started)
-        points += _points(options, pooling, seconds)
+        params = {name: getattr(options, name) for name in _PARAMS}
+        points += make_points("embedding_layer", {**params, "pooling": pooling or "none"}, seconds)
     return points
 
 
-def _draw(options: argparse.Namespace, random: np.random.Generator) -> torch.Tensor:
-    """(tables, batch * length) int64: rows that are looked up."""
-    size = options.tables * options.batch * options.length
-    rows = draw_zipf(random, num_values=options.rows, exponent=options.exponent, size=size)
-    return torch.from_numpy(rows).view(options.tables, -1)
-
-
 def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
-    names = [f"t{number}" for number in range(options.tables)]
-    collection = HashTableCollection(
-        tables=[
-            TableConfig(
-                name, dim=options.dim, optimizer=RowWiseAdagrad(lr=_LR, eps=_EPS), initializer=Uniform(-0.05, 0.05)
-            )
-            for name in names
-        ],
-        features=[FeatureConfig(name, table=name, pooling=pooling) for name in names],
-        num_threads=options.threads,
-    )
+    names = table_names(options)
+    collection = make_collection(options, RowWiseAdagrad(lr=_LR, eps=_EPS), pooling, num_threads=options.threads)
     lengths = torch.full((options.batch,), options.length)
 
     def step(rows_TK: torch.Tensor) -> torch.Tensor:
-        ids_TK = rows_TK * _SCATTER
+        ids_TK = rows_TK * SCATTER
         outputs = collection({name: (ids, lengths) for name, ids in zip(names, ids_TK, strict=True)})
         torch.autograd.backward([outputs[name].sum() for name in names])
         collection.optimizer.step()
@@ -109,32 +102,21 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     # All rows are there, as those of the static tables are.
     with torch.no_grad():
         for first in range(0, options.rows, 1 << 14):
-            rows = torch.arange(first, min(first + (1 << 14), options.rows)) * _SCATTER
+            rows = torch.arange(first, min(first + (1 << 14), options.rows)) * SCATTER
             collection({name: (rows, torch.tensor([len(rows)])) for name in names})
     return step
 
 
 def _make_fbgemm(options: argparse.Namespace, pooling: str | None) -> Step:
-    logging.getLogger().setLevel(logging.ERROR)  # It warns of a table of versions without an entry.
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from fbgemm_gpu.split_embedding_configs import EmbOptimType
-            from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-            from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-                ComputeDevice,
-                SplitTableBatchedEmbeddingBagsCodegen,
-            )
-    except ImportError as error:
-        raise BenchmarkError(f"FBGEMM is not installed: {error}") from error
+    fbgemm = import_fbgemm()
     # Its kernel for the CPU has no sequence output: bags of one id each give it.
     width = options.length if pooling else 1
-    layer = SplitTableBatchedEmbeddingBagsCodegen(
-        [(options.rows, options.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * options.tables,
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    layer = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+        [(options.rows, options.dim, fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)] * options.tables,
+        optimizer=fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=_LR,
         eps=_EPS,
-        pooling_mode=PoolingMode.SUM,
+        pooling_mode=fbgemm.PoolingMode.SUM,
     )
     _start_alike(options, layer.split_embedding_weights())
     offsets = torch.arange(0, options.tables * options.batch * options.length + 1, width)
@@ -149,15 +131,9 @@ def _make_fbgemm(options: argparse.Namespace, pooling: str | None) -> Step:
 
 def _start_alike(options: argparse.Namespace, weights_T: Sequence[torch.Tensor]) -> None:
     """Gives static tables the vectors that dynamic ones begin with."""
-    names = [f"t{number}" for number in range(options.tables)]
-    fresh = HashTableCollection(
-        tables=[
-            TableConfig(name, dim=options.dim, optimizer=RowWiseAdagrad(lr=_LR), initializer=Uniform(-0.05, 0.05))
-            for name in names
-        ],
-        features=[FeatureConfig(name, table=name, pooling=None) for name in names],
-    ).eval()
-    ids = torch.arange(options.rows) * _SCATTER
+    names = table_names(options)
+    fresh = make_collection(options, RowWiseAdagrad(lr=_LR), None).eval()
+    ids = torch.arange(options.rows) * SCATTER
     with torch.no_grad():
         vectors = fresh({name: (ids, torch.tensor([len(ids)])) for name in names})
         for name, weights in zip(names, weights_T, strict=True):
@@ -167,47 +143,14 @@ def _start_alike(options: argparse.Namespace, weights_T: Sequence[torch.Tensor])
 def _check(options: argparse.Namespace, steps: dict[str, Step]) -> None:
     random = np.random.default_rng(0)
     for _ in range(3):
-        rows = _draw(options, random)
-        ours, theirs = steps[_HEADWAY](rows), steps[_FBGEMM](rows)
+        rows = draw_rows(options, random)
+        ours, theirs = steps[HEADWAY](rows), steps[FBGEMM](rows)
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
             raise BenchmarkError(f"the outputs differ by {(ours - theirs).abs().max():.3g}")
 
 
-def _points(options: argparse.Namespace, pooling: str | None, seconds: dict[str, list[float]]) -> list[Point]:
-    ratio = median_interval([b / a for a, b in zip(seconds[_HEADWAY], seconds[_FBGEMM], strict=True)])
-    params = {
-        name: getattr(options, name) for name in ("tables", "rows", "dim", "batch", "length", "exponent", "threads")
-    }
-    points = []
-    for name, values in seconds.items():
-        p5_s, p95_s = np.quantile(values, (0.05, 0.95)).tolist()
-        median_s = statistics.median(values)
-        points.append(
-            Point(
-                name="embedding_layer", params={**params, "pooling": pooling or "none"}, system=name,
-                median_s=median_s, p5_s=p5_s, p95_s=p95_s, samples=len(values),
-                rate=options.tables * options.batch * options.length / median_s, unit="ids/s",
-                ratio=ratio.median if name == _HEADWAY else None,
-                extra={"ratio_low": ratio.low, "ratio_high": ratio.high} if name == _HEADWAY else {},
-            )
-        )  # fmt: skip
-    return points
-
-
-def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each kind of output."""
-    others = {point.key: point for point in points if point.system == _FBGEMM}
-    rows = [
-        (
-            point.params["pooling"],
-            format_time(point.median_s),
-            format_time(others[point.key].median_s),
-            format_ratio(point.ratio, point.extra["ratio_low"], point.extra["ratio_high"]),
-        )
-        for point in points
-        if point.system == _HEADWAY
-    ]
-    return format_table(("pooling", "headway", "fbgemm (static)", "faster (95%)"), rows)
+def _format_points(points: Sequence[Point]) -> str:
+    return format_layers(points, ("pooling",))
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:

@@ -43,7 +43,9 @@ class GrowingTable {
         vectors_(2 * settings.step * settings.dim),
         gradients_(2 * settings.step * settings.dim),
         table_(embedding::make_cuda_table(
-            {.dim = settings.dim, .initializer = initial_vectors(settings.seed)},
+            {.dim = settings.dim,
+             .initializer = initial_vectors(settings.seed),
+             .optimizer = {.kind = kernels::OptimizerKind::kRowWiseAdagrad}},
             {.device = settings.device, .current_stream = [this] { return stopwatch_.stream(); }})) {
     check_cuda(cudaMemset(gradients_.data(), 0, 2 * step_ * dim_ * sizeof(float)), "cudaMemset");
   }

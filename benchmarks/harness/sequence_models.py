@@ -1,0 +1,169 @@
+"""Models of a table and three layers over each id's vector: with dynamic tables, or TorchRec's managed collisions."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.harness.errors import BenchmarkError
+
+HEADWAY, UNLIMITED, TORCHREC = "headway", "headway_unlimited", "torchrec_mch"
+
+_TABLE, _FEATURE = "item", "ids"
+_HIDDEN = 64
+_LR, _EPS = 0.01, 1e-8
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What all systems are given; ``slots``: rows of the table, where it has a limit."""
+
+    dim: int
+    slots: int
+    optimizer: str  #: row_wise_adagrad or adam
+    eviction_interval: int  #: batches after which managed collisions choose their ids anew
+    device: torch.device
+
+
+class SequenceModel(nn.Module):
+    """A vector for each id, three layers over each, in bfloat16 on a GPU, and a loss."""
+
+    def __init__(self, embeddings: nn.Module, options: ModelOptions) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.device_type = options.device.type
+        torch.manual_seed(0)
+        self.over = nn.Sequential(
+            nn.Linear(options.dim, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, 1),
+        )
+
+    def forward(self, features: Any) -> torch.Tensor:
+        found = self.embeddings(features)
+        by_feature = found[0] if isinstance(found, tuple) else found  # Managed collisions give ids, too.
+        vectors = by_feature[_FEATURE].values()
+        with torch.autocast(self.device_type, torch.bfloat16):
+            logits = self.over(vectors)
+        loss: torch.Tensor = (logits.float() - 1).square().mean()
+        return loss
+
+
+def import_torchrec() -> None:
+    """Raises: BenchmarkError: it is not installed, or without FBGEMM."""
+    logging.getLogger().setLevel(logging.ERROR)  # Both say much while they are imported.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import headway.torchrec  # noqa: F401
+    except ImportError as error:
+        raise BenchmarkError(f"TorchRec is not installed: {error}") from error
+
+
+def make_features(ids: torch.Tensor) -> Any:
+    """One list of all ids; it knows its length, as that of a data loader may."""
+    from torchrec import KeyedJaggedTensor
+
+    lengths = torch.full((1,), len(ids), dtype=torch.int64, device=ids.device)
+    return KeyedJaggedTensor(keys=[_FEATURE], values=ids, lengths=lengths, stride=1, length_per_key=[len(ids)])
+
+
+def make_model(system: str, options: ModelOptions) -> Any:
+    """The sharded model of a system, on the default process group."""
+    return _make_torchrec(options) if system == TORCHREC else _make_headway(options, is_limited=system == HEADWAY)
+
+
+def table_counts(system: str, model: Any) -> dict[str, int]:
+    """What a dynamic table has and did."""
+    import headway.torchrec
+
+    if system == TORCHREC:
+        return {}
+    (counts,) = headway.torchrec.statistics(model).values()
+    return {name: counts[name] for name in ("rows", "inserted", "evicted", "refused", "key_bytes", "row_bytes")}
+
+
+def _config(options: ModelOptions) -> Any:
+    from torchrec import EmbeddingConfig
+
+    return EmbeddingConfig(
+        name=_TABLE, embedding_dim=options.dim, num_embeddings=options.slots, feature_names=[_FEATURE]
+    )
+
+
+def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
+    import headway.torchrec
+    from headway.embedding import Adam, Eviction, RowWiseAdagrad, Uniform
+    from headway.torchrec import DynamicTable
+    from torchrec import EmbeddingCollection
+
+    limit: dict[str, Any] = {}
+    if is_limited:
+        limit = {"max_rows": options.slots, "eviction": Eviction(policy="lru", high_water=0.95, low_water=0.85)}
+    is_adam = options.optimizer == "adam"
+    table = DynamicTable(
+        optimizer=Adam(lr=_LR, eps=_EPS) if is_adam else RowWiseAdagrad(lr=_LR, eps=_EPS),
+        initializer=Uniform(-0.05, 0.05),
+        **limit,
+    )
+    collection = EmbeddingCollection(tables=[_config(options)], device=torch.device("meta"))
+    return headway.torchrec.shard(SequenceModel(collection, options), {_TABLE: table}, device=options.device)
+
+
+def _make_torchrec(options: ModelOptions) -> Any:
+    from torchrec import EmbeddingCollection
+    from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+    from torchrec.distributed.mc_modules import ManagedCollisionCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+    from torchrec.distributed.types import ShardingEnv, ShardingPlan
+    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+    from torchrec.modules.mc_modules import (
+        DistanceLFU_EvictionPolicy,
+        ManagedCollisionCollection,
+        MCHManagedCollisionModule,
+    )
+    from torchrec.optim import RowWiseAdagrad
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+    config = _config(options)
+    slots = MCHManagedCollisionModule(
+        zch_size=options.slots,
+        device=options.device,
+        eviction_policy=DistanceLFU_EvictionPolicy(),
+        eviction_interval=options.eviction_interval,
+    )
+    module = ManagedCollisionEmbeddingCollection(
+        EmbeddingCollection(tables=[config], device=torch.device("meta")),
+        ManagedCollisionCollection({_TABLE: slots}, [config]),
+        allow_in_place_embed_weight_update=True,
+    )
+    kind = torch.optim.Adam if options.optimizer == "adam" else RowWiseAdagrad
+    weights = module._embedding_module.parameters()
+    apply_optimizer_in_backward(kind, weights, {"lr": _LR, "eps": _EPS})
+    sharder = ManagedCollisionEmbeddingCollectionSharder(mc_sharder=ManagedCollisionCollectionSharder())
+    group = dist.group.WORLD
+    assert group is not None, "the caller made it"
+    plan = construct_module_sharding_plan(
+        module,
+        {_TABLE: row_wise(compute_kernel="fused")},
+        sharder=sharder,
+        local_size=group.size(),
+        world_size=group.size(),
+        device_type=options.device.type,
+    )
+    return DistributedModelParallel(
+        SequenceModel(module, options),
+        env=ShardingEnv.from_process_group(group),
+        device=options.device,
+        plan=ShardingPlan({"embeddings": plan}),
+        sharders=[sharder],
+    )
