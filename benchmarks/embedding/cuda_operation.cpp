@@ -16,7 +16,7 @@ constexpr int kUntouchedByte = 0x40;
 /// Of the vectors of a batch so many are looked at, at most.
 constexpr std::size_t kMostChecked = 10'000;
 /// What a system that evicts may have lost of a batch, by its other ids.
-constexpr double kMostEvicted = 0.02;
+constexpr double kMostEvicted = 0.05;
 
 }  // namespace
 

@@ -93,24 +93,19 @@ void CudaPointReport::print(CudaCase const& measured, std::span<NamedCudaSystem 
 void CudaPointReport::print_memory(double load, std::span<NamedCudaSystem const> systems, std::size_t num_rows) const {
   for (auto const& each : systems) {
     auto const own = each.system->bytes();
-    auto const device_bytes = static_cast<double>(each.device_bytes);
-    double const own_overhead =
-        own ? overhead_per_row(static_cast<double>(own->key_bytes + own->row_bytes), num_rows, settings_.dim) : kNone;
-    double const overhead = overhead_per_row(device_bytes, num_rows, settings_.dim);
-    std::printf(
-        "memory            %5.2f       %-16s %.3f GB for %zu rows; beside ids and vectors %.1f B a row,"
-        " by its own count %.1f\n",
-        load, each.name.c_str(), device_bytes / 1e9, num_rows, overhead, own_overhead);
+    // What a table that does not count itself has taken from the device, since it was made and first filled.
+    double const num_bytes =
+        own ? static_cast<double>(own->key_bytes + own->row_bytes) : static_cast<double>(each.device_bytes);
+    double const overhead = overhead_per_row(num_bytes, num_rows, settings_.dim);
+    std::printf("memory            %5.2f       %-16s %.3f GB for %zu rows; beside ids and vectors %.1f B a row\n", load,
+                each.name.c_str(), num_bytes / 1e9, num_rows, overhead);
     points_.write(JsonObject()
                       .add("name", "embedding_cuda_table_memory")
                       .add("params", params(load, num_rows))
                       .add("system", each.name)
                       .add("rate", overhead)
                       .add("unit", "bytes a row beside id and vector")
-                      .add("device_bytes", each.device_bytes)
-                      .add("key_bytes", own ? static_cast<double>(own->key_bytes) : kNone)
-                      .add("row_bytes", own ? static_cast<double>(own->row_bytes) : kNone)
-                      .add("own_rate", own_overhead));
+                      .add("num_bytes", num_bytes));
   }
 }
 
