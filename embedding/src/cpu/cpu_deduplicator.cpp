@@ -2,6 +2,7 @@
 
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
+#include "saturating_sum.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -119,7 +120,7 @@ void CpuDeduplicator::fill_members(UniqueKeys& unique, Keys const& keys, std::si
   for (std::size_t const i : batch_.of_stripe(stripe)) {
     if (first_of_[i] == i) unique.counts[unique.numbers[i]] = 0;
     auto& count = unique.counts[unique.numbers[i]];
-    count += std::min(keys.counts[i], std::numeric_limits<std::uint32_t>::max() - count);
+    count = saturating_sum(count, keys.counts[i]);
   }
 }
 

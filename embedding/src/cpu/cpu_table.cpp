@@ -2,6 +2,7 @@
 
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
+#include "saturating_sum.hpp"
 #include "table_options.hpp"
 
 #include <algorithm>
@@ -18,11 +19,6 @@ namespace headway::embedding {
 namespace {
 
 constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kValuesPerLine = 16;
-
-/// As much as fits.
-std::uint32_t sum_of(std::uint32_t count, std::uint32_t more) {
-  return count + std::min(more, std::numeric_limits<std::uint32_t>::max() - count);
-}
 
 }  // namespace
 
@@ -242,7 +238,7 @@ void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeySta
     if (word == nullptr) {
       status = KeyStatus::kNoRoom;
     } else if (is_pending(*word)) {
-      std::uint32_t const count = sum_of(pending_count_of(*word), lookups.count(i));
+      std::uint32_t const count = saturating_sum(pending_count_of(*word), lookups.count(i));
       status = count < lookups.min_count ? KeyStatus::kPending : is_refused ? KeyStatus::kNoRoom : KeyStatus::kInserted;
       *word = status == KeyStatus::kInserted ? make_row(stripe, key, count) : pending_word(count);
       if (status == KeyStatus::kInserted) --stripe.num_pending;
@@ -271,7 +267,7 @@ RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
 void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count) {
   auto& notes = rows_.notes(row_of(word));
   bool const is_first_of_step = notes.step != step_;
-  notes.count = sum_of(notes.count, count);
+  notes.count = saturating_sum(notes.count, count);
   notes.step = step_;
   if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count)) return;
   // Others of this step have its place already.
@@ -331,7 +327,7 @@ std::size_t CpuTable::plan_insertions(Keys const& keys, Lookups const& lookups, 
     if (is_row(words_[i])) continue;
     auto& newcomer = newcomers[keys[i]];
     if (newcomer.count == 0 && is_pending(words_[i])) newcomer.count = pending_count_of(words_[i]);
-    newcomer.count = sum_of(newcomer.count, lookups.count(i));
+    newcomer.count = saturating_sum(newcomer.count, lookups.count(i));
     if (newcomer.count < lookups.min_count) continue;
     if (!std::exchange(newcomer.has_asked, true)) newcomer.is_refused = wanted++ >= room;
     is_refused_[i] = newcomer.is_refused;

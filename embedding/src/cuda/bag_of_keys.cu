@@ -1,7 +1,7 @@
 #include "cuda/bag_of_keys.hpp"
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 
 #include <cub/device/device_scan.cuh>
 #include <cuda/functional>
@@ -17,7 +17,7 @@ struct MarkArgs {
 };
 
 // A thread for each bag that writes it at its first key, if it has one. Offsets 0 2 2 5 mark keys as 0 0 2 0 0.
-__global__ void __launch_bounds__(kThreadsPerBlock) mark_bags_kernel(MarkArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) mark_bags_kernel(MarkArgs args) {
   std::uint32_t const bag = thread_number();
   if (bag >= args.num_bags) return;
   std::int64_t const begin = args.offsets[bag];
@@ -31,7 +31,7 @@ void find_bags_async(std::span<std::int64_t const> offsets, std::span<std::uint3
   auto const num_bags = static_cast<std::uint32_t>(offsets.size() - 1);
   check(cudaMemsetAsync(bag_of.data(), 0, bag_of.size_bytes(), stream), "cudaMemsetAsync");
   if (num_bags == 0) return;
-  mark_bags_kernel<<<num_blocks(num_bags), kThreadsPerBlock, 0, stream>>>(
+  mark_bags_kernel<<<num_blocks(num_bags), kBlockThreads, 0, stream>>>(
       {.offsets = offsets.data(), .num_bags = num_bags, .bag_of = bag_of.data()});
   check_launch("mark_bags_kernel");
   // The bag of a key is the last that was marked: 0 0 2 0 0 becomes 0 0 2 2 2.

@@ -1,6 +1,6 @@
 #include "cuda/bag_sums.hpp"
 #include "cuda/cuda_check.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/unique_view.cuh"
 #include "cuda/vector_rows.cuh"
 
@@ -20,7 +20,7 @@ struct CopyArgs {
 // A thread for a column of four keys, that many rows of the block apart. With two rows to a block its first row of
 // threads copies to rows 0 2 4 6 of `out`, and its second to 1 3 5 7.
 template <class Vector>
-__global__ void __launch_bounds__(kThreadsPerBlock) copy_rows_kernel(CopyArgs<Vector> args) {
+__global__ void __launch_bounds__(kBlockThreads) copy_rows_kernel(CopyArgs<Vector> args) {
   std::uint32_t const column = column_of_thread(), num_known = args.unique.num_known();
   std::uint32_t const first = blockIdx.x * blockDim.y * kInFlight + threadIdx.y;
   if (column >= args.out.num_vectors || first >= num_known) return;
@@ -53,7 +53,7 @@ struct SumArgs {
 // A thread for a column of a bag. With offsets 0 0 2, numbers 5 3 and no weights row 0 of `out` is zero, and row 1 is
 // values[5] + values[3].
 template <class Vector>
-__global__ void __launch_bounds__(kThreadsPerBlock) sum_bags_kernel(SumArgs<Vector> args) {
+__global__ void __launch_bounds__(kBlockThreads) sum_bags_kernel(SumArgs<Vector> args) {
   std::uint32_t const column = column_of_thread(), bag = row_of_thread();
   if (column >= args.out.num_vectors || bag >= args.num_bags) return;
   std::int64_t const num_known = args.unique.num_known();

@@ -5,8 +5,8 @@
 #include "cuda/device_buffer.hpp"
 #include "cuda/grouping.hpp"
 #include "cuda/key_routes.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/segmented_sum.hpp"
-#include "cuda/thread_grid.cuh"
 #include "cuda/unique_counts.hpp"
 #include "cuda/unique_numbers.hpp"
 #include "headway/comm/status.hpp"
@@ -62,7 +62,7 @@ void expect_same_dim(CudaUniqueKeys const& unique, Bags const& bags, std::size_t
 }
 
 struct TakeArgs {
-  BatchView keys;
+  KeysView keys;
   std::uint32_t const* counts_of_keys;  ///< None: 1.
   std::uint64_t* ids;
   std::uint32_t* tables;
@@ -74,7 +74,7 @@ struct TakeArgs {
 };
 
 // A thread for each key, and one for the end. Of the keys 7 9 numbers and members are 0 1, and begins 0 1 2.
-__global__ void __launch_bounds__(kThreadsPerBlock) take_keys_kernel(TakeArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) take_keys_kernel(TakeArgs args) {
   std::uint32_t const i = thread_number(), num_keys = args.keys.size();
   if (i > num_keys) return;
   args.begins[i] = i;
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kThreadsPerBlock) take_keys_kernel(TakeArgs ar
 }
 
 void take_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cudaStream_t stream) {
-  take_keys_kernel<<<num_blocks(keys.size() + 1), kThreadsPerBlock, 0, stream>>>(
-      {.keys = BatchView(keys),
+  take_keys_kernel<<<num_blocks(keys.size() + 1), kBlockThreads, 0, stream>>>(
+      {.keys = view_of(keys),
        .counts_of_keys = keys.counts.empty() ? nullptr : keys.counts.data(),
        .ids = unique.ids.data(),
        .tables = unique.tables.data(),
@@ -169,9 +169,9 @@ class StreamDeduplicator final : public CudaDeduplicator {
 
 }  // namespace
 
-std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace place) {
+std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& place) {
   DeviceScope const scope(place.device);  // So that a device which is not there is noticed here.
-  return std::make_unique<StreamDeduplicator>(std::move(place));
+  return std::make_unique<StreamDeduplicator>(place);
 }
 
 }  // namespace headway::embedding

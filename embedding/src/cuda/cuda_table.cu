@@ -28,14 +28,14 @@ void keep_freed_memory(int device) {
 
 }  // namespace
 
-std::unique_ptr<Table> make_cuda_table(TableOptions const& options, CudaPlace place) {
-  return std::make_unique<CudaTable>(options, std::move(place));
+std::unique_ptr<Table> make_cuda_table(TableOptions const& options, CudaPlace const& place) {
+  return std::make_unique<CudaTable>(options, place);
 }
 
-CudaTable::CudaTable(TableOptions const& options, CudaPlace place)
+CudaTable::CudaTable(TableOptions const& options, CudaPlace const& place)
     : options_(checked(options)),
       optimizer_(options.optimizer),
-      place_(std::move(place)),
+      place_(place),
       rows_(place_.device, options_.dim, optimizer_),
       deduplicator_(make_cuda_deduplicator(place_)) {
   DeviceScope const scope(place_.device);
@@ -400,7 +400,7 @@ template <kernels::OptimizerKind kKind>
 void update_async(UpdateArgs const& args, cudaStream_t stream) {
   RowLanes const lanes(args.rows.num_quads());
   update_kernel<kKind>
-      <<<num_blocks(std::uint64_t{args.keys.capacity} << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
+      <<<num_blocks(std::uint64_t{args.keys.size.most} << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
   check_launch("update_kernel");
 }
 

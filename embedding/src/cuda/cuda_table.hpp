@@ -30,7 +30,7 @@ namespace headway::embedding {
 /// makes room for the most that may be there by now, and waits for the device only where that does not fit.
 class CudaTable final : public Table {
  public:
-  CudaTable(TableOptions const& options, CudaPlace place);
+  CudaTable(TableOptions const& options, CudaPlace const& place);
   ~CudaTable() override;
 
   [[nodiscard]] std::size_t dim() const override { return options_.dim; }

@@ -142,7 +142,7 @@ void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outc
 
 void CudaTable::insert_unique(KeysView const& keys, Rules const& rules, Plan const* plan, Outcome const& outcome,
                               cudaStream_t stream) {
-  DeviceBuffer<RowWord*> words(keys.capacity, stream);
+  DeviceBuffer<RowWord*> words(keys.size.most, stream);
   InsertionArgs const args{.index = index(),
                            .rows = rows_.view(),
                            .free_lists = rows_.free_lists(),
@@ -158,7 +158,7 @@ void CudaTable::insert_unique(KeysView const& keys, Rules const& rules, Plan con
                            .row_ids = outcome.rows,
                            .statuses = outcome.statuses,
                            .words = words.data()};
-  std::uint32_t const blocks = (keys.capacity + kBlockThreads - 1) / kBlockThreads;
+  std::uint32_t const blocks = (keys.size.most + kBlockThreads - 1) / kBlockThreads;
   claim_kernel<<<blocks, kBlockThreads, 0, stream>>>(args);
   check_launch("claim_kernel");
   settle_insertion_kernel<<<blocks, kBlockThreads, 0, stream>>>(args);
@@ -194,7 +194,7 @@ void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome c
         if (is_row(word)) return;
         std::uint32_t count = is_pending(word) ? pending_count_of(word) : 0;
         for (std::uint32_t m = begins[u]; m < begins[u + 1]; ++m) {
-          count = sum_of(count, batch.count(members[m]));
+          count = saturating_sum(count, batch.count(members[m]));
           if (count < min_count) continue;
           crossings[u] = members[m];
           crossing_counts[u] = count;

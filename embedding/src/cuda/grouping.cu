@@ -2,7 +2,7 @@
 #include "cuda/cuda_check.hpp"
 #include "cuda/device_buffer.hpp"
 #include "cuda/grouping.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -13,7 +13,7 @@ namespace headway::embedding {
 
 namespace {
 
-__global__ void __launch_bounds__(kThreadsPerBlock) count_up_kernel(std::uint32_t* out, std::uint32_t size) {
+__global__ void __launch_bounds__(kBlockThreads) count_up_kernel(std::uint32_t* out, std::uint32_t size) {
   std::uint32_t const i = thread_number();
   if (i < size) out[i] = i;
 }
@@ -27,7 +27,7 @@ struct BeginsArgs {
 
 // A thread for each member, and one for the end. Groups 0 0 2, of 4: thread 0 sets begins[0] = 0; thread 2 sets
 // begins[1] = begins[2] = 2; thread 3, beyond the members, sets begins[3] = begins[4] = 3.
-__global__ void __launch_bounds__(kThreadsPerBlock) find_begins_kernel(BeginsArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) find_begins_kernel(BeginsArgs args) {
   std::uint32_t const i = thread_number(), num_members = args.num_members();
   if (i > num_members) return;
   std::uint32_t const first = i == 0 ? 0 : args.sorted[i - 1] + 1;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreadsPerBlock) find_begins_kernel(BeginsArg
 void sort_members_async(GroupingArgs const& args, std::uint32_t* sorted, cudaStream_t stream) {
   std::uint32_t const size = args.num_members.most;
   DeviceBuffer<std::uint32_t> const numbers(size, stream);
-  count_up_kernel<<<num_blocks(size), kThreadsPerBlock, 0, stream>>>(numbers.data(), size);
+  count_up_kernel<<<num_blocks(size), kBlockThreads, 0, stream>>>(numbers.data(), size);
   check_launch("count_up_kernel");
   int const num_bits = std::max<int>(1, std::bit_width(args.last_group));
   run_with_scratch("cub::DeviceRadixSort", stream, [&](void* scratch, std::size_t& num_bytes) {
@@ -52,7 +52,7 @@ void sort_members_async(GroupingArgs const& args, std::uint32_t* sorted, cudaStr
 void group_members_async(GroupingArgs const& args, cudaStream_t stream) {
   DeviceBuffer<std::uint32_t> const sorted(args.num_members.most, stream);
   if (sorted.size() > 0) sort_members_async(args, sorted.data(), stream);
-  find_begins_kernel<<<num_blocks(std::uint64_t{args.num_members.most} + 1), kThreadsPerBlock, 0, stream>>>(
+  find_begins_kernel<<<num_blocks(std::uint64_t{args.num_members.most} + 1), kBlockThreads, 0, stream>>>(
       {.sorted = sorted.data(), .num_members = args.num_members, .num_groups = args.num_groups, .begins = args.begins});
   check_launch("find_begins_kernel");
 }

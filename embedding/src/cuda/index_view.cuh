@@ -1,6 +1,7 @@
 #pragma once
 
 #include "bucket.hpp"
+#include "cuda/batch_view.cuh"
 #include "cuda/table_state.hpp"
 #include "headway/embedding/key.hpp"
 #include "headway/embedding/table.hpp"
@@ -13,42 +14,6 @@ namespace headway::embedding {
 
 /// A slot that was claimed for a key in this call, and whose word follows.
 inline constexpr RowWord kClaimed{0xfffffffe};
-
-/// The keys of a batch, for kernels.
-struct KeysView {
-  std::uint64_t const* ids;
-  std::uint32_t const* tables;  ///< nullptr: `table` for all.
-  std::uint32_t table;
-  std::uint32_t const* counts;  ///< nullptr: `otherwise` for all.
-  std::uint32_t otherwise;
-  std::uint32_t capacity;
-  std::uint32_t const* num_known;
-
-  [[nodiscard]] __device__ std::uint32_t size() const {
-    return num_known == nullptr ? capacity : min(capacity, __ldg(num_known));
-  }
-  [[nodiscard]] __device__ Key key(std::uint32_t i) const {
-    return {.id = __ldg(ids + i), .table = tables == nullptr ? table : __ldg(tables + i)};
-  }
-  [[nodiscard]] __device__ std::uint32_t count(std::uint32_t i) const {
-    return counts == nullptr ? otherwise : __ldg(counts + i);
-  }
-};
-
-inline KeysView view_of(Keys const& keys, std::uint32_t otherwise = 1) {
-  return {.ids = keys.ids.data(),
-          .tables = keys.tables.empty() ? nullptr : keys.tables.data(),
-          .table = keys.table,
-          .counts = keys.counts.empty() ? nullptr : keys.counts.data(),
-          .otherwise = otherwise,
-          .capacity = static_cast<std::uint32_t>(keys.size()),
-          .num_known = keys.num_known};
-}
-
-/// As much as fits.
-[[nodiscard]] HEADWAY_HOST_DEVICE inline std::uint32_t sum_of(std::uint32_t count, std::uint32_t more) {
-  return count + more < count ? 0xffffffff : count + more;
-}
 
 /// A stripe of the key structure, for kernels: 2^n buckets.
 struct StripeView {

@@ -8,6 +8,7 @@
 #include "cuda/table_state.hpp"
 #include "headway/embedding/initial_values.hpp"
 #include "headway/embedding/table.hpp"
+#include "saturating_sum.hpp"
 
 #include <cstdint>
 
@@ -53,18 +54,18 @@ __device__ inline KeyStatus touch_row(InsertionArgs const& args, std::uint32_t i
   auto* const notes = reinterpret_cast<uint2*>(&args.rows.notes(id));
   uint2 const words = __ldcg(notes);
   DeviceRowNotes const before{.count = words.x, .step = words.y};
-  __stcg(notes, make_uint2(sum_of(before.count, args.keys.count(i)), args.step));
+  __stcg(notes, make_uint2(saturating_sum(before.count, args.keys.count(i)), args.step));
   if (precision_of(id) == Precision::kFloat32 || before.step == args.step) return KeyStatus::kFound;
   auto const* const first_counts = args.decisions.first_counts;
   std::uint32_t const added = first_counts == nullptr ? args.keys.count(i) : first_counts[i];
-  return args.is_cold(sum_of(before.count, added)) ? KeyStatus::kFound : kToPromote;
+  return args.is_cold(saturating_sum(before.count, added)) ? KeyStatus::kFound : kToPromote;
 }
 
 /// What becomes of a key without a row that was looked up `count` times before.
 __device__ inline KeyStatus status_without_row(InsertionArgs const& args, std::uint32_t i, std::uint32_t count) {
   auto const& decisions = args.decisions;
   if (decisions.crossings == nullptr) {
-    return sum_of(count, args.keys.count(i)) < args.min_count ? KeyStatus::kPending : KeyStatus::kInserted;
+    return saturating_sum(count, args.keys.count(i)) < args.min_count ? KeyStatus::kPending : KeyStatus::kInserted;
   }
   if (decisions.crossings[i] == kNever) return KeyStatus::kPending;
   return decisions.are_refused[i] != 0 ? KeyStatus::kNoRoom : KeyStatus::kInserted;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads) claim_kernel(__grid_constant__ 
   std::uint32_t const i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < args.keys.size()) {
     find_or_claim(args, i, counts);
-  } else if (i < args.keys.capacity) {
+  } else if (i < args.keys.size.most) {
     args.row_ids[i] = RowId::kNone;
     args.statuses[i] = KeyStatus::kAbsent;
   }
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_
     is_promoted = status == kToPromote;
     bool const is_new = *word == kClaimed;
     if (!is_promoted) {
-      own.count = sum_of(is_new ? 0 : pending_count_of(*word), args.keys.count(i));
+      own.count = saturating_sum(is_new ? 0 : pending_count_of(*word), args.keys.count(i));
       gets_row = status == KeyStatus::kInserted;
       if (!gets_row) *word = pending_word(own.count);
       auto const* const crossing_counts = args.decisions.crossing_counts;

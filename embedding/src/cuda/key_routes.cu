@@ -3,7 +3,7 @@
 #include "cuda/device_buffer.hpp"
 #include "cuda/grouping.hpp"
 #include "cuda/key_routes.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 #include "headway/embedding/routing.hpp"
 
 namespace headway::embedding {
@@ -11,17 +11,17 @@ namespace headway::embedding {
 namespace {
 
 struct OwnersArgs {
-  BatchView keys;
+  KeysView keys;
   std::uint32_t num_ranks;
   std::uint32_t* owners;  ///< (keys) `num_ranks` for those that are not known.
 };
 
 // A thread for each key.
-__global__ void __launch_bounds__(kThreadsPerBlock) find_owners_kernel(OwnersArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) find_owners_kernel(OwnersArgs args) {
   std::uint32_t const i = thread_number();
   if (i >= args.keys.size.most) return;
   bool const is_known = i < args.keys.size();
-  args.owners[i] = is_known ? owner_of(virtual_bucket_of(hash_of(args.keys[i])), args.num_ranks) : args.num_ranks;
+  args.owners[i] = is_known ? owner_of(virtual_bucket_of(hash_of(args.keys.key(i))), args.num_ranks) : args.num_ranks;
 }
 
 struct RankCountsArgs {
@@ -31,7 +31,7 @@ struct RankCountsArgs {
 };
 
 // A thread for each rank: begins 0 3 3 5 are counts 3 0 2.
-__global__ void __launch_bounds__(kThreadsPerBlock) count_keys_of_ranks_kernel(RankCountsArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) count_keys_of_ranks_kernel(RankCountsArgs args) {
   std::uint32_t const rank = thread_number();
   if (rank < args.num_ranks) args.counts[rank] = args.begins[rank + 1] - args.begins[rank];
 }
@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(kThreadsPerBlock) count_keys_of_ranks_kernel(R
 
 void route_keys_async(Keys const& keys, std::span<std::uint32_t> order, std::span<std::int64_t> counts,
                       cudaStream_t stream) {
-  BatchView const batch(keys);
+  KeysView const batch = view_of(keys);
   auto const num_ranks = static_cast<std::uint32_t>(counts.size());
   DeviceBuffer<std::uint32_t> const owners(keys.size(), stream), begins(counts.size() + 1, stream);
   if (!order.empty()) {
-    find_owners_kernel<<<num_blocks(keys.size()), kThreadsPerBlock, 0, stream>>>(
+    find_owners_kernel<<<num_blocks(keys.size()), kBlockThreads, 0, stream>>>(
         {.keys = batch, .num_ranks = num_ranks, .owners = owners.data()});
     check_launch("find_owners_kernel");
   }
@@ -55,7 +55,7 @@ void route_keys_async(Keys const& keys, std::span<std::uint32_t> order, std::spa
                        .members = order.data(),
                        .begins = begins.data()},
                       stream);
-  count_keys_of_ranks_kernel<<<num_blocks(num_ranks), kThreadsPerBlock, 0, stream>>>(
+  count_keys_of_ranks_kernel<<<num_blocks(num_ranks), kBlockThreads, 0, stream>>>(
       {.begins = begins.data(), .num_ranks = num_ranks, .counts = counts.data()});
   check_launch("count_keys_of_ranks_kernel");
 }

@@ -15,6 +15,9 @@ inline std::uint32_t num_blocks(std::uint64_t num_threads) {
   return static_cast<std::uint32_t>((num_threads + kBlockThreads - 1) / kBlockThreads);
 }
 
+/// The number of this thread in its grid.
+__device__ inline std::uint32_t thread_number() { return blockIdx.x * kBlockThreads + threadIdx.x; }
+
 template <class Visit>
 __global__ void __launch_bounds__(kBlockThreads)
     for_each_kernel(std::uint64_t count, __grid_constant__ Visit const visit) {

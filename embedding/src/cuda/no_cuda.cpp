@@ -14,8 +14,8 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<Table> make_cuda_table(TableOptions const& /*options*/, CudaPlace /*place*/) { refuse(); }
+std::unique_ptr<Table> make_cuda_table(TableOptions const& /*options*/, CudaPlace const& /*place*/) { refuse(); }
 
-std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace /*place*/) { refuse(); }
+std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& /*place*/) { refuse(); }
 
 }  // namespace headway::embedding

@@ -1,7 +1,7 @@
 #include "cuda/cuda_check.hpp"
 #include "cuda/device_buffer.hpp"
+#include "cuda/launch.cuh"
 #include "cuda/segmented_sum.hpp"
-#include "cuda/thread_grid.cuh"
 #include "cuda/unique_view.cuh"
 #include "cuda/vector_rows.cuh"
 
@@ -37,7 +37,7 @@ struct Segments {
 // A thread for a column of a chunk. Were chunks of 4 members, the numbers 0 0 1 2  2 2 2 2  2 3 would give: sums[0],
 // sums[1] and tail 0; head 1; head 2 and sums[3].
 template <class Vector>
-__global__ void __launch_bounds__(kThreadsPerBlock) sum_chunks_kernel(Segments<Vector> segments) {
+__global__ void __launch_bounds__(kBlockThreads) sum_chunks_kernel(Segments<Vector> segments) {
   auto const& unique = segments.unique;
   std::uint32_t const column = column_of_thread(), chunk = row_of_thread(), begin = chunk * kChunk;
   std::uint32_t const num_members = unique.num_known();
@@ -97,7 +97,7 @@ __device__ Vector sum_partials(Segments<Vector> const& segments, std::uint32_t f
 // A thread for a column of a chunk adds up the segment that begins in it and goes on to other chunks, no more of them
 // than a window. Of the example above, chunk 0: sums[2] = tail 0 + head 1 + head 2.
 template <class Vector>
-__global__ void __launch_bounds__(kThreadsPerBlock) sum_short_segments_kernel(Segments<Vector> segments) {
+__global__ void __launch_bounds__(kBlockThreads) sum_short_segments_kernel(Segments<Vector> segments) {
   std::uint32_t const column = column_of_thread(), chunk = row_of_thread();
   std::uint32_t const num_members = segments.unique.num_known();
   if (column >= segments.sums.num_vectors || (chunk + 1) * kChunk >= num_members) return;

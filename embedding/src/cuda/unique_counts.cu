@@ -2,7 +2,7 @@
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
 #include "cuda/device_buffer.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/unique_counts.hpp"
 
 #include <cub/device/device_scan.cuh>
@@ -30,7 +30,7 @@ struct CountArgs {
 
 // A thread for each unique key. Those of members 0 1 and 2, with counts 4 5 6: before them are 0 4 9 15, so that their
 // counts are 9 - 0 and 15 - 9.
-__global__ void __launch_bounds__(kThreadsPerBlock) count_keys_kernel(CountArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) count_keys_kernel(CountArgs args) {
   std::uint32_t const number = thread_number();
   if (number >= args.size()) return;
   std::uint32_t const begin = args.begins[number], end = args.begins[number + 1];
@@ -53,10 +53,10 @@ void count_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cud
       return cub::DeviceScan::ExclusiveSum(scratch, num_bytes, counts, counts_before.data(), size + 1, stream);
     });
   }
-  count_keys_kernel<<<num_blocks(size), kThreadsPerBlock, 0, stream>>>({.begins = unique.begins.data(),
-                                                                        .counts_before = counts_before.data(),
-                                                                        .size = {size, unique.size},
-                                                                        .counts = unique.counts.data()});
+  count_keys_kernel<<<num_blocks(size), kBlockThreads, 0, stream>>>({.begins = unique.begins.data(),
+                                                                     .counts_before = counts_before.data(),
+                                                                     .size = {size, unique.size},
+                                                                     .counts = unique.counts.data()});
   check_launch("count_keys_kernel");
 }
 

@@ -2,7 +2,7 @@
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
 #include "cuda/device_buffer.hpp"
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/unique_numbers.hpp"
 
 #include <cub/device/device_scan.cuh>
@@ -16,12 +16,11 @@ namespace headway::embedding {
 namespace {
 
 constexpr std::uint32_t kEmpty = 0xffffffff;
-constexpr unsigned kAllLanes = 0xffffffff;
 
 /// A hash table with linear probing. A slot has the number of a key of the batch, which stands for all that are the
 /// same; in the end it is the first of them.
 struct FirstKeys {
-  BatchView keys;
+  KeysView keys;
   std::uint32_t* slots;    ///< (mask + 1) At least twice as many as keys, kEmpty at first.
   std::uint32_t* slot_of;  ///< (keys)
   std::uint32_t mask;
@@ -35,7 +34,7 @@ struct FirstKeys {
       std::uint32_t found = __ldca(&slots[at]);
       if (found == kEmpty) found = atomicCAS(&slots[at], kEmpty, i);
       if (found == kEmpty) return at;
-      if (keys[found] != key) continue;
+      if (keys.key(found) != key) continue;
       if (i < found) atomicMin(&slots[at], i);
       return at;
     }
@@ -44,12 +43,12 @@ struct FirstKeys {
 
 // A thread for each key. Of the keys 7 9 7 7, whose slots are 2 5 2 2, those of lanes 0, 2 and 3 are the same: lane 0
 // puts 0 into slot 2 for all three, and lane 1 puts 1 into slot 5.
-__global__ void __launch_bounds__(kThreadsPerBlock) find_first_keys_kernel(FirstKeys firsts) {
+__global__ void __launch_bounds__(kBlockThreads) find_first_keys_kernel(FirstKeys firsts) {
   std::uint32_t const i = thread_number();
   bool const is_known = i < firsts.keys.size();
   unsigned const active = __ballot_sync(kAllLanes, is_known);
   if (!is_known) return;
-  Key const key = firsts.keys[i];
+  Key const key = firsts.keys.key(i);
   unsigned same = __match_any_sync(active, key.id);
   if (firsts.keys.tables != nullptr) same &= __match_any_sync(active, key.table);
   // The lowest lane has the lowest number.
@@ -79,7 +78,7 @@ struct NumberArgs {
 
 // A thread for each key. Of 7 9 7 8 the first ones are 0 1 0 3, before which there are 0 1 - 2: the numbers are 0 1
 // 0 2.
-__global__ void __launch_bounds__(kThreadsPerBlock) number_keys_kernel(NumberArgs args) {
+__global__ void __launch_bounds__(kBlockThreads) number_keys_kernel(NumberArgs args) {
   auto const& keys = args.firsts.keys;
   std::uint32_t const i = thread_number(), num_keys = keys.size();
   if (i == 0 && num_keys == 0) *args.size = 0;
@@ -103,13 +102,13 @@ void number_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cu
   auto const size = static_cast<std::uint32_t>(keys.size());
   DeviceBuffer<std::uint32_t> const slots(std::bit_ceil(2 * keys.size()), stream);
   DeviceBuffer<std::uint32_t> const slot_of(size, stream), firsts_before(size, stream);
-  FirstKeys const firsts{.keys = BatchView(keys),
+  FirstKeys const firsts{.keys = view_of(keys),
                          .slots = slots.data(),
                          .slot_of = slot_of.data(),
                          .mask = static_cast<std::uint32_t>(slots.size() - 1)};
   static_assert(kEmpty == 0xffffffff, "all bytes are the same");
   check(cudaMemsetAsync(slots.data(), 0xff, slots.size() * sizeof(std::uint32_t), stream), "cudaMemsetAsync");
-  find_first_keys_kernel<<<num_blocks(size), kThreadsPerBlock, 0, stream>>>(firsts);
+  find_first_keys_kernel<<<num_blocks(size), kBlockThreads, 0, stream>>>(firsts);
   check_launch("find_first_keys_kernel");
 
   auto const is_first =
@@ -117,12 +116,12 @@ void number_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cu
   run_with_scratch("cub::DeviceScan", stream, [&](void* scratch, std::size_t& num_bytes) {
     return cub::DeviceScan::ExclusiveSum(scratch, num_bytes, is_first, firsts_before.data(), size, stream);
   });
-  number_keys_kernel<<<num_blocks(size), kThreadsPerBlock, 0, stream>>>({.firsts = firsts,
-                                                                         .firsts_before = firsts_before.data(),
-                                                                         .ids = unique.ids.data(),
-                                                                         .tables = unique.tables.data(),
-                                                                         .numbers = unique.numbers.data(),
-                                                                         .size = unique.size});
+  number_keys_kernel<<<num_blocks(size), kBlockThreads, 0, stream>>>({.firsts = firsts,
+                                                                      .firsts_before = firsts_before.data(),
+                                                                      .ids = unique.ids.data(),
+                                                                      .tables = unique.tables.data(),
+                                                                      .numbers = unique.numbers.data(),
+                                                                      .size = unique.size});
   check_launch("number_keys_kernel");
 }
 

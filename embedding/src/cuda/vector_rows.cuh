@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/thread_grid.cuh"
+#include "cuda/launch.cuh"
 
 #include <algorithm>
 #include <bit>
@@ -51,7 +51,7 @@ struct RowGrid {
   static unsigned lanes(std::uint32_t num_vectors) { return std::min(32U, std::bit_ceil(num_vectors)); }
 
   RowGrid(std::uint64_t num_rows, std::uint32_t num_vectors, unsigned rows_per_thread = 1)
-      : threads(lanes(num_vectors), kThreadsPerBlock / lanes(num_vectors)) {
+      : threads(lanes(num_vectors), kBlockThreads / lanes(num_vectors)) {
     std::uint64_t const rows_per_block = std::uint64_t{threads.y} * rows_per_thread;
     blocks = dim3(static_cast<unsigned>((num_rows + rows_per_block - 1) / rows_per_block),
                   (num_vectors + threads.x - 1) / threads.x);

@@ -60,6 +60,6 @@ class CudaDeduplicator {
 };
 
 /// @throws comm::SystemError if CUDA refuses; comm::UsageError if this build has no CUDA
-[[nodiscard]] std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace place);
+[[nodiscard]] std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& place);
 
 }  // namespace headway::embedding

@@ -11,6 +11,6 @@ namespace headway::embedding {
 /// in memory of the host. Calls go to the stream of their caller, after those that other streams were given before.
 /// @throws comm::UsageError for options out of their range, or if this build has no CUDA; comm::SystemError if CUDA
 /// refuses
-[[nodiscard]] std::unique_ptr<Table> make_cuda_table(TableOptions const& options, CudaPlace place);
+[[nodiscard]] std::unique_ptr<Table> make_cuda_table(TableOptions const& options, CudaPlace const& place);
 
 }  // namespace headway::embedding

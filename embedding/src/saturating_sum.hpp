@@ -1,0 +1,15 @@
+#pragma once
+
+#include "headway/kernels/host_device.hpp"
+
+#include <cstdint>
+
+namespace headway::embedding {
+
+/// As much as fits.
+[[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::uint32_t saturating_sum(std::uint32_t count, std::uint32_t more) {
+  constexpr std::uint32_t kMost = 0xffffffff;
+  return more > kMost - count ? kMost : count + more;
+}
+
+}  // namespace headway::embedding
