@@ -66,7 +66,8 @@ at::Tensor TensorTable::gather_bags(UniqueTensors const& unique, at::Tensor cons
   auto const numbers = span_of<std::uint32_t>(unique.numbers, at::kInt, device_, "numbers");
   auto const view = bags.view(device_);
   auto const num_bags = view.offsets.empty() ? numbers.size() : view.offsets.size() - 1;
-  auto out = empty({static_cast<std::int64_t>(num_bags), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
+  auto out =
+      empty({static_cast<std::int64_t>(num_bags), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
   table_->gather_bags(unique.keys().view(device_), rows_of(rows, device_), numbers, view,
                       span_of<float>(out, at::kFloat, device_, "out"));
   return out;
