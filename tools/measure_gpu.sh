@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
 # alone, beside other work, in training steps and in DLRM inference.
-# Usage: tools/measure_gpu.sh [--quick] OUTDIR
+# With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec.
+# Usage: tools/measure_gpu.sh [--quick] [--tables] OUTDIR
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
 #   --quick  no tests, and few sizes
+#   --tables HIERARCHICALKV names a folder with merlin_hashtable.cuh, if it is to be measured; FBGEMM and TorchRec are
+#            where Python finds them
 # Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
-# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes.
+# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes, tables 6 to 7.
 set -uo pipefail
 
 failed=()
@@ -30,38 +33,43 @@ bench() {
 
 build() {
   cmake -S . -B "$out/build" -DCMAKE_BUILD_TYPE=Release -DHEADWAY_BUILD_TESTS="$tests" -DHEADWAY_BUILD_BENCHMARKS=OFF \
-    -DPython_EXECUTABLE="$(command -v python3)" --no-warn-unused-cli --log-level=WARNING &&
+    -DPython_EXECUTABLE="$(command -v python3)" --no-warn-unused-cli --log-level=WARNING "$@" &&
     cmake --build "$out/build" -j "$(nproc)" --target headway_c10d $targets >"$out/compiler.log"
 }
 
-main() {
-  cd "$(dirname "$0")/.."
-  local sizes=64,4K,64K,1M,16M,128M,512M rounds=5 wire
-  tests=ON
-  targets=libcomm_gpu_test
-  if [ "${1:-}" = --quick ]; then
-    sizes=4K,1M,128M
-    rounds=3
-    tests=OFF
-    targets=
-    shift
+# test_python NAME LIMIT_S FILE...: a test spends most of its time in starting its ranks; those of one file share no time with
+# each other.
+test_python() {
+  local name=$1 limit_s=$2 parallel=
+  shift 2
+  python3 -c 'import xdist' 2>/dev/null && parallel="-n 4 --dist loadfile"
+  # shellcheck disable=SC2086
+  stage "$name" "$limit_s" python3 -m pytest "$@" -q -rfEs --timeout 100 -p no:warnings $parallel
+}
+
+measure_tables() {
+  local table="$out/build/benchmarks/embedding/bench_embedding_cuda_table"
+  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DHEADWAY_BUILD_BENCHMARKS=ON \
+    ${HIERARCHICALKV:+-DHEADWAY_HIERARCHICALKV_INCLUDE_DIR="$HIERARCHICALKV"}
+  if [ "$tests" = ON ]; then
+    stage embedding_cuda_test 60 "$out/build/tests/embedding/embedding_cuda_test" --gtest_brief=1
+    test_python test_cuda_tables 150 tests/python/embedding/test_cuda_tables.py tests/python/torchrec/test_dynamic_cuda.py
   fi
-  [ $# = 1 ] || { echo "usage: tools/measure_gpu.sh [--quick] OUTDIR" >&2; exit 2; }
-  mkdir -p "$1"
-  out=$(cd "$1" && pwd)
-  gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
-  export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD/python:$PWD"
-  nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv
-  export out tests targets
-  export -f build
+  stage tables 120 "$table" --capacity 16777216 --loads 0.5,0.75,1.0 --rounds $((rounds * 3)) --commit "$commit" \
+    --json "$out/cuda_table.jsonl"
+  stage growth 60 "$table" --growth --commit "$commit" --json "$out/cuda_growth.jsonl"
+  stage growth_100_million 60 "$table" --growth --first-rows 96000000 --last-rows 100000000 --commit "$commit" \
+    --json "$out/cuda_growth_100_million.jsonl"
+  stage layer 120 python3 -m benchmarks.cuda_embedding_layer --json "$out/cuda_embedding_layer.jsonl" --out "$out"
+  stage sequence_model 300 python3 -m benchmarks.cuda_sequence_model --json "$out/cuda_sequence_model.jsonl" --out "$out"
+}
+
+measure_exchanges() {
+  local wire
   stage build 300 bash -c build
   if [ "$tests" = ON ]; then
     stage libcomm_gpu_test 120 "$out/build/tests/libcomm/libcomm_gpu_test" --gtest_brief=1
-    # A test spends most of its time in starting its ranks; those of one file share no time with each other.
-    python3 -c 'import xdist' 2>/dev/null && parallel="-n 4 --dist loadfile"
-    # shellcheck disable=SC2086
-    stage test_cuda 400 python3 -m pytest tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py \
-      -q -rfEs --timeout 100 -p no:warnings ${parallel:-}
+    test_python test_cuda 400 tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
   for wire in tcp shm; do
@@ -72,6 +80,45 @@ main() {
   bench cuda_training 120 --rounds "$rounds" --trace "$out/traces"
   stage dlrm 180 python3 -m benchmarks.dlrm --device cuda --ranks "$gpus" --settings short_delays balanced --no-ali-ccp \
     --runs "$rounds" --store "$out/store" --out "$out/dlrm" --json "$out/dlrm.jsonl"
+}
+
+main() {
+  cd "$(dirname "$0")/.."
+  sizes=64,4K,64K,1M,16M,128M,512M
+  rounds=5
+  tests=ON
+  local measure=measure_exchanges
+  targets=libcomm_gpu_test
+  while [ $# -gt 1 ]; do
+    case $1 in
+      --quick)
+        sizes=4K,1M,128M
+        rounds=3
+        tests=OFF
+        ;;
+      --tables) measure=measure_tables ;;
+      *) break ;;
+    esac
+    shift
+  done
+  if [ $# != 1 ] || [ "${1#-}" != "$1" ]; then
+    echo "usage: tools/measure_gpu.sh [--quick] [--tables] OUTDIR" >&2
+    exit 2
+  fi
+  mkdir -p "$1"
+  out=$(cd "$1" && pwd)
+  [ $measure = measure_exchanges ] || targets="headway_embedding_torch embedding_cuda_test bench_embedding_cuda_table"
+  if [ "$tests" = OFF ]; then
+    targets=${targets/libcomm_gpu_test/}
+    targets=${targets/embedding_cuda_test/}
+  fi
+  gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
+  commit=$(git describe --always --dirty=+ 2>/dev/null || echo unknown)
+  export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD/python:$PWD${PYTHONPATH:+:$PYTHONPATH}"
+  export out tests targets
+  export -f build
+  nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv
+  $measure
   [ ${#failed[@]} = 0 ] || { echo "stages that failed: ${failed[*]}"; exit 1; }
 }
 
