@@ -27,15 +27,17 @@ struct StoreView {
   std::uint32_t row_bytes = 0, state_begin = 0;
 };
 
+/// Four columns of a row.
+using Quad = std::array<float, 4>;
+
 /// Four columns of a row of float32 from 4 * `quad` on; what is beyond dim is 0.
-[[nodiscard]] __device__ inline std::array<float, 4> read_quad(float const* row, std::uint32_t quad,
-                                                               std::uint32_t dim) {
+[[nodiscard]] __device__ inline Quad read_quad(float const* row, std::uint32_t quad, std::uint32_t dim) {
   float const* const from = row + 4 * quad;
   if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {
     float4 const four = *reinterpret_cast<float4 const*>(from);
     return {four.x, four.y, four.z, four.w};
   }
-  std::array<float, 4> values{};
+  Quad values{};
 #pragma unroll
   for (std::uint32_t i = 0; i < 4; ++i) {
     if (4 * quad + i < dim) values[i] = from[i];
@@ -43,8 +45,7 @@ struct StoreView {
   return values;
 }
 
-__device__ inline void write_quad(float* row, std::uint32_t quad, std::uint32_t dim,
-                                  std::array<float, 4> const& values) {
+__device__ inline void write_quad(float* row, std::uint32_t quad, std::uint32_t dim, Quad const& values) {
   float* const to = row + 4 * quad;
   if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {
     *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
@@ -85,9 +86,9 @@ struct RowsView {
   [[nodiscard]] __device__ Bfloat16* cold_vector(RowId id) const { return reinterpret_cast<Bfloat16*>(row(id)); }
 
   /// Columns from 4 * `quad` on; what is beyond dim is 0.
-  [[nodiscard]] __device__ std::array<float, 4> read(RowId id, std::uint32_t quad) const {
+  [[nodiscard]] __device__ Quad read(RowId id, std::uint32_t quad) const {
     if (precision_of(id) == Precision::kFloat32) return read_quad(vector(id), quad, dim);
-    std::array<float, 4> values{};
+    Quad values{};
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) {
       if (4 * quad + i < dim) values[i] = widen(cold_vector(id)[4 * quad + i]);
@@ -96,7 +97,7 @@ struct RowsView {
   }
   /// Rounds by `round(value, i)` where the row is cold.
   template <class Round>
-  __device__ void write(RowId id, std::uint32_t quad, std::array<float, 4> const& values, Round round) const {
+  __device__ void write(RowId id, std::uint32_t quad, Quad const& values, Round round) const {
     if (precision_of(id) == Precision::kFloat32) {
       write_quad(vector(id), quad, dim, values);
       return;
@@ -107,12 +108,11 @@ struct RowsView {
     }
   }
   /// To the nearest where it is cold.
-  __device__ void write(RowId id, std::uint32_t quad, std::array<float, 4> const& values) const {
+  __device__ void write(RowId id, std::uint32_t quad, Quad const& values) const {
     write(id, quad, values, [](float value, std::uint32_t) { return round_to_nearest(value); });
   }
   /// By words that depend on key, step and column alone where it is cold.
-  __device__ void write_at_random(RowId id, std::uint32_t quad, Key key, std::uint64_t step,
-                                  std::array<float, 4> const& values) const {
+  __device__ void write_at_random(RowId id, std::uint32_t quad, Key key, std::uint64_t step, Quad const& values) const {
     std::array<std::uint32_t, 4> words{};
     if (precision_of(id) == Precision::kBfloat16) words = rounding_words(key, quad / 2, step);
     write(id, quad, values, [&](float value, std::uint32_t i) {

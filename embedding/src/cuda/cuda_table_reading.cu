@@ -1,0 +1,177 @@
+// What a table on a device finds, and what it copies out of rows.
+
+#include "cuda/cuda_call.hpp"
+#include "cuda/cuda_table.hpp"
+#include "cuda/launch.cuh"
+#include "cuda/row_limits.cuh"
+#include "expect_batch.hpp"
+#include "headway/comm/status.hpp"
+
+namespace headway::embedding {
+
+void CudaTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const {
+  expect_one_each(keys, rows.size(), "rows");
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  Call const call(*this);
+  for_each_async(
+      keys.size(),
+      [batch = view_of(keys), index = index(), rows = rows.data(),
+       statuses = statuses.empty() ? nullptr : statuses.data()] __device__(std::uint64_t i) {
+        bool const is_known = i < batch.size();
+        RowId const row = is_known ? row_of(find_word(index, batch.key(static_cast<std::uint32_t>(i)))) : RowId::kNone;
+        rows[i] = row;
+        if (statuses != nullptr) statuses[i] = row == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
+      },
+      call.stream(), "find");
+}
+
+namespace {
+
+struct GatherArgs {
+  RowsView rows;
+  TableState* state;
+  KeysView keys;
+  RowId const* row_ids;
+  InitialValues initial_values;
+  std::uint32_t const*
+      numbers;  ///< (vectors) Whose vector is wanted; nullptr: one after the other, all that are known.
+  std::uint32_t num_vectors;
+  float* out;  ///< (vectors or bags, dim)
+
+  [[nodiscard]] __device__ std::uint32_t size() const { return numbers == nullptr ? keys.size() : num_vectors; }
+  [[nodiscard]] __device__ std::uint32_t number(std::uint32_t i) const { return numbers == nullptr ? i : numbers[i]; }
+};
+
+__device__ __noinline__ Quad initial_quad(GatherArgs const& args, std::uint32_t number, std::uint32_t quad) {
+  return args.initial_values.of(args.keys.key(number), quad);
+}
+
+// Some lanes of a warp copy four rows together, with all reads of a column before the writes. With dim 64 lanes 0 to 15
+// copy rows 0 to 3, and lanes 16 to 31 rows 4 to 7.
+__global__ void __launch_bounds__(kBlockThreads)
+    gather_kernel(__grid_constant__ GatherArgs const args, RowLanes lanes) {
+  constexpr std::uint32_t kRows = 4;
+  std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
+  auto const first = static_cast<std::uint32_t>(thread >> lanes.shift) * kRows, size = args.size();
+  if (first >= size) return;
+  RowLimits const limits(*args.state);
+  RowId ids[kRows];
+#pragma unroll
+  for (std::uint32_t r = 0; r < kRows; ++r) {
+    ids[r] = first + r < size ? limits.checked(args.row_ids[args.number(first + r)], *args.state) : RowId::kNone;
+  }
+  for (std::uint32_t quad = lane; quad < args.rows.num_quads(); quad += lanes.count()) {
+    Quad values[kRows];
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      if (ids[r] != RowId::kNone) values[r] = args.rows.read(ids[r], quad);
+    }
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      if (first + r >= size) break;
+      if (ids[r] == RowId::kNone) values[r] = initial_quad(args, args.number(first + r), quad);
+      write_quad(args.out + std::uint64_t{first + r} * args.rows.dim, quad, args.rows.dim, values[r]);
+    }
+  }
+}
+
+struct BagArgs {
+  GatherArgs gather;
+  std::int64_t const* offsets;  ///< nullptr: each key is a bag.
+  float const* weights;         ///< nullptr: 1.
+  std::uint32_t num_bags;
+};
+
+// Some lanes of a warp have a bag together, and read four of its rows before they add them, in order. With offsets
+// 0 0 2 and numbers 5 3 row 0 of `out` is zero, and row 1 the vector of key 5 and that of key 3.
+__global__ void __launch_bounds__(kBlockThreads)
+    gather_bags_kernel(__grid_constant__ BagArgs const args, RowLanes lanes) {
+  constexpr std::uint32_t kRows = 4;
+  auto const& gather = args.gather;
+  std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
+  std::uint64_t const bag = thread >> lanes.shift;
+  if (bag >= args.num_bags) return;
+  RowLimits const limits(*gather.state);
+  auto const begin = static_cast<std::uint32_t>(args.offsets == nullptr ? bag : args.offsets[bag]);
+  auto const end = static_cast<std::uint32_t>(args.offsets == nullptr ? bag + 1 : args.offsets[bag + 1]);
+  for (std::uint32_t quad = lane; quad < gather.rows.num_quads(); quad += lanes.count()) {
+    Quad sum{};
+    for (std::uint32_t first = begin; first < end; first += kRows) {
+      std::uint32_t numbers[kRows];
+      RowId ids[kRows];
+      Quad values[kRows];
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) numbers[r] = gather.numbers[min(first + r, end - 1)];
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) ids[r] = limits.checked(gather.row_ids[numbers[r]], *gather.state);
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (ids[r] != RowId::kNone) values[r] = gather.rows.read(ids[r], quad);
+      }
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (first + r >= end) break;
+        if (ids[r] == RowId::kNone) values[r] = initial_quad(gather, numbers[r], quad);
+        float const weight = args.weights == nullptr ? 1 : args.weights[first + r];
+#pragma unroll
+        for (std::uint32_t j = 0; j < 4; ++j) sum[j] += weight * values[r][j];
+      }
+    }
+    write_quad(gather.out + bag * gather.rows.dim, quad, gather.rows.dim, sum);
+  }
+}
+
+void gather_async(GatherArgs const& args, cudaStream_t stream) {
+  RowLanes const lanes(args.rows.num_quads());
+  std::uint64_t const tiles = (std::uint64_t{args.num_vectors} + 3) / 4;
+  gather_kernel<<<num_blocks(tiles << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
+  check_launch("gather_kernel");
+}
+
+}  // namespace
+
+void CudaTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const {
+  expect_one_each(keys, rows.size(), "rows");
+  expect_values(keys, out.size(), options_.dim, "out");
+  Call const call(*this);
+  if (keys.size() == 0) return;
+  gather_async({.rows = rows_.view(),
+                .state = state_.data(),
+                .keys = view_of(keys),
+                .row_ids = rows.data(),
+                .initial_values = options_.initializer.values(),
+                .numbers = nullptr,
+                .num_vectors = static_cast<std::uint32_t>(keys.size()),
+                .out = out.data()},
+               call.stream());
+}
+
+void CudaTable::gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+                            Bags const& bags, std::span<float> out) const {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const num_bags = count_bags(numbers.size(), bags);
+  comm::expects(out.size() == num_bags * options_.dim, "out does not have a vector for each bag");
+  Call const call(*this);
+  if (num_bags == 0) return;
+  GatherArgs const args{.rows = rows_.view(),
+                        .state = state_.data(),
+                        .keys = view_of(keys),
+                        .row_ids = rows.data(),
+                        .initial_values = options_.initializer.values(),
+                        .numbers = numbers.data(),
+                        .num_vectors = static_cast<std::uint32_t>(numbers.size()),
+                        .out = out.data()};
+  if (bags.offsets.empty() && bags.weights.empty()) return gather_async(args, call.stream());
+  RowLanes const lanes(args.rows.num_quads());
+  gather_bags_kernel<<<num_blocks(std::uint64_t{num_bags} << lanes.shift), kBlockThreads, 0, call.stream()>>>(
+      {.gather = args,
+       .offsets = bags.offsets.empty() ? nullptr : bags.offsets.data(),
+       .weights = bags.weights.empty() ? nullptr : bags.weights.data(),
+       .num_bags = static_cast<std::uint32_t>(num_bags)},
+      lanes);
+  check_launch("gather_bags_kernel");
+}
+
+}  // namespace headway::embedding
