@@ -31,6 +31,19 @@ inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21
   return RowId{number + static_cast<std::uint32_t>(precision) * kNumRowIds};
 }
 
+[[nodiscard]] constexpr std::size_t round_up(std::size_t size, std::size_t unit) {
+  return (size + unit - 1) / unit * unit;
+}
+
+/// Of what a row has. Short rows are not padded to a line of 64 bytes, or bfloat16 would save nothing; nor does any of
+/// them lie in two.
+[[nodiscard]] constexpr std::size_t padded(std::size_t row_bytes) {
+  constexpr std::size_t kLeastUnit = 16, kMostUnit = 32;
+  std::size_t unit = kLeastUnit;
+  while (unit < row_bytes && unit < kMostUnit) unit *= 2;
+  return round_up(row_bytes, unit);
+}
+
 /// kNone where the word names no row.
 [[nodiscard]] constexpr RowId row_of(RowWord word) {
   return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone;

@@ -13,15 +13,6 @@ namespace {
 
 constexpr std::size_t kLineBytes = 64;
 
-std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
-
-/// Short rows are not padded to a line, or bfloat16 would save nothing; nor does any of them lie in two.
-std::size_t padded(std::size_t row_bytes) {
-  std::size_t unit = RowStore::kRowUnit;
-  while (unit < row_bytes && unit < kLineBytes / 2) unit *= 2;
-  return round_up(row_bytes, unit);
-}
-
 constexpr std::size_t number_of(Precision precision) { return static_cast<std::size_t>(precision); }
 
 }  // namespace

@@ -106,7 +106,7 @@ class CudaTable final : public Table {
   void refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStream_t stream);
   [[nodiscard]] LastOfEach last_of_each(Keys const& keys, cudaStream_t stream);
   void write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
-                     cudaStream_t stream);
+                     LastOfEach const& is_written, cudaStream_t stream);
 
   // Removals
   std::size_t evict_in_order(std::size_t num_rows, cudaStream_t stream);

@@ -1,5 +1,6 @@
 // How keys get into a table on a device.
 
+#include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
 #include "cuda/insertion_kernels.cuh"
@@ -19,16 +20,6 @@ namespace {
 template <class T>
 void fill_with_zeros(DeviceBuffer<T> const& buffer, cudaStream_t stream) {
   check(cudaMemsetAsync(buffer.data(), 0, buffer.size() * sizeof(T), stream), "cudaMemsetAsync");
-}
-
-/// out[i] = sum of values before i. @returns memory that the stream uses
-DeviceBuffer<std::byte> exclusive_sum_async(std::uint32_t const* values, std::uint32_t* out, std::size_t size,
-                                            cudaStream_t stream) {
-  std::size_t num_bytes = 0;
-  check(cub::DeviceScan::ExclusiveSum(nullptr, num_bytes, values, out, size, stream), "ExclusiveSum");
-  DeviceBuffer<std::byte> scratch(num_bytes, stream);
-  check(cub::DeviceScan::ExclusiveSum(scratch.data(), num_bytes, values, out, size, stream), "ExclusiveSum");
-  return scratch;
 }
 
 }  // namespace
@@ -124,7 +115,7 @@ void CudaTable::insert_or_assign(Keys const& keys, std::span<float const> vector
   without_counts.counts = {};
   insert(without_counts, {.otherwise = 0, .min_count = 0, .fills_vectors = false},
          {.rows = rows.data(), .statuses = statuses.empty() ? own_statuses.data() : statuses.data()}, call.stream());
-  write_vectors(keys, rows.span(), vectors, call.stream());
+  write_vectors(keys, rows.span(), vectors, last_of_each(keys, call.stream()), call.stream());
 }
 
 void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream) {
@@ -246,7 +237,9 @@ void CudaTable::refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStre
         if (u < unique.size() && crossings[u] != kNever) asks[crossings[u]] = 1;
       },
       stream, "ask for rows");
-  auto const scratch = exclusive_sum_async(asks.data(), ranks.data(), plan.num_keys + 1, stream);
+  run_with_scratch("ExclusiveSum", stream, [&](void* scratch, std::size_t& num_bytes) {
+    return cub::DeviceScan::ExclusiveSum(scratch, num_bytes, asks.data(), ranks.data(), plan.num_keys + 1, stream);
+  });
   std::uint32_t num_wanted = 0;
   check(cudaMemcpyAsync(&num_wanted, ranks.data() + plan.num_keys, sizeof num_wanted, cudaMemcpyDeviceToHost, stream),
         "cudaMemcpyAsync");
@@ -274,8 +267,7 @@ void CudaTable::refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStre
 }
 
 void CudaTable::write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
-                              cudaStream_t stream) {
-  auto const is_written = last_of_each(keys, stream);
+                              LastOfEach const& is_written, cudaStream_t stream) {
   for_each_quad_async(
       keys.size(), rows_.view().num_quads(),
       [batch = view_of(keys), table_rows = rows_.view(), rows = rows.data(), vectors = vectors.data(),
@@ -308,8 +300,8 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
   // The counts of lookups that are over decide on the precision, but do not add up.
   insert(keys, {.min_count = 0, .is_limited = false, .fills_vectors = false},
          {.rows = rows.data(), .statuses = device_statuses.data()}, stream);
-  write_vectors(keys, rows.span(), vectors.span(), stream);
   auto const is_written = last_of_each(keys, stream);
+  write_vectors(keys, rows.span(), vectors.span(), is_written, stream);
   for_each_async(
       keys.size(),
       [table_rows = rows_.view(), rows = rows.data(), counts = counts.data(), steps = steps.data(),

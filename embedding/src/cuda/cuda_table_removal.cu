@@ -1,5 +1,6 @@
 // Which rows of a table on a device go: with time, or as there are too many.
 
+#include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
 #include "cuda/launch.cuh"
@@ -53,15 +54,10 @@ class Collection {
   /// The k-th least, from 0; of k + 1 values or more.
   [[nodiscard]] std::uint64_t least(std::size_t k, std::size_t num_values) const {
     DeviceBuffer<std::uint64_t> sorted(num_values, stream_);
-    std::size_t num_bytes = 0;
-    auto const sort = [&](void* scratch) {
-      check(
-          cub::DeviceRadixSort::SortKeys(scratch, num_bytes, values_.data(), sorted.data(), num_values, 0, 64, stream_),
-          "SortKeys");
-    };
-    sort(nullptr);
-    DeviceBuffer<std::byte> const scratch(num_bytes, stream_);
-    sort(scratch.data());
+    run_with_scratch("SortKeys", stream_, [&](void* scratch, std::size_t& num_bytes) {
+      return cub::DeviceRadixSort::SortKeys(scratch, num_bytes, values_.data(), sorted.data(), num_values, 0, 64,
+                                            stream_);
+    });
     std::uint64_t value = 0;
     check(cudaMemcpyAsync(&value, sorted.data() + k, sizeof value, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");

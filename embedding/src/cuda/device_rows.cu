@@ -7,17 +7,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kRowUnit = 16, kLineBytes = 64;
 constexpr std::size_t kRowChunk = std::size_t{32} << 20, kNoteChunk = std::size_t{4} << 20;
-
-std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
-
-/// Short rows are not padded to a line, or bfloat16 would save nothing; nor does any of them lie in two.
-std::size_t padded(std::size_t row_bytes) {
-  std::size_t unit = kRowUnit;
-  while (unit < row_bytes && unit < kLineBytes / 2) unit *= 2;
-  return round_up(row_bytes, unit);
-}
 
 }  // namespace
 
