@@ -1,0 +1,87 @@
+"""Where the host's time of an all-to-all of CUDA tensors goes: calls to the driver, how many and how long, a size.
+
+Compile ``driver_calls.cpp`` into a shared library and start two or more ranks under it; they share what GPUs there are:
+
+    g++ -std=c++20 -O2 -shared -fPIC -I /usr/local/cuda/include tools/driver_calls/driver_calls.cpp -o driver_calls.so
+    LD_PRELOAD=$PWD/driver_calls.so torchrun --nproc-per-node 2 tools/driver_calls/exchange.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+import headway
+import torch
+import torch.distributed as dist
+
+_SIZES_B = (1 << 20, 16 << 20, 128 << 20, 512 << 20)
+_CALLS = 20
+_WARM_UP = 3
+
+
+class DriverCalls:
+    """The counters of the library that was loaded before all else."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        if not hasattr(self._library, "driver_calls_reset"):
+            raise RuntimeError("start this under LD_PRELOAD=driver_calls.so; see its first lines")
+
+    def reset(self) -> None:
+        """Counts from zero."""
+        self._library.driver_calls_reset()
+
+    def read(self) -> list[tuple[str, int, int, int]]:
+        """Name, calls, nanoseconds together, nanoseconds of the longest."""
+        text = ctypes.create_string_buffer(4096)
+        self._library.driver_calls_report(text, ctypes.c_size_t(len(text)))
+        rows = [line.split() for line in text.value.decode().splitlines()]
+        return [(name, int(count), int(total), int(longest)) for name, count, total, longest in rows]
+
+
+def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B: int, *, is_waited: bool) -> None:
+    """Prints the host's time of an exchange of ``size_B`` bytes a rank, and of the calls it is made of."""
+    make = headway.empty if kind == "empty()" else torch.empty
+    input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
+    output_B = make(size_B, dtype=torch.uint8, device=input_B.device)
+    host_s = 0.0
+    for index in range(-_WARM_UP, _CALLS):
+        if is_waited or index <= 0:
+            torch.cuda.synchronize()
+            dist.barrier(host_group)
+        if index == 0:
+            calls.reset()
+            host_s = 0.0
+        started = time.perf_counter()
+        dist.all_to_all_single(output_B, input_B)
+        host_s += time.perf_counter() - started
+    rows = calls.read()
+    torch.cuda.synchronize()
+    dist.barrier(host_group)
+    if dist.get_rank() > 0:
+        return
+    driver_us = sum(total for _, _, total, _ in rows) / 1000 / _CALLS
+    how = "waits for each" if is_waited else f"{_CALLS} in a row"
+    print(f"\n{kind}, {size_B >> 20} MiB a rank, {how}: host {host_s / _CALLS * 1e6:.1f} us, driver {driver_us:.1f} us")
+    for name, count, total, longest in rows:
+        times = f"{total / count / 1000:6.2f} us each, longest {longest / 1000:6.1f}"
+        print(f"  {name:24} {count / _CALLS:6.1f} calls, {times}")
+
+
+def main() -> None:
+    """All sizes, ordinary outputs and those that senders write."""
+    calls = DriverCalls()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("headway")
+    host_group = dist.new_group(backend="gloo")
+    for kind in ("ordinary", "empty()"):
+        for size_B in _SIZES_B:
+            for is_waited in (True, False):
+                profile(calls, host_group, kind, size_B, is_waited=is_waited)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
