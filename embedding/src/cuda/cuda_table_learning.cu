@@ -36,17 +36,28 @@ struct QuadUpdate {
   return kind == kernels::OptimizerKind::kRowWiseAdagrad || kind == kernels::OptimizerKind::kRowWiseAdam;
 }
 
-/// @param gradient of the same columns
 template <kernels::OptimizerKind kKind>
 __device__ QuadUpdate load_update(UpdateArgs const& args, RowId row, std::uint32_t quad, Quad const& gradient) {
   std::uint32_t const dim = args.rows.dim;
   QuadUpdate update{.gradient = gradient, .weights = args.rows.read(row, quad)};
   if constexpr (num_states(kKind) > 0) update.first = read_quad(args.rows.state(row), quad, dim);
   if constexpr (num_states(kKind) > 1) update.second = read_quad(args.rows.state(row) + dim, quad, dim);
+  return update;
+}
+
+__device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
 #pragma unroll
   for (std::uint32_t j = 0; j < 4; ++j) {
     update.gradient[j] = kernels::with_decay(args.factors, update.gradient[j], update.weights[j]);
   }
+}
+
+/// The same, with the decay.
+template <kernels::OptimizerKind kKind>
+__device__ QuadUpdate load_whole(UpdateArgs const& args, RowId row, std::uint64_t i, std::uint32_t quad) {
+  std::uint32_t const dim = args.rows.dim;
+  auto update = load_update<kKind>(args, row, quad, read_quad(args.gradients + i * dim, quad, dim));
+  add_decay(args, update);
   return update;
 }
 
@@ -94,48 +105,80 @@ __device__ float row_rate(kernels::UpdateFactors const& by, float& row_state, fl
   }
 }
 
-// Some lanes of a warp have a row together; what a lane needs first is loaded before anything is waited for. Those of
-// warps beyond the batch go along, as lanes add up with each other.
+/// Rows whose loads are under way at a time: with more of them the registers would hold fewer warps.
+[[nodiscard]] constexpr std::uint32_t rows_at_once(kernels::OptimizerKind kind) {
+  return num_states(kind) == 0 ? 4 : 2;
+}
+
+// Some lanes of a warp have a few rows together, and load the first columns of all before they wait for one. Those
+// beyond the batch go along, as lanes add up with each other.
 template <kernels::OptimizerKind kKind>
 __global__ void __launch_bounds__(kBlockThreads)
     update_kernel(__grid_constant__ UpdateArgs const args, RowLanes lanes) {
+  constexpr std::uint32_t kRows = rows_at_once(kKind);
   std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  std::uint64_t const i = thread >> lanes.shift;
+  std::uint64_t const begin = (thread >> lanes.shift) * kRows;
   std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
-  std::uint32_t const num_quads = args.rows.num_quads();
-  bool const is_one = i < args.keys.size();
-  auto const gradient_of = [&](std::uint32_t quad) {
-    return read_quad(args.gradients + i * args.rows.dim, quad, args.rows.dim);
-  };
-  auto const first_gradient = is_one && lane < num_quads ? gradient_of(lane) : Quad{};
-  RowId const row = is_one ? RowLimits(*args.state).checked(args.row_ids[i], *args.state) : RowId::kNone;
-  bool const has_row = row != RowId::kNone;
-  QuadUpdate first;
-  if (has_row && lane < num_quads) first = load_update<kKind>(args, row, lane, first_gradient);
-  float rate = 0;
-  if constexpr (is_row_wise(kKind)) {
-    float row_state = has_row ? args.rows.row_state(row) : 0;
-    float sum = squares_of(first.gradient);
-    for (std::uint32_t quad = lane + lanes.count(); has_row && quad < num_quads; quad += lanes.count()) {
-      sum += squares_of(load_update<kKind>(args, row, quad, gradient_of(quad)).gradient);
+  std::uint32_t const num_quads = args.rows.num_quads(), dim = args.rows.dim, size = args.keys.size();
+  if ((thread / kWarp * kWarp >> lanes.shift) * kRows >= size) return;
+  RowLimits const limits(*args.state);
+  RowId rows[kRows];
+  QuadUpdate updates[kRows];
+#pragma unroll
+  for (std::uint32_t r = 0; r < kRows; ++r) {
+    rows[r] = begin + r < size ? limits.checked(args.row_ids[begin + r], *args.state) : RowId::kNone;
+    if (begin + r < size && lane < num_quads) {
+      updates[r].gradient = read_quad(args.gradients + (begin + r) * dim, lane, dim);
     }
-    rate = row_rate<kKind>(args.factors, row_state, sum_over(lanes, sum) / static_cast<float>(args.rows.dim));
-    __syncwarp();
-    if (has_row && lane == 0) args.rows.row_state(row) = row_state;
   }
-  if (is_one && !has_row && lane == 0) count_one(&args.state->statistics.dropped_gradients);
-  if (!has_row || lane >= num_quads) return;
-  apply_update<kKind>(args, row, i, lane, rate, first);
-  for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
-    apply_update<kKind>(args, row, i, quad, rate, load_update<kKind>(args, row, quad, gradient_of(quad)));
+#pragma unroll
+  for (std::uint32_t r = 0; r < kRows; ++r) {
+    if (rows[r] == RowId::kNone || lane >= num_quads) continue;
+    updates[r] = load_update<kKind>(args, rows[r], lane, updates[r].gradient);
+  }
+  float rates[kRows]{};
+  if constexpr (is_row_wise(kKind)) {
+    float row_states[kRows]{};
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      if (rows[r] != RowId::kNone) row_states[r] = args.rows.row_state(rows[r]);
+    }
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      bool const has_row = rows[r] != RowId::kNone;
+      float sum = 0;
+      if (has_row && lane < num_quads) {
+        add_decay(args, updates[r]);
+        sum = squares_of(updates[r].gradient);
+        for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
+          sum += squares_of(load_whole<kKind>(args, rows[r], begin + r, quad).gradient);
+        }
+      }
+      rates[r] = row_rate<kKind>(args.factors, row_states[r], sum_over(lanes, sum) / static_cast<float>(dim));
+      if (has_row && lane == 0) args.rows.row_state(rows[r]) = row_states[r];
+    }
+  }
+#pragma unroll
+  for (std::uint32_t r = 0; r < kRows; ++r) {
+    if (begin + r >= size) break;
+    if (rows[r] == RowId::kNone) {
+      if (lane == 0) count_one(&args.state->statistics.dropped_gradients);
+      continue;
+    }
+    if (lane >= num_quads) continue;
+    if constexpr (!is_row_wise(kKind)) add_decay(args, updates[r]);
+    apply_update<kKind>(args, rows[r], begin + r, lane, rates[r], updates[r]);
+    for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
+      apply_update<kKind>(args, rows[r], begin + r, quad, rates[r], load_whole<kKind>(args, rows[r], begin + r, quad));
+    }
   }
 }
 
 template <kernels::OptimizerKind kKind>
 void update_async(UpdateArgs const& args, cudaStream_t stream) {
   RowLanes const lanes(args.rows.num_quads());
-  update_kernel<kKind>
-      <<<num_blocks(std::uint64_t{args.keys.size.most} << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
+  std::uint64_t const num_groups = (std::uint64_t{args.keys.size.most} + rows_at_once(kKind) - 1) / rows_at_once(kKind);
+  update_kernel<kKind><<<num_blocks(num_groups << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
   check_launch("update_kernel");
 }
 

@@ -83,9 +83,10 @@ struct BagArgs {
   std::uint32_t num_bags;
 };
 
-// Some lanes of a warp have a bag together, and read four of its rows before they add them, in order. With offsets
-// 0 0 2 and numbers 5 3 row 0 of `out` is zero, and row 1 the vector of key 5 and that of key 3.
-__global__ void __launch_bounds__(kBlockThreads)
+// Some lanes of a warp have a bag together: each finds the row of another key, and then all read their columns of these
+// rows, a few at a time, and add them in order. With offsets 0 0 2 and numbers 5 3 row 0 of `out` is zero, and row 1
+// the vector of key 5 and that of key 3.
+__global__ void __launch_bounds__(kBlockThreads, 4)
     gather_bags_kernel(__grid_constant__ BagArgs const args, RowLanes lanes) {
   constexpr std::uint32_t kRows = 4;
   auto const& gather = args.gather;
@@ -94,32 +95,47 @@ __global__ void __launch_bounds__(kBlockThreads)
   std::uint64_t const bag = thread >> lanes.shift;
   if (bag >= args.num_bags) return;
   RowLimits const limits(*gather.state);
+  std::uint32_t const num_quads = gather.rows.num_quads();
   auto const begin = static_cast<std::uint32_t>(args.offsets == nullptr ? bag : args.offsets[bag]);
   auto const end = static_cast<std::uint32_t>(args.offsets == nullptr ? bag + 1 : args.offsets[bag + 1]);
-  for (std::uint32_t quad = lane; quad < gather.rows.num_quads(); quad += lanes.count()) {
+  for (std::uint32_t first_quad = 0; first_quad < num_quads; first_quad += lanes.count()) {
+    std::uint32_t const quad = first_quad + lane;
     Quad sum{};
-    for (std::uint32_t first = begin; first < end; first += kRows) {
-      std::uint32_t numbers[kRows];
-      RowId ids[kRows];
-      Quad values[kRows];
-#pragma unroll
-      for (std::uint32_t r = 0; r < kRows; ++r) numbers[r] = gather.numbers[min(first + r, end - 1)];
-#pragma unroll
-      for (std::uint32_t r = 0; r < kRows; ++r) ids[r] = limits.checked(gather.row_ids[numbers[r]], *gather.state);
-#pragma unroll
-      for (std::uint32_t r = 0; r < kRows; ++r) {
-        if (ids[r] != RowId::kNone) values[r] = gather.rows.read(ids[r], quad);
+    for (std::uint32_t first = begin; first < end; first += lanes.count()) {
+      std::uint32_t const num_keys = min(lanes.count(), end - first);
+      std::uint32_t number = 0;
+      RowId id = RowId::kNone;
+      float weight = 1;
+      if (lane < num_keys) {
+        number = gather.numbers[first + lane];
+        if (args.weights != nullptr) weight = args.weights[first + lane];
+        id = limits.checked(gather.row_ids[number], *gather.state);
       }
+      for (std::uint32_t key = 0; key < num_keys; key += kRows) {
+        RowId ids[kRows];
+        Quad values[kRows];
 #pragma unroll
-      for (std::uint32_t r = 0; r < kRows; ++r) {
-        if (first + r >= end) break;
-        if (ids[r] == RowId::kNone) values[r] = initial_quad(gather, numbers[r], quad);
-        float const weight = args.weights == nullptr ? 1 : args.weights[first + r];
+        for (std::uint32_t r = 0; r < kRows; ++r) {
+          auto const of_lane = static_cast<RowId>(lanes.broadcast(static_cast<std::uint32_t>(id), key + r));
+          ids[r] = key + r < num_keys ? of_lane : RowId::kNone;
+        }
 #pragma unroll
-        for (std::uint32_t j = 0; j < 4; ++j) sum[j] += weight * values[r][j];
+        for (std::uint32_t r = 0; r < kRows; ++r) {
+          if (ids[r] != RowId::kNone && quad < num_quads) values[r] = gather.rows.read(ids[r], quad);
+        }
+#pragma unroll
+        for (std::uint32_t r = 0; r < kRows; ++r) {
+          if (key + r >= num_keys) break;
+          float const its_weight = lanes.broadcast(weight, key + r);
+          std::uint32_t const its_number = lanes.broadcast(number, key + r);
+          if (quad >= num_quads) continue;
+          if (ids[r] == RowId::kNone) values[r] = initial_quad(gather, its_number, quad);
+#pragma unroll
+          for (std::uint32_t j = 0; j < 4; ++j) sum[j] += its_weight * values[r][j];
+        }
       }
     }
-    write_quad(gather.out + bag * gather.rows.dim, quad, gather.rows.dim, sum);
+    if (quad < num_quads) write_quad(gather.out + bag * gather.rows.dim, quad, gather.rows.dim, sum);
   }
 }
 
