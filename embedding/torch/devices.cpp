@@ -20,4 +20,6 @@ CudaPlace place_of(at::Device device) {
           }};
 }
 
+std::string name_of(at::Device device) { return device.is_cpu() ? "the CPU" : device.str(); }
+
 }  // namespace headway::embedding

@@ -4,6 +4,7 @@
 #include "torch_headers.hpp"
 
 #include <optional>
+#include <string>
 
 namespace headway::embedding {
 
@@ -13,5 +14,8 @@ at::Device resolve(std::optional<at::Device> device);
 
 /// A CUDA device, with torch's current stream there.
 CudaPlace place_of(at::Device device);
+
+/// For messages.
+std::string name_of(at::Device device);
 
 }  // namespace headway::embedding

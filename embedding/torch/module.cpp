@@ -1,6 +1,7 @@
 // headway._embedding: tables of embeddings for Python. See python/headway/_embedding.pyi for its types.
 
 #include "devices.hpp"
+#include "feature_joiner.hpp"
 #include "headway/embedding/routing.hpp"
 #include "headway/embedding/workers.hpp"
 #include "tensor_deduplicator.hpp"
@@ -219,6 +220,30 @@ void define_deduplicator(py::module_& module) {
   module.attr("NUM_VIRTUAL_BUCKETS") = kNumVirtualBuckets;
 }
 
+// Features
+
+Pooling make_pooling(std::optional<std::string> const& name) {
+  static std::map<std::string, Pooling> const poolings{{"sum", Pooling::kSum}, {"mean", Pooling::kMean}};
+  return name ? named(poolings, *name, "pooling") : Pooling::kNone;
+}
+
+void define_features(py::module_& module) {
+  py::class_<JoinedTensors>(module, "JoinedFeatures")
+      .def_readonly("keys", &JoinedTensors::keys)
+      .def_readonly("offsets", &JoinedTensors::offsets)
+      .def_readonly("weights", &JoinedTensors::weights)
+      .def_readonly("num_bags", &JoinedTensors::num_bags);
+  py::class_<FeatureJoiner>(module, "FeatureJoiner")
+      .def(py::init([](std::vector<std::string> names, std::vector<std::uint32_t> tables,
+                       std::vector<std::optional<std::string>> const& poolings, at::Device device) {
+             std::vector<Pooling> kinds;
+             for (auto const& pooling : poolings) kinds.push_back(make_pooling(pooling));
+             return FeatureJoiner(std::move(names), std::move(tables), std::move(kinds), resolve(device));
+           }),
+           py::kw_only(), py::arg("names"), py::arg("tables"), py::arg("poolings"), py::arg("device"))
+      .def("join", &FeatureJoiner::join, WithoutGil());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_embedding, module) {
@@ -231,6 +256,7 @@ PYBIND11_MODULE(_embedding, module) {
       .value("NO_ROOM", KeyStatus::kNoRoom);
   define_table(module);
   define_deduplicator(module);
+  define_features(module);
 }
 
 }  // namespace headway::embedding

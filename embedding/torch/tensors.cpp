@@ -1,5 +1,6 @@
 #include "tensors.hpp"
 
+#include "devices.hpp"
 #include "headway/comm/status.hpp"
 
 #include <limits>
@@ -8,8 +9,6 @@
 namespace headway::embedding {
 
 namespace {
-
-std::string place_name(at::Device device) { return device.is_cpu() ? "the CPU" : device.str(); }
 
 std::span<std::uint32_t const> words_of(std::optional<at::Tensor> const& tensor, at::Device device, char const* name) {
   if (!tensor) return {};
@@ -29,8 +28,8 @@ std::optional<at::Tensor> copy_to(std::optional<at::Tensor> const& tensor, at::D
 template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name) {
   comm::expects(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.device() == device,
-                std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " + place_name(device) +
-                    ", not " + at::toString(tensor.scalar_type()) + " on " + place_name(tensor.device()));
+                std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " + name_of(device) +
+                    ", not " + at::toString(tensor.scalar_type()) + " on " + name_of(tensor.device()));
   return {static_cast<T*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
 

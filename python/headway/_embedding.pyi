@@ -7,6 +7,7 @@ unless they say so or give records or numbers.
 """
 
 import enum
+from collections.abc import Sequence
 
 import torch
 
@@ -158,3 +159,31 @@ def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
 def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # order_K int32, counts_R int64
 def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...
+
+class JoinedFeatures:
+    """Features of a batch, one after the other."""
+
+    @property
+    def keys(self) -> Keys: ...
+    @property
+    def offsets(
+        self,
+    ) -> torch.Tensor | None: ...  # (B + 1,) int64: a bag for each list that is pooled, else for each id
+    @property
+    def weights(self) -> torch.Tensor | None: ...  # (K,)
+    @property
+    def num_bags(self) -> list[int]: ...  # by feature
+
+class FeatureJoiner:
+    """Puts features together that are looked up in one table."""
+
+    def __init__(
+        self, *, names: Sequence[str], tables: Sequence[int], poolings: Sequence[str | None], device: torch.device
+    ) -> None: ...
+    def join(
+        self,
+        ids: Sequence[torch.Tensor],  # (K,) each, int64 or int32
+        lengths: Sequence[torch.Tensor],  # (B,) each, int64 or int32
+        weights: Sequence[torch.Tensor | None],  # (K,) each
+        /,
+    ) -> JoinedFeatures: ...

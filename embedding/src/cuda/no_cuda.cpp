@@ -3,6 +3,7 @@
 #include "headway/comm/status.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"
 #include "headway/embedding/cuda_table.hpp"
+#include "headway/embedding/features.hpp"
 
 namespace headway::embedding {
 
@@ -17,5 +18,9 @@ namespace {
 std::unique_ptr<Table> make_cuda_table(TableOptions const& /*options*/, CudaPlace const& /*place*/) { refuse(); }
 
 std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& /*place*/) { refuse(); }
+
+void join_features(std::span<Feature const> /*features*/, JoinedFeatures const& /*out*/, CudaPlace const& /*place*/) {
+  refuse();
+}
 
 }  // namespace headway::embedding

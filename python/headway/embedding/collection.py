@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import Table, Workers
+from headway._embedding import JoinedFeatures, Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.devices import resolve_device
-from headway.embedding.features import FeatureGroup, Features, GroupInput, columns_of
+from headway.embedding.features import FeatureGroup, Features, columns_of
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.rank_pieces import join_rows
@@ -37,7 +37,7 @@ class NoRoomError(RuntimeError):
 class PendingBatch:
     """A batch whose lookup has begun; ``HashTableCollection`` takes it in the place of its features."""
 
-    inputs: list[GroupInput]
+    inputs: list[JoinedFeatures]
     lookup: Lookup
 
 

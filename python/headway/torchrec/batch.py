@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, UniqueKeys, Workers
+from headway._embedding import Deduplicator, FeatureJoiner, Keys, UniqueKeys, Workers
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name, tensor_on
 from headway.embedding.key_words import keys_of, words_of
-from headway.embedding.merging import table_numbers
+from headway.embedding.merging import table_number
 from headway.embedding.split_counts import SplitCounts
 from headway.torchrec.kept import KeptTensors
 
@@ -146,7 +146,15 @@ class BatchMaker:
         self._groups = groups
         self._group = group
         self._device = device
-        self._numbers_GF = [table_numbers(each.tables).to(device) for each in groups]
+        self._joiners = [
+            FeatureJoiner(
+                names=[f"{number} of table {table}" for number, table in enumerate(each.tables)],
+                tables=[table_number(table) for table in each.tables],
+                poolings=[each.pooling] * each.num_features,
+                device=device,
+            )
+            for each in groups
+        ]
         self._deduplicator = Deduplicator(workers, device)
         self._kept = KeptTensors()
         self._stream: torch.cuda.Stream | None = None  #: for counts
@@ -167,19 +175,18 @@ class BatchMaker:
         if ids.device != self._device:
             raise ValueError(f"ids must be on {place_name(self._device)}, not on {place_name(ids.device)}")
         parts, counts_GR, first = [], [], 0
-        lengths_F = torch.split(features.lengths().to(torch.int64), features.stride_per_key())
-        for group, numbers_F in zip(self._groups, self._numbers_GF, strict=True):
-            end = first + group.num_features
-            place = slice(features.offset_per_key()[first], features.offset_per_key()[end])
-            sizes_F = tensor_on(self._device, features.length_per_key()[first:end], torch.int64)
-            tables_K = numbers_F.repeat_interleave(sizes_F, output_size=place.stop - place.start)
-            keys = Keys(ids[place].to(torch.int64).contiguous(), tables_K)
-            part = Part(self._deduplicator.deduplicate(keys), *_bags(features, group, lengths_F[first:end], place))
+        ids_F = torch.split(ids, features.length_per_key())
+        lengths_F = torch.split(features.lengths(), features.stride_per_key())
+        for group, joiner in zip(self._groups, self._joiners, strict=True):
+            place = slice(first, first + group.num_features)
+            weights_F = _weights_of(features)[place] if group.weighted else [None] * group.num_features
+            joined = joiner.join(ids_F[place], lengths_F[place], weights_F)
+            part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights)
             if self._group.size() > 1:
                 part.order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
                 counts_GR.append(counts_R)
             parts.append(part)
-            first = end
+            first = place.stop
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         if self._group.size() > 1:
             counts = SplitCounts(counts_GR, self._group, self._stream)
@@ -188,32 +195,14 @@ class BatchMaker:
         return Batch(parts, self._deduplicator, stream, self._kept, None, sent_GR=sizes, received_GR=sizes)
 
 
-def _bags(
-    features: KeyedJaggedTensor, group: GroupFeatures, lengths_F: Sequence[torch.Tensor], place: slice
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Offsets of bags and weights of ids; neither of sequences."""
-    if group.pooling is None:
-        return None, None
-    lengths_B = torch.cat(list(lengths_F))
-    offsets = torch.cat((lengths_B.new_zeros(1), lengths_B)).cumsum(0)
-    return offsets, _weights(features, group, lengths_B, place)
-
-
-def _weights(
-    features: KeyedJaggedTensor, group: GroupFeatures, lengths_B: torch.Tensor, place: slice
-) -> torch.Tensor | None:
-    if group.pooling == "mean":
-        shares_B = (1.0 / lengths_B).to(torch.float32)
-        return shares_B.repeat_interleave(lengths_B, output_size=place.stop - place.start)
-    if not group.weighted:
-        return None
+def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
+    """Of ids, by feature."""
     weights = features.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but its input has no weights")
     if weights.requires_grad:
         raise ValueError("weights of ids get no gradient from dynamic tables: detach them")
-    result: torch.Tensor = weights[place].to(torch.float32).contiguous()
-    return result
+    return torch.split(weights, features.length_per_key())
 
 
 def unpack(features: KeyedJaggedTensor, *, num_ranks: int) -> Keys:

@@ -2,7 +2,7 @@
 
 #include "headway/embedding/cuda_deduplicator.hpp"
 
-#include "cuda/cuda_check.hpp"
+#include "device_array.hpp"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/routing.hpp"
 
@@ -23,35 +23,6 @@
 
 namespace headway::embedding {
 namespace {
-
-/// Memory of the device. Its copies wait for all that was enqueued.
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(std::vector<T> const& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, std::max<std::size_t>(size_, 1) * sizeof(T)), "cudaMalloc");
-    if (size_ > 0) check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  DeviceArray(std::size_t size, T value) : DeviceArray(std::vector<T>(size, value)) {}
-  DeviceArray(DeviceArray const&) = delete;
-  DeviceArray& operator=(DeviceArray const&) = delete;
-  ~DeviceArray() { static_cast<void>(cudaFree(data_)); }
-
-  [[nodiscard]] std::span<T> span() const { return {static_cast<T*>(data_), size_}; }
-  [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
-  [[nodiscard]] std::vector<T> first(std::size_t size) const {
-    std::vector<T> values(size);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (size > 0) check(cudaMemcpy(values.data(), data_, size * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return values;
-  }
-  [[nodiscard]] std::vector<T> all() const { return first(size_); }
-
- private:
-  void* data_ = nullptr;
-  std::size_t size_;
-};
 
 struct Batch {
   std::vector<std::uint64_t> ids{};

@@ -1,0 +1,177 @@
+#include "cuda/cub_scratch.hpp"
+#include "cuda/cuda_check.hpp"
+#include "cuda/device_buffer.hpp"
+#include "cuda/launch.cuh"
+#include "headway/comm/status.hpp"
+#include "headway/embedding/features.hpp"
+#include "joined_sizes.hpp"
+
+#include <assert.h>
+#include <cub/device/device_scan.cuh>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace headway::embedding {
+
+namespace {
+
+/// A feature, and where its ids, lists and bags begin among those of all.
+struct FeatureView {
+  Integers ids, lengths;
+  float const* weights;  ///< nullptr: 1.
+  std::uint32_t table;
+  Pooling pooling;
+  std::uint32_t first_id, first_list, first_bag;
+};
+
+/// The features of a batch, and one more that begins where they end.
+struct FeaturesView {
+  FeatureView const* features;
+  std::uint32_t count;
+
+  /// The one whose part of all ids, lists or bags has this one.
+  [[nodiscard]] __device__ FeatureView const& feature_of(std::uint32_t FeatureView::*first, std::uint32_t i) const {
+    std::uint32_t begin = 0, end = count;
+    while (end - begin > 1) {
+      std::uint32_t const middle = begin + (end - begin) / 2;
+      (features[middle].*first <= i ? begin : end) = middle;
+    }
+    return features[begin];
+  }
+};
+
+/// The length of a list; 0 of the one beyond all.
+struct LengthOfList {
+  FeaturesView all;
+
+  __device__ std::int64_t operator()(std::uint32_t list) const {
+    if (list >= all.features[all.count].first_list) return 0;
+    auto const& feature = all.feature_of(&FeatureView::first_list, list);
+    return feature.lengths[list - feature.first_list];
+  }
+};
+
+/// The number of ids of a bag.
+struct LengthOfBag {
+  FeaturesView all;
+
+  __device__ std::int64_t operator()(std::uint32_t bag) const {
+    if (bag >= all.features[all.count].first_bag) return 0;
+    auto const& feature = all.feature_of(&FeatureView::first_bag, bag);
+    return feature.pooling == Pooling::kNone ? 1 : feature.lengths[bag - feature.first_bag];
+  }
+};
+
+/// (count + 1): where each of so many begins, and where the last one ends.
+template <class Length>
+void find_offsets_async(Length const& length, std::size_t count, std::int64_t* offsets, cudaStream_t stream) {
+  auto const lengths = thrust::make_transform_iterator(thrust::counting_iterator<std::uint32_t>(0), length);
+  run_with_scratch("cub::DeviceScan", stream, [&](void* scratch, std::size_t& num_bytes) {
+    return cub::DeviceScan::ExclusiveSum(scratch, num_bytes, lengths, offsets, static_cast<std::uint32_t>(count + 1),
+                                         stream);
+  });
+}
+
+struct ExpectFitting {
+  FeaturesView all;
+  std::int64_t const* offsets;
+
+  __device__ void operator()(std::uint64_t i) const {
+    bool is_good = true;
+    if (i < all.features[all.count].first_list) is_good = offsets[i] <= offsets[i + 1];
+    if (i <= all.count) is_good &= offsets[all.features[i].first_list] == all.features[i].first_id;
+    if (!is_good) {
+      __assert_fail("lengths of features are from 0 and add up to the number of their values", __FILE__, __LINE__,
+                    "join_features");
+    }
+  }
+};
+
+struct JoinIds {
+  FeaturesView all;
+  std::uint64_t* ids;
+  std::uint32_t* tables;
+
+  __device__ void operator()(std::uint64_t i) const {
+    auto const& feature = all.feature_of(&FeatureView::first_id, static_cast<std::uint32_t>(i));
+    ids[i] = static_cast<std::uint64_t>(feature.ids[i - feature.first_id]);
+    tables[i] = feature.table;
+  }
+};
+
+/// Of a feature that is a mean, weights have the length of the list, which is found among the offsets of its lists.
+struct JoinWeights {
+  FeaturesView all;
+  std::int64_t const* offsets;
+  float* weights;
+
+  __device__ void operator()(std::uint64_t i) const {
+    auto const& feature = all.feature_of(&FeatureView::first_id, static_cast<std::uint32_t>(i));
+    float const weight = feature.weights == nullptr ? 1 : feature.weights[i - feature.first_id];
+    weights[i] = feature.pooling == Pooling::kMean ? weight * (1 / length_of_list(feature, i)) : weight;
+  }
+  [[nodiscard]] __device__ float length_of_list(FeatureView const& feature, std::uint64_t id) const {
+    std::uint32_t begin = feature.first_list, end = begin + static_cast<std::uint32_t>(feature.lengths.size);
+    while (end - begin > 1) {
+      std::uint32_t const middle = begin + (end - begin) / 2;
+      (offsets[middle] <= static_cast<std::int64_t>(id) ? begin : end) = middle;
+    }
+    return static_cast<float>(offsets[begin + 1] - offsets[begin]);
+  }
+};
+
+std::vector<FeatureView> views_of(std::span<Feature const> features) {
+  std::vector<FeatureView> views;
+  views.reserve(features.size() + 1);
+  FeatureView next{};
+  for (auto const& feature : features) {
+    auto const first_id = next.first_id, first_list = next.first_list, first_bag = next.first_bag;
+    views.push_back({.ids = feature.ids,
+                     .lengths = feature.lengths,
+                     .weights = feature.weights.empty() ? nullptr : feature.weights.data(),
+                     .table = feature.table,
+                     .pooling = feature.pooling,
+                     .first_id = first_id,
+                     .first_list = first_list,
+                     .first_bag = first_bag});
+    next.first_id = first_id + static_cast<std::uint32_t>(feature.ids.size);
+    next.first_list = first_list + static_cast<std::uint32_t>(feature.lengths.size);
+    next.first_bag = first_bag + static_cast<std::uint32_t>(feature.num_bags());
+  }
+  views.push_back(next);
+  return views;
+}
+
+}  // namespace
+
+void join_features(std::span<Feature const> features, JoinedFeatures const& out, CudaPlace const& place) {
+  constexpr std::size_t kEnd = std::size_t{1} << 31;
+  auto const sizes = expect_room(features, out);
+  comm::expects(sizes.ids < kEnd && sizes.lists < kEnd, "a batch on a device has less than 2^31 ids and lists");
+  DeviceScope const scope(place.device);
+  cudaStream_t const stream = place.stream();
+  auto const views = views_of(features);
+  DeviceBuffer<FeatureView> const on_device(views.size(), stream);
+  // From memory that is not pinned: CUDA has it when this returns, and does not wait.
+  check(cudaMemcpyAsync(on_device.data(), views.data(), views.size() * sizeof(FeatureView), cudaMemcpyHostToDevice,
+                        stream),
+        "cudaMemcpyAsync");
+  FeaturesView const all{.features = on_device.data(), .count = static_cast<std::uint32_t>(features.size())};
+  bool const are_lists_bags =
+      sizes.has_bags && std::ranges::all_of(features, [](auto const& each) { return each.pooling != Pooling::kNone; });
+  DeviceBuffer<std::int64_t> const own_offsets(are_lists_bags ? 0 : sizes.lists + 1, stream);
+  std::int64_t* const offsets = are_lists_bags ? out.offsets.data() : own_offsets.data();
+  find_offsets_async(LengthOfList{all}, sizes.lists, offsets, stream);
+  for_each_async(std::max<std::uint64_t>(sizes.lists, features.size() + 1), ExpectFitting{all, offsets}, stream,
+                 "ExpectFitting");
+  if (sizes.has_bags && !are_lists_bags) find_offsets_async(LengthOfBag{all}, sizes.bags, out.offsets.data(), stream);
+  for_each_async(sizes.ids, JoinIds{all, out.ids.data(), out.tables.data()}, stream, "JoinIds");
+  if (sizes.has_weights) {
+    for_each_async(sizes.ids, JoinWeights{all, offsets, out.weights.data()}, stream, "JoinWeights");
+  }
+}
+
+}  // namespace headway::embedding

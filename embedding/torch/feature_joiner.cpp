@@ -1,0 +1,89 @@
+#include "feature_joiner.hpp"
+
+#include "devices.hpp"
+#include "headway/comm/status.hpp"
+
+#include <sstream>
+#include <utility>
+
+namespace headway::embedding {
+
+namespace {
+
+std::string type_and_shape_of(at::Tensor const& tensor) {
+  std::ostringstream text;
+  text << tensor.scalar_type() << " of shape " << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+FeatureJoiner::FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables,
+                             std::vector<Pooling> poolings, at::Device device)
+    : names_(std::move(names)), tables_(std::move(tables)), poolings_(std::move(poolings)), device_(device) {
+  comm::expects(names_.size() == tables_.size() && names_.size() == poolings_.size(),
+                "features need a name, a table and a pooling each");
+}
+
+JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                                  std::vector<std::optional<at::Tensor>> const& weights) const {
+  std::size_t const count = names_.size();
+  comm::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
+                "not one tensor of values, lengths and weights for each of " + std::to_string(count) + " features");
+  std::vector<at::Tensor> held;  // Those that had to be made contiguous.
+  held.reserve(3 * count);
+  std::vector<Feature> features(count);
+  std::vector<std::int64_t> num_bags(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& feature = features[i];
+    feature = {.name = names_[i],
+               .table = tables_[i],
+               .pooling = poolings_[i],
+               .ids = integers_of(i, "values", held.emplace_back(ids[i])),
+               .lengths = integers_of(i, "lengths", held.emplace_back(lengths[i]))};
+    if (weights[i]) feature.weights = weights_of(i, feature.ids.size, held.emplace_back(*weights[i]));
+    num_bags[i] = static_cast<std::int64_t>(feature.num_bags());
+  }
+  auto const sizes = sizes_of(features);
+  auto const num_ids = static_cast<std::int64_t>(sizes.ids), num_offsets = static_cast<std::int64_t>(sizes.bags) + 1;
+  auto out_ids = empty(num_ids, at::kLong, device_), tables = empty(num_ids, at::kInt, device_);
+  std::optional<at::Tensor> offsets, out_weights;
+  JoinedFeatures out{.ids = span_of<std::uint64_t>(out_ids, at::kLong, device_, "ids"),
+                     .tables = span_of<std::uint32_t>(tables, at::kInt, device_, "tables")};
+  if (sizes.has_bags) {
+    offsets = empty(num_offsets, at::kLong, device_);
+    out.offsets = span_of<std::int64_t>(*offsets, at::kLong, device_, "offsets");
+  }
+  if (sizes.has_weights) {
+    out_weights = empty(num_ids, at::kFloat, device_);
+    out.weights = span_of<float>(*out_weights, at::kFloat, device_, "weights");
+  }
+  device_.is_cpu() ? join_features(features, out) : join_features(features, out, place_of(device_));
+  return {.keys = {std::move(out_ids), std::move(tables), 0, std::nullopt},
+          .offsets = std::move(offsets),
+          .weights = std::move(out_weights),
+          .num_bags = std::move(num_bags)};
+}
+
+Integers FeatureJoiner::integers_of(std::size_t feature, char const* what, at::Tensor& tensor) const {
+  bool const is_wide = tensor.scalar_type() == at::kLong;
+  if (tensor.dim() != 1 || (!is_wide && tensor.scalar_type() != at::kInt) || tensor.device() != device_) {
+    throw comm::UsageError("feature " + names_[feature] + ": " + what + " must be int64 or int32 of one dimension on " +
+                           name_of(device_) + ", not " + type_and_shape_of(tensor) + " on " + name_of(tensor.device()));
+  }
+  tensor = tensor.contiguous();
+  return {.data = tensor.const_data_ptr(), .size = static_cast<std::size_t>(tensor.numel()), .are_wide = is_wide};
+}
+
+std::span<float const> FeatureJoiner::weights_of(std::size_t feature, std::size_t num_ids, at::Tensor& tensor) const {
+  std::string const of_feature = "feature " + names_[feature] + ": ";
+  comm::expects(tensor.device() == device_,
+                of_feature + "weights must be on " + name_of(device_) + ", not on " + name_of(tensor.device()));
+  comm::expects(tensor.dim() == 1 && static_cast<std::size_t>(tensor.numel()) == num_ids,
+                of_feature + std::to_string(tensor.numel()) + " weights for " + std::to_string(num_ids) + " values");
+  comm::expects(!tensor.requires_grad(), of_feature + "weights get no gradient; detach them");
+  tensor = tensor.to(at::kFloat).contiguous();
+  return floats_of(tensor, device_, "weights");
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "headway/embedding/features.hpp"
+#include "tensors.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headway::embedding {
+
+/// The features of a batch, one after the other, as tensors.
+struct JoinedTensors {
+  KeyTensors keys;
+  std::optional<at::Tensor> offsets;   ///< (bags + 1,) int64, or none where each id is a bag.
+  std::optional<at::Tensor> weights;   ///< (K,) float32, or none where all are 1.
+  std::vector<std::int64_t> num_bags;  ///< By feature.
+};
+
+/// Puts features together that are looked up in the same table.
+class FeatureJoiner {
+ public:
+  /// All of one length, the number of features.
+  /// @param tables their numbers in keys
+  FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables, std::vector<Pooling> poolings,
+                at::Device device);
+
+  /// @param ids one tensor (K,) for each feature, int64 or int32
+  /// @param lengths one tensor (B,) for each feature, int64 or int32
+  /// @param weights one tensor (K,) for each feature, or none
+  /// @throws comm::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
+  [[nodiscard]] JoinedTensors join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                                   std::vector<std::optional<at::Tensor>> const& weights) const;
+
+ private:
+  [[nodiscard]] Integers integers_of(std::size_t feature, char const* what, at::Tensor& tensor) const;
+  [[nodiscard]] std::span<float const> weights_of(std::size_t feature, std::size_t num_ids, at::Tensor& tensor) const;
+
+  std::vector<std::string> names_;
+  std::vector<std::uint32_t> tables_;
+  std::vector<Pooling> poolings_;
+  at::Device device_;
+};
+
+}  // namespace headway::embedding
