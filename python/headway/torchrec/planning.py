@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.constants import BATCH_SIZE
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -112,6 +112,7 @@ def shard(
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     strict: bool = False,
+    data_parallel_wrapper: DataParallelWrapper | None = None,
 ) -> DistributedModelParallel:
     """Plans and shards a model; all ranks must call it.
 
@@ -122,6 +123,7 @@ def shard(
         device: where model and tables are: the CPU if None, or a CUDA device, ``cuda`` the current one.
         topology, constraints, batch_size: for the planner.
         seed, strict: see ``sharders()``.
+        data_parallel_wrapper: for what is no table, as ``DistributedModelParallel`` takes it; None: DDP.
     Raises:
         ValueError: a table does not exist, or asks for what a dynamic one cannot do; the topology is of another device.
     """
@@ -138,7 +140,9 @@ def shard(
         model, makers, group
     )
     env = ShardingEnv.from_process_group(group)
-    return DistributedModelParallel(model, env=env, device=place, plan=plan, sharders=makers)
+    return DistributedModelParallel(
+        model, env=env, device=place, plan=plan, sharders=makers, data_parallel_wrapper=data_parallel_wrapper
+    )
 
 
 def _topology(device: torch.device, num_ranks: int) -> Topology:

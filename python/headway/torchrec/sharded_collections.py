@@ -101,10 +101,12 @@ class _DynamicCollection:
 
     def _expect_room(self) -> None:
         """Vectors are on their way already, so that no rank waits for another one."""
-        refused = torch.stack([kernel.refused() for kernel in self.kernels()]).sum()
-        dist.all_reduce(refused, group=self._env.process_group)
-        if int(refused) > 0:
-            raise NoRoomError(f"{int(refused)} ids got no row: their table is full")
+        own = torch.stack([kernel.refused() for kernel in self.kernels()]).sum()
+        refused_R = own.new_empty(self._env.world_size)
+        dist.all_gather_into_tensor(refused_R, own.view(1), group=self._env.process_group)
+        refused = int(refused_R.sum())
+        if refused > 0:
+            raise NoRoomError(f"{refused} ids got no row: their table is full")
 
     # State
 

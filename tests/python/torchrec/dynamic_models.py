@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 with warnings.catch_warnings():
@@ -23,6 +24,7 @@ with warnings.catch_warnings():
         KeyedJaggedTensor,
         PoolingType,
     )
+    from torchrec.distributed.model_parallel import DataParallelWrapper
     from torchrec.optim import RowWiseAdagrad as TheirRowWiseAdagrad
     from torchrec.streamable import Pipelineable
 
@@ -141,7 +143,28 @@ def shard_model(
     torch.manual_seed(3)
     table = DynamicTable(optimizer=optimizer, initializer=Uniform(-1, 1), **settings)
     tables = {"item": table, "user": table}
-    return headway.torchrec.shard(Model(kind), tables, device=device, seed=7, strict=strict)
+    wrapper = ReduceOnHost() if device.type == "cuda" and dist.get_world_size() > torch.cuda.device_count() else None
+    return headway.torchrec.shard(
+        Model(kind), tables, device=device, seed=7, strict=strict, data_parallel_wrapper=wrapper
+    )
+
+
+class ReduceOnHost(DataParallelWrapper):  # type: ignore[misc]
+    """In the place of DDP where ranks share a GPU, which NCCL does not let them do in reductions."""
+
+    def wrap(self, dmp: Any, env: Any, device: torch.device) -> None:
+        group = dist.new_group(backend="gloo")
+        dmp._dmp_wrapped_module.to(device)
+
+        def reduce(parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            gradient = parameter.grad.cpu()
+            dist.all_reduce(gradient, group=group)
+            parameter.grad.copy_(gradient / dist.get_world_size())
+
+        for name, parameter in dmp._dmp_wrapped_module.named_parameters():
+            if name.startswith("over."):
+                parameter.register_post_accumulate_grad_hook(reduce)
 
 
 def sharded_collection(parallel: Any) -> Any:
