@@ -3,17 +3,18 @@
 #include "devices.hpp"
 #include "headway/comm/status.hpp"
 
-#include <sstream>
+#include <string>
 #include <utility>
 
 namespace headway::embedding {
 
 namespace {
 
+// Without streams of characters: where a toolchain links those statically, they break in an extension beside others.
 std::string type_and_shape_of(at::Tensor const& tensor) {
-  std::ostringstream text;
-  text << tensor.scalar_type() << " of shape " << tensor.sizes();
-  return text.str();
+  std::string shape;
+  for (auto const size : tensor.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+  return std::string(at::toString(tensor.scalar_type())) + " of shape [" + shape + "]";
 }
 
 }  // namespace
