@@ -27,9 +27,12 @@ std::optional<at::Tensor> copy_to(std::optional<at::Tensor> const& tensor, at::D
 
 template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name) {
-  comm::expects(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.device() == device,
-                std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " + name_of(device) +
-                    ", not " + at::toString(tensor.scalar_type()) + " on " + name_of(tensor.device()));
+  // Messages are put together only for those who get them: a step has some forty tensors.
+  if (tensor.scalar_type() != type || !tensor.is_contiguous() || tensor.device() != device) {
+    throw comm::UsageError(std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " +
+                           name_of(device) + ", not " + at::toString(tensor.scalar_type()) + " on " +
+                           name_of(tensor.device()));
+  }
   return {static_cast<T*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
 
@@ -57,11 +60,14 @@ KeyTensors::KeyTensors(at::Tensor the_ids, std::optional<at::Tensor> the_tables,
       counts(std::move(the_counts)),
       are_unique(the_keys_are_unique),
       num_known(std::move(the_num_known)) {
-  comm::expects(the_table >= 0 && the_table <= std::numeric_limits<std::uint32_t>::max(),
-                "there is no table " + std::to_string(the_table));
-  comm::expects(device().is_cpu() || device().is_cuda(), "keys are on the CPU or CUDA devices, not " + device().str());
+  if (the_table < 0 || the_table > std::numeric_limits<std::uint32_t>::max()) {
+    throw comm::UsageError("there is no table " + std::to_string(the_table));
+  }
+  if (!device().is_cpu() && !device().is_cuda()) {
+    throw comm::UsageError("keys are on the CPU or CUDA devices, not " + device().str());
+  }
   auto const size = span_of<std::uint64_t>(ids, at::kLong, device(), "ids").size();
-  comm::expects(ids.dim() == 1, "ids must have one dimension, not " + std::to_string(ids.dim()));
+  if (ids.dim() != 1) throw comm::UsageError("ids must have one dimension, not " + std::to_string(ids.dim()));
   if (tables) comm::expects(words_of(tables, device(), "tables").size() == size, "not one table for each key");
   if (counts) comm::expects(words_of(counts, device(), "counts").size() == size, "not one count for each key");
   if (!num_known) return;
