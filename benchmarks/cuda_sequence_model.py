@@ -49,7 +49,7 @@ _SYSTEMS = (HEADWAY, UNLIMITED, TORCHREC)
 _ID_BITS = 62  #: Managed collisions take none below 0.
 _TABLE_BYTES = 4 << 30  #: of a table with a limit, where that leaves it less than --slots
 _MAX_VALUES = (1 << 31) - 1  #: of all vectors of a step: kernels of others may count in 32 bits
-_PARAMS = ("ids", "exponent", "batches", "optimizer", "eviction_interval")
+_PARAMS = ("length", "ids", "exponent", "batches", "optimizer", "eviction_interval")
 
 
 @dataclass
@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("cuda_sequence_model", DESCRIPTION, ranks=(1,), against=TORCHREC, rounds=12)
     for name, default, text in (
         ("--base-dim", 32, "values of a vector, times each of --factors"),
-        ("--batch", 1 << 20, "ids of a step"),
+        ("--batch", 8192, "lists of a step, or fewer where all vectors would have 2^31 values"),
+        ("--length", 128, "ids of a list; TorchRec gives a list to one thread in some kernels"),
         ("--batches", 6, "that take turns; all of them are warm-up first"),
         ("--ids", 50_000_000, "that may come"),
         ("--slots", 2_000_000, f"rows of tables with a limit, or fewer, of {format_bytes(_TABLE_BYTES)} together"),
@@ -127,16 +128,23 @@ def _process_group(device: torch.device) -> Iterator[None]:
 
 
 def _draw_ids(options: argparse.Namespace, random: np.random.Generator, device: torch.device) -> torch.Tensor:
-    ranks = draw_zipf(random, num_values=options.ids, exponent=options.exponent, size=options.batch)
+    size = options.batch * options.length
+    ranks = draw_zipf(random, num_values=options.ids, exponent=options.exponent, size=size)
     # An odd factor leaves all of them different.
-    return (torch.from_numpy(ranks) * SCATTER & (1 << _ID_BITS) - 1).to(device)
+    return (torch.from_numpy(ranks) * SCATTER & (1 << _ID_BITS) - 1).to(device).view(-1, options.length)
+
+
+def _num_lists(options: argparse.Namespace, dim: int) -> int:
+    """That fit into what kernels of others may count."""
+    return min(int(options.batch), _MAX_VALUES // (dim * int(options.length)))
 
 
 def _measure_factor(
-    options: argparse.Namespace, factor: int, ids_NK: Sequence[torch.Tensor], device: torch.device
+    options: argparse.Namespace, factor: int, ids_NBL: Sequence[torch.Tensor], device: torch.device
 ) -> list[Point]:
     dim = int(options.base_dim * factor)  # TorchRec copies numbers, which those of arguments refuse.
-    batches = [make_features(ids_K[: _MAX_VALUES // dim]) for ids_K in ids_NK]
+    num_lists = _num_lists(options, dim)
+    batches = [make_features(ids_BL[:num_lists]) for ids_BL in ids_NBL]
     model_options = ModelOptions(
         dim=dim,
         slots=min(int(options.slots), _TABLE_BYTES // (4 * dim)),
@@ -215,15 +223,14 @@ def _points_of(
 ) -> list[Point]:
     if not systems:
         return []
-    # make_points() counts the ids of a step by these.
-    params: dict[str, Any] = {"tables": 1, "length": 1}
+    params: dict[str, Any] = {"tables": 1}
     params |= {name: getattr(options, name) for name in _PARAMS}
     dim = model_options.dim
     params |= {
         "dim": dim,
         "factor": factor,
         "slots": model_options.slots,
-        "batch": min(options.batch, _MAX_VALUES // dim),
+        "batch": _num_lists(options, dim),
     }
     params["device"] = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     return make_points(

@@ -68,12 +68,15 @@ def import_torchrec() -> None:
         raise BenchmarkError(f"TorchRec is not installed: {error}") from error
 
 
-def make_features(ids: torch.Tensor) -> Any:
-    """One list of all ids; it knows its length, as that of a data loader may."""
+def make_features(ids_BL: torch.Tensor) -> Any:
+    """Lists of equal length; it knows how many ids there are, as that of a data loader may."""
     from torchrec import KeyedJaggedTensor
 
-    lengths = torch.full((1,), len(ids), dtype=torch.int64, device=ids.device)
-    return KeyedJaggedTensor(keys=[_FEATURE], values=ids, lengths=lengths, stride=1, length_per_key=[len(ids)])
+    num_lists, length = ids_BL.shape
+    lengths = torch.full((num_lists,), length, dtype=torch.int64, device=ids_BL.device)
+    return KeyedJaggedTensor(
+        keys=[_FEATURE], values=ids_BL.flatten(), lengths=lengths, stride=num_lists, length_per_key=[ids_BL.numel()]
+    )
 
 
 def make_model(system: str, options: ModelOptions) -> Any:
