@@ -17,10 +17,14 @@ import os
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,11 +34,17 @@ from headway._embedding import Keys, Table
 from headway.embedding.keys import owned_by
 from headway.embedding.merging import MergedTable, group_of_tables, table_numbers
 
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
 _MANIFEST = "manifest.json"
 _FORMAT = 1
 _LOCK = ".lock"
 _FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
+_BLOCKS_AHEAD = 8  # that wait to be written, or are read ahead: 20 to 100 MB each, with wide vectors
+_SYNC_BYTES = 1 << 28
+_SLICES = 8
 _RECORDS_AT_ONCE = 1 << 23  # whose keys are listed, by a look at the whole table, before they are written
 
 
@@ -195,28 +205,74 @@ def _gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
-    blocks = []
-    with path.open("wb") as file:
-        for group, table in enumerate(tables):
-            for pending in (False, True):
-                for keys, buckets in _slices(table, pending=pending):
-                    columns = [_bytes_of(each) for each in _columns_of(table, keys, pending=pending)]
-                    offset, crc32 = file.tell(), 0
-                    for column in columns:
-                        crc32 = zlib.crc32(column, crc32)
-                        file.write(column)
-                    blocks.append(
-                        Block(path.name, offset, file.tell() - offset, crc32, group, pending, len(keys), *buckets)
-                    )
-        file.flush()
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
+        blocks = list(_in_background(writer, partial(_write_block, file), _contents_of(tables)))
         os.fsync(file.fileno())
     return blocks
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a block will have."""
+
+    group: int
+    pending: bool
+    num_keys: int
+    buckets: tuple[int, int]
+    columns: list[memoryview]
+
+
+def _contents_of(tables: Sequence[Table]) -> Iterator[_Contents]:
+    for group, table in enumerate(tables):
+        for pending in (False, True):
+            for keys, buckets in _slices(table, pending=pending):
+                columns = [_bytes_of(each) for each in _columns_of(table, keys, pending=pending)]
+                yield _Contents(group, pending, len(keys), buckets, columns)
+
+
+def _write_block(file: FileIO, contents: _Contents) -> Block:
+    offset, crc32 = file.tell(), 0
+    for column in contents.columns:
+        crc32 = zlib.crc32(column, crc32)
+        rest = column
+        while rest:
+            rest = rest[file.write(rest) :]
+    if offset // _SYNC_BYTES != file.tell() // _SYNC_BYTES:
+        os.fdatasync(file.fileno())  # The device writes while the next blocks are made.
+    name = Path(str(file.name)).name
+    return Block(
+        name,
+        offset,
+        file.tell() - offset,
+        crc32,
+        contents.group,
+        contents.pending,
+        contents.num_keys,
+        *contents.buckets,
+    )
+
+
+def _in_background(thread: ThreadPoolExecutor, call: Callable[[_In], _Out], values: Iterable[_In]) -> Iterator[_Out]:
+    """``call(value)`` for each, in their order, some of them ahead of what is asked for: in ``thread``."""
+    calls: deque[Future[_Out]] = deque()
+    try:
+        for value in values:
+            calls.append(thread.submit(call, value))
+            if len(calls) > _BLOCKS_AHEAD:
+                yield calls.popleft().result()
+        while calls:
+            yield calls.popleft().result()
+    finally:
+        for each in calls:
+            each.cancel()
 
 
 def _slices(table: Table, *, pending: bool) -> Iterator[tuple[Keys, tuple[int, int]]]:
     """The keys of a table a block at a time, each with the buckets it may be from."""
     num_keys = table.size()["pending" if pending else "rows"]
-    width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // (num_keys // _RECORDS_AT_ONCE + 1))
+    # Several even of a smaller table, as those of one are listed while others are written.
+    num_slices = max(num_keys // _RECORDS_AT_ONCE + 1, min(_SLICES, num_keys // (2 * _BLOCK_RECORDS)))
+    width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // num_slices)
     for first in range(0, _embedding.NUM_VIRTUAL_BUCKETS, width):
         end = min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
         keys = table.list_pending(first, end) if pending else table.list(first, end)
@@ -320,15 +376,19 @@ def _read_all(
     group_of = group_of_tables(groups)
     first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
     same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
-    for block in manifest.blocks:
-        if same_routing and (block.end_bucket <= first or block.first_bucket >= end):
-            continue
-        saved = manifest.groups[block.group]
-        records = _read_block(folder, block, saved)
-        if num_ranks > 1:
-            records = records.take(owned_by(records.keys, rank, num_ranks))
-        for group, part in _by_group(records, saved["tables"], group_of):
-            _import(part, tables[group], pending=block.pending)
+    wanted = [
+        block for block in manifest.blocks
+        if not same_routing or (block.first_bucket < end and block.end_bucket > first)
+    ]  # fmt: skip
+
+    def read(block: Block) -> _Records:
+        records = _read_block(folder, block, manifest.groups[block.group])
+        return records.take(owned_by(records.keys, rank, num_ranks)) if num_ranks > 1 else records
+
+    with ThreadPoolExecutor(1) as reader:
+        for block, records in zip(wanted, _in_background(reader, read, wanted), strict=True):
+            for group, part in _by_group(records, manifest.groups[block.group]["tables"], group_of):
+                _import(part, tables[group], pending=block.pending)
 
 
 def _expect_fitting(
