@@ -13,6 +13,12 @@ def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
     return order_K[begin:end].to(torch.int64)
 
 
+def part_of(keys: Keys, part: slice | torch.Tensor) -> Keys:
+    """Some of the keys that a table listed."""
+    assert keys.tables is not None, "listed keys have tables"
+    return Keys(keys.ids[part], keys.tables[part], counts=None if keys.counts is None else keys.counts[part])
+
+
 __all__ = [
     "Deduplicator",
     "Keys",
@@ -20,6 +26,7 @@ __all__ = [
     "Workers",
     "first_bucket_of",
     "owned_by",
+    "part_of",
     "route",
     "table_number",
     "take_as_unique",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from headway.embedding import Adam, CheckpointError, Eviction, HashTableCollection, RowWiseAdagrad, checkpoint
+from headway.embedding import Adam, CheckpointError, Eviction, HashTableCollection, RowWiseAdagrad
+from headway.embedding.checkpoint import reading, writing
 from rank_processes import DIED, run_ranks
 from table_cases import integer_loss, join_records, make_batch, make_tables, records_of
 
@@ -92,18 +93,16 @@ def test_what_goes_on_from_a_checkpoint_is_what_would_have_gone_on(tmp_path: Pat
 
 
 def test_a_reader_reads_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "_BLOCK_RECORDS", 8)
+    monkeypatch.setattr(writing, "_BLOCK_RECORDS", 8)
     tables = make()
     train(tables, range(3))
     tables.save(tmp_path)
-    manifest = checkpoint.Manifest.read(tmp_path)
+    manifest = reading.Manifest.read(tmp_path)
     read: list[int] = []
-    plain = checkpoint._read_block
-    monkeypatch.setattr(
-        checkpoint, "_read_block", lambda f, block, g: read.append(block.num_keys) or plain(f, block, g)
-    )
+    plain = reading._read_block
+    monkeypatch.setattr(reading, "_read_block", lambda f, block, g: read.append(block.num_keys) or plain(f, block, g))
     fresh = make()
-    checkpoint._read_all(tmp_path, manifest, fresh.groups, fresh.tables, rank=1, num_ranks=4, strict=True)
+    reading._read_all(tmp_path, manifest, fresh.groups, fresh.tables, rank=1, num_ranks=4, strict=True)
     assert 0 < sum(read) < 0.5 * sum(block.num_keys for block in manifest.blocks)
 
 
@@ -158,9 +157,9 @@ def save_twice(rank: int, folder: str, kill_at: str) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if rank == 1 and kill_at == "data":
-        checkpoint._bytes_of = die
+        writing._bytes_of = die
     if rank == 0 and kill_at == "manifest":
-        checkpoint.os.replace = die
+        writing.os.replace = die
     try:
         tables.save(folder)
     except RuntimeError:
@@ -250,15 +249,15 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 
 def test_one_save_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, other = make(), make()
-    plain = checkpoint._write_file
+    plain = writing._write_file
 
     def write(*arguments: Any) -> Any:
-        monkeypatch.setattr(checkpoint, "_write_file", plain)
+        monkeypatch.setattr(writing, "_write_file", plain)
         with pytest.raises(CheckpointError, match="another save into it is under way"):
             other.save(tmp_path)
         return plain(*arguments)
 
-    monkeypatch.setattr(checkpoint, "_write_file", write)
+    monkeypatch.setattr(writing, "_write_file", write)
     tables.save(tmp_path)
     make().load(tmp_path)
 

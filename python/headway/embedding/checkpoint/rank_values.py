@@ -1,0 +1,25 @@
+"""Values that ranks have in common, or of all of them; without a group of the only one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+def common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
+    """Rank 0's value."""
+    if process_group is None:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, group=process_group, group_src=0)
+    return values[0]
+
+
+def gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
+    """The values of all ranks."""
+    if process_group is None:
+        return [value]
+    values: list[Any] = [None] * process_group.size()
+    dist.all_gather_object(values, value, group=process_group)
+    return values

@@ -1,0 +1,164 @@
+"""How ranks read what they own of a checkpoint."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway import _embedding
+from headway._embedding import Keys, Table
+from headway.embedding.checkpoint.background import in_background
+from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
+from headway.embedding.checkpoint.rank_values import common, gather
+from headway.embedding.keys import owned_by, part_of
+from headway.embedding.merging import MergedTable, group_of_tables, table_numbers
+
+
+def load(
+    folder: Path,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    process_group: dist.ProcessGroup | None,
+    strict: bool,
+) -> int:
+    """Reads into empty tables what this rank owns; all ranks call it.
+
+    Returns:
+        the step of the checkpoint.
+    Raises:
+        CheckpointError: on any rank a file is missing, truncated or altered, or tables do not fit; ``strict``: there
+            are others.
+    """
+    rank, num_ranks = (0, 1) if process_group is None else (process_group.rank(), process_group.size())
+    manifest, error = None, None
+    try:
+        manifest = Manifest.read(folder) if rank == 0 else None
+    except CheckpointError as failure:
+        error = str(failure)
+    # One for all ranks, whatever is saved meanwhile.
+    manifest, error = common((manifest, error), process_group)
+    if manifest is not None:
+        try:
+            _read_all(folder, manifest, groups, tables, rank=rank, num_ranks=num_ranks, strict=strict)
+        except Exception as failure:  # Whatever it is, the others must hear of it.
+            error = str(failure) if isinstance(failure, CheckpointError) else f"{type(failure).__name__}: {failure}"
+    errors = [each for each in gather(error, process_group) if each is not None]
+    if errors or manifest is None:
+        raise CheckpointError("; ".join(dict.fromkeys(errors)))
+    return int(manifest.step)
+
+
+def _read_all(
+    folder: Path,
+    manifest: Manifest,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    rank: int,
+    num_ranks: int,
+    strict: bool,
+) -> None:
+    _expect_fitting(folder, manifest, groups, tables, strict=strict)
+    group_of = group_of_tables(groups)
+    first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
+    same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
+    wanted = [
+        block for block in manifest.blocks
+        if not same_routing or (block.first_bucket < end and block.end_bucket > first)
+    ]  # fmt: skip
+
+    def read(block: Block) -> _Records:
+        records = _read_block(folder, block, manifest.groups[block.group])
+        return records.take(owned_by(records.keys, rank, num_ranks)) if num_ranks > 1 else records
+
+    with ThreadPoolExecutor(1) as reader:
+        for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
+            for group, part in _by_group(records, manifest.groups[block.group]["tables"], group_of):
+                _import(part, tables[group], pending=block.pending)
+
+
+def _expect_fitting(
+    folder: Path, manifest: Manifest, groups: Sequence[MergedTable], tables: Sequence[Table], *, strict: bool
+) -> None:
+    saved = {name: group for group in manifest.groups for name in group["tables"]}
+    wanted = {
+        each.name: describe(group, table) for group, table in zip(groups, tables, strict=True) for each in group.tables
+    }
+    if strict and saved.keys() != wanted.keys():
+        raise CheckpointError(
+            f"the checkpoint {folder} has the tables {', '.join(sorted(saved))}, and not {', '.join(sorted(wanted))}"
+        )
+    for name in saved.keys() & wanted.keys():
+        for what in ("dim", "optimizer", "state_size"):
+            if saved[name][what] != wanted[name][what]:
+                raise CheckpointError(
+                    f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not {wanted[name][what]}"
+                )
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Keys with all that is known of them: counts, and of rows steps, vectors and states."""
+
+    keys: Keys
+    columns: tuple[torch.Tensor, ...]
+
+    def take(self, chosen: torch.Tensor) -> _Records:
+        return _Records(part_of(self.keys, chosen), tuple(column[chosen] for column in self.columns))
+
+
+def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
+    path = folder / block.file
+    try:
+        with path.open("rb") as file:
+            file.seek(block.offset)
+            data = bytearray(file.read(block.num_bytes))
+    except OSError as error:
+        raise CheckpointError(f"{path} of the checkpoint cannot be read: {error}") from error
+    if len(data) != block.num_bytes:
+        raise CheckpointError(f"{path} is truncated: {len(data)} of {block.num_bytes} bytes at {block.offset}")
+    if zlib.crc32(data) != block.crc32:
+        raise CheckpointError(f"{path} was altered: the checksum of {block.num_bytes} bytes at {block.offset} is wrong")
+    widths = [(torch.int64, None), (torch.int32, None), (torch.int32, None)]
+    if not block.pending:
+        widths += [(torch.int32, None), (torch.float32, group["dim"]), (torch.float32, group["state_size"])]
+    columns, at = [], 0
+    for dtype, width in widths:
+        shape = (block.num_keys,) if width is None else (block.num_keys, width)
+        count = block.num_keys * (1 if width is None else width)
+        column = torch.frombuffer(data, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
+        columns.append(column.view(shape))
+        at += count * dtype.itemsize
+    return _Records(Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:]))
+
+
+def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, int]) -> Iterator[tuple[int, _Records]]:
+    """The records of tables that were ``saved`` together, by the group in which they are now; of others none."""
+    groups: dict[int | None, list[str]] = {}
+    for name in saved:
+        groups.setdefault(group_of.get(name), []).append(name)
+    for group, names in groups.items():
+        if group is None:
+            continue
+        if len(groups) == 1:
+            yield group, records
+            continue
+        assert records.keys.tables is not None, "records have tables"
+        chosen = torch.isin(records.keys.tables, table_numbers(names))
+        yield group, records.take(chosen.nonzero().view(-1))
+
+
+def _import(records: _Records, table: Table, *, pending: bool) -> None:
+    if pending:
+        table.find_or_insert(records.keys.to(table.device))
+        return
+    counts, steps, vectors, states = records.columns
+    table.import_records(records.keys, (counts, steps, vectors, states))
