@@ -18,9 +18,9 @@ void expect_fitting(Feature const& feature) {
     is_good &= feature.lengths[i] >= 0;
     sum += feature.lengths[i];
   }
-  comm::expects(is_good && sum == static_cast<std::int64_t>(feature.ids.size),
-                "feature " + std::string(feature.name) + ": lengths must be from 0 and add up to " +
-                    std::to_string(feature.ids.size) + ", the number of values");
+  if (is_good && sum == static_cast<std::int64_t>(feature.ids.size)) return;
+  throw comm::UsageError("feature " + std::string(feature.name) + ": lengths must be from 0 and add up to " +
+                         std::to_string(feature.ids.size) + ", the number of values");
 }
 
 void copy_ids(Integers const& ids, std::uint64_t* out) {
@@ -66,9 +66,9 @@ JoinedSizes expect_room(std::span<Feature const> features, JoinedFeatures const&
                     out.weights.size() == (sizes.has_weights ? sizes.ids : 0),
                 "joined features take other sizes than what is given for them");
   for (auto const& feature : features) {
-    comm::expects(feature.weights.empty() || feature.weights.size() == feature.ids.size,
-                  "feature " + std::string(feature.name) + ": " + std::to_string(feature.weights.size()) +
-                      " weights for " + std::to_string(feature.ids.size) + " values");
+    if (feature.weights.empty() || feature.weights.size() == feature.ids.size) continue;
+    throw comm::UsageError("feature " + std::string(feature.name) + ": " + std::to_string(feature.weights.size()) +
+                           " weights for " + std::to_string(feature.ids.size) + " values");
   }
   return sizes;
 }

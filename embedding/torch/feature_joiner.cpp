@@ -17,6 +17,10 @@ std::string type_and_shape_of(at::Tensor const& tensor) {
   return std::string(at::toString(tensor.scalar_type())) + " of shape [" + shape + "]";
 }
 
+[[noreturn]] void refuse(std::string const& feature, std::string const& why) {
+  throw comm::UsageError("feature " + feature + ": " + why);
+}
+
 }  // namespace
 
 FeatureJoiner::FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables,
@@ -69,20 +73,21 @@ JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vecto
 Integers FeatureJoiner::integers_of(std::size_t feature, char const* what, at::Tensor& tensor) const {
   bool const is_wide = tensor.scalar_type() == at::kLong;
   if (tensor.dim() != 1 || (!is_wide && tensor.scalar_type() != at::kInt) || tensor.device() != device_) {
-    throw comm::UsageError("feature " + names_[feature] + ": " + what + " must be int64 or int32 of one dimension on " +
-                           name_of(device_) + ", not " + type_and_shape_of(tensor) + " on " + name_of(tensor.device()));
+    refuse(names_[feature], std::string(what) + " must be int64 or int32 of one dimension on " + name_of(device_) +
+                                ", not " + type_and_shape_of(tensor) + " on " + name_of(tensor.device()));
   }
   tensor = tensor.contiguous();
   return {.data = tensor.const_data_ptr(), .size = static_cast<std::size_t>(tensor.numel()), .are_wide = is_wide};
 }
 
 std::span<float const> FeatureJoiner::weights_of(std::size_t feature, std::size_t num_ids, at::Tensor& tensor) const {
-  std::string const of_feature = "feature " + names_[feature] + ": ";
-  comm::expects(tensor.device() == device_,
-                of_feature + "weights must be on " + name_of(device_) + ", not on " + name_of(tensor.device()));
-  comm::expects(tensor.dim() == 1 && static_cast<std::size_t>(tensor.numel()) == num_ids,
-                of_feature + std::to_string(tensor.numel()) + " weights for " + std::to_string(num_ids) + " values");
-  comm::expects(!tensor.requires_grad(), of_feature + "weights get no gradient; detach them");
+  if (tensor.device() != device_) {
+    refuse(names_[feature], "weights must be on " + name_of(device_) + ", not on " + name_of(tensor.device()));
+  }
+  if (tensor.dim() != 1 || static_cast<std::size_t>(tensor.numel()) != num_ids) {
+    refuse(names_[feature], std::to_string(tensor.numel()) + " weights for " + std::to_string(num_ids) + " values");
+  }
+  if (tensor.requires_grad()) refuse(names_[feature], "weights get no gradient; detach them");
   tensor = tensor.to(at::kFloat).contiguous();
   return floats_of(tensor, device_, "weights");
 }
