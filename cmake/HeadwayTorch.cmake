@@ -38,3 +38,18 @@ endforeach()
 # The CUDA build's other libraries are loaded by `import torch` before headway._C is.
 target_link_options(headway_torch INTERFACE -Wl,--allow-shlib-undefined)
 target_link_libraries(headway_torch INTERFACE Python::Module)
+
+# Defines `target`, the Python extension headway.<name> of the sources behind it, put beside the Python that imports it.
+function(headway_add_extension target name)
+  Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
+  headway_apply_flags(${target})
+  target_link_libraries(${target} PRIVATE headway::torch)
+  # Each of torch's headers costs a minute when read once for every file.
+  target_precompile_headers(${target} PRIVATE torch_headers.hpp)
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
+  if(SKBUILD)
+    install(TARGETS ${target} LIBRARY DESTINATION headway)
+  else()
+    set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_SOURCE_DIR}/python/headway)
+  endif()
+endfunction()

@@ -1,0 +1,10 @@
+// headway._kernels: importing it registers the operators; see python/headway/_kernels.pyi for the rest.
+
+#include "torch_headers.hpp"
+
+#include <torch/version.h>
+
+PYBIND11_MODULE(_kernels, module) {
+  module.doc() = "Operators of models: torch.ops.headway";
+  module.attr("torch_version") = TORCH_VERSION;
+}

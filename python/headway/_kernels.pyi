@@ -1,0 +1,3 @@
+"""The extension whose import registers ``torch.ops.headway.*``; see kernels/torch/."""
+
+torch_version: str
