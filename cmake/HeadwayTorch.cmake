@@ -44,8 +44,10 @@ function(headway_add_extension target name)
   Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
   headway_apply_flags(${target})
   target_link_libraries(${target} PRIVATE headway::torch)
-  # Each of torch's headers costs a minute when read once for every file.
-  target_precompile_headers(${target} PRIVATE torch_headers.hpp)
+  # Each of torch's headers costs a minute when read once for every file. In brackets, they are found by a path that all
+  # checkouts have in common, so that what is compiled is found in the cache.
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_precompile_headers(${target} PRIVATE <torch_headers.hpp>)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
   if(SKBUILD)
     install(TARGETS ${target} LIBRARY DESTINATION headway)
