@@ -16,6 +16,14 @@ struct HstuMaskOptions {
   std::int32_t full_attention_tail = 0;  ///< So many last positions of the history, and then targets, see past it.
 };
 
+/// Keys [begin, end).
+struct HstuKeyRange {
+  std::int32_t begin = 0, end = 0;
+};
+
+/// How much of a block of queries and keys is seen.
+enum class BlockVisibility : std::uint8_t { kNone, kPartial, kFull };
+
 /// The mask of one sequence. Tokens are its keys in order: first contextual ones, then the history, then targets.
 /// Queries are the last `num_queries` of them; earlier tokens are cached keys.
 ///
@@ -63,16 +71,85 @@ struct HstuSequenceMask {
     return distance > 0 && distance <= window_of(position);
   }
 
+  /// What a query sees: these keys, and itself, which may lie in the range or behind it. For loops over keys, which
+  /// compare three numbers a key instead of computing its position.
+  [[nodiscard]] HEADWAY_HOST_DEVICE HstuKeyRange keys_seen_by(std::int32_t query) const {
+    std::int32_t const token = token_of(query);
+    if (token < num_contextual) return {0, first_target()};
+    std::int32_t const position = position_of(token);
+    std::int32_t const window = window_of(position);
+    std::int32_t const begin = position > window ? position - window + shared_by_context() : 0;
+    bool const sees_ahead = options.causality == Causality::kBidirectional && token < first_target();
+    if (!sees_ahead) return {begin, position + shared_by_context()};
+    bool const sees_targets = window >= target_position() - position;
+    return {begin, sees_targets ? num_keys : position + window + shared_by_context() + 1};
+  }
+
+  /// What queries [query_begin, query_end) see of keys [key_begin, key_end), neither of them empty; exact.
+  [[nodiscard]] HEADWAY_HOST_DEVICE BlockVisibility visibility(std::int32_t query_begin, std::int32_t query_end,
+                                                               std::int32_t key_begin, std::int32_t key_end) const {
+    std::int32_t const begin = token_of(query_begin), end = token_of(query_end);
+    Seen seen;
+    if (begin < num_contextual) seen = {key_begin < first_target(), key_end <= first_target()};
+    if (end > num_contextual) {
+      Seen const others = seen_by_others(begin > num_contextual ? begin : num_contextual, end, key_begin, key_end);
+      seen = {seen.any || others.any, seen.all && others.all};
+    }
+    return seen.all ? BlockVisibility::kFull : seen.any ? BlockVisibility::kPartial : BlockVisibility::kNone;
+  }
+
  private:
+  /// Of pairs of tokens, whether one is seen and whether each is.
+  struct Seen {
+    bool any = false, all = true;
+  };
+
+  /// What tokens [begin, end) of the history and the targets see. Positions ascend with tokens without a gap, so those
+  /// of a block have all distances from the least to the greatest.
+  [[nodiscard]] HEADWAY_HOST_DEVICE Seen seen_by_others(std::int32_t begin, std::int32_t end, std::int32_t key_begin,
+                                                        std::int32_t key_end) const {
+    std::int32_t const first = position_of(begin), last = position_of(end - 1);
+    std::int32_t const first_key = position_of(key_begin), last_key = position_of(key_end - 1);
+    bool const is_ahead_seen = options.causality == Causality::kBidirectional;
+    std::int32_t const tail = window_ends_at();
+
+    Seen seen{begin < key_end && key_begin < end, !tells_targets_apart(begin, end, key_begin, key_end)};
+    if (first < tail) {  // Those that a window may limit.
+      std::int32_t const least = first - last_key, most = (last < tail ? last : tail - 1) - first_key;
+      std::int32_t const window = window_of(first);
+      seen.any = seen.any || (most > 0 && least <= window) || (is_ahead_seen && least < 0 && most >= -window);
+      seen.all = seen.all && most <= window && least >= (is_ahead_seen ? -window : 0);
+    }
+    if (last >= tail) {
+      std::int32_t const least = (first > tail ? first : tail) - last_key, most = last - first_key;
+      seen.any = seen.any || most > 0 || (is_ahead_seen && least < 0);
+      seen.all = seen.all && (is_ahead_seen || least >= 0);
+    }
+    return seen;
+  }
+
+  /// Whether a target is among the tokens and another one among the keys: those do not see each other.
+  [[nodiscard]] HEADWAY_HOST_DEVICE bool tells_targets_apart(std::int32_t begin, std::int32_t end,
+                                                             std::int32_t key_begin, std::int32_t key_end) const {
+    if (begin < first_target()) begin = first_target();
+    if (key_begin < first_target()) key_begin = first_target();
+    bool const is_one_only = begin == key_begin && end == begin + 1 && key_end == key_begin + 1;
+    return begin < end && key_begin < key_end && !is_one_only;
+  }
+
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int32_t shared_by_context() const {
     return num_contextual > 0 ? num_contextual - 1 : 0;
   }
 
-  /// Positions that a token of the history or a target sees.
-  [[nodiscard]] HEADWAY_HOST_DEVICE std::int32_t window_of(std::int32_t position) const {
+  /// The first position that no window limits.
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int32_t window_ends_at() const {
     std::int32_t const tail = options.full_attention_tail;
-    bool const is_in_tail = tail > 0 && position >= target_position() - tail;
-    return options.window > 0 && !is_in_tail ? options.window : num_keys;
+    return tail > 0 ? target_position() - tail : num_keys + 1;
+  }
+
+  /// How far a token of the history or a target sees.
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int32_t window_of(std::int32_t position) const {
+    return options.window > 0 && position < window_ends_at() ? options.window : num_keys;
   }
 };
 
