@@ -21,7 +21,7 @@ struct HstuAttentionOptions {
   double alpha = 1;
   double scale = 1;
   LengthScaling length_scaling = LengthScaling::kNone;
-  HstuMaskOptions mask;
+  HstuMaskOptions mask{};
   Determinism determinism = Determinism::kAny;  ///< Of the backward pass on a device; on the CPU it always is.
 };
 
@@ -70,30 +70,34 @@ struct HstuSequences {
 /// All pointers are to memory of the place where the call computes. Products are added up in float32 (float64 for
 /// float64 elements).
 struct HstuForwardArgs {
-  HstuAttentionOptions options;
-  HstuSequences sequences;
+  HstuAttentionOptions options{};
+  HstuSequences sequences{};
   ElementType type = ElementType::kFloat32;  ///< Of queries, keys, values and output.
   std::int32_t num_heads = 0, dim = 0, value_dim = 0;
-  JaggedHeads<void const*> query, key;  ///< (num_queries, num_heads, dim), (num_keys, num_heads, dim)
-  JaggedHeads<void const*> value;       ///< (num_keys, num_heads, value_dim)
-  HstuBias bias;
-  JaggedHeads<void*> out;  ///< (num_queries, num_heads, value_dim)
+  JaggedHeads<void const*> query{}, key{};  ///< (num_queries, num_heads, dim), (num_keys, num_heads, dim)
+  JaggedHeads<void const*> value{};         ///< (num_keys, num_heads, value_dim)
+  HstuBias bias{};
+  JaggedHeads<void*> out{};  ///< (num_queries, num_heads, value_dim)
 };
 
 /// Gradients for that of the output. All are written whole; those of bias weights may be null where not wanted.
 struct HstuBackwardArgs {
-  HstuForwardArgs forward;  ///< Without `out`.
-  JaggedHeads<void const*> grad_out;
-  JaggedHeads<void*> grad_query, grad_key, grad_value;
+  HstuForwardArgs forward{};  ///< Without `out`.
+  JaggedHeads<void const*> grad_out{};
+  JaggedHeads<void*> grad_query{}, grad_key{}, grad_value{};
   void* grad_position_weights = nullptr;  ///< Of the shape and type of the weights.
   void* grad_time_weights = nullptr;
 };
 
-/// On the CPU. Cost: one pass over the blocks that the mask lets see each other; no memory but a block a thread.
+/// On the CPU. Cost: one pass over the blocks that the mask lets see each other; no memory but some blocks a thread.
 /// The outcome does not depend on the number of threads.
 /// @param num_threads at least 1
 /// @throws std::invalid_argument if sequences and sizes do not fit each other, naming them
 void hstu_attention_forward(HstuForwardArgs const& args, int num_threads);
+
+/// The same of the gradients. Threads share the work by heads of sequences. Takes memory for the gradients of the keys
+/// and values of one head of the longest sequence a thread, and for those of bias weights for two elements a key and
+/// head (position) and the weights a sequence and head (time).
 void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads);
 
 }  // namespace headway::kernels

@@ -1,0 +1,131 @@
+#include "hstu/cpu/backward_head.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+namespace {
+
+/// Room for the rows of whole blocks.
+std::int64_t whole_blocks(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize * kBlockSize; }
+
+}  // namespace
+
+template <class Real>
+BackwardHead<Real>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<Real> const& kernels)
+    : args_(args),
+      forward_(args.forward),
+      kernels_(kernels),
+      row_stride_(padded(forward_.dim)),
+      value_stride_(padded(forward_.value_dim)),
+      scores_(forward_, kernels),
+      values_(kBlockSize * value_stride_),
+      grad_out_(kBlockSize * value_stride_),
+      transposed_grad_out_(forward_.value_dim * kBlockSize),
+      grad_scores_(kBlockSize * kBlockSize),
+      grad_queries_(kBlockSize * row_stride_),
+      grad_keys_(whole_blocks(forward_.sequences.max_keys) * row_stride_),
+      grad_values_(whole_blocks(forward_.sequences.max_keys) * value_stride_) {}
+
+template <class Real>
+void BackwardHead<Real>::compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias) {
+  std::int64_t const num_queries = sequence.num_queries(), num_keys = sequence.num_keys();
+  std::fill_n(grad_keys_.data(), num_keys * row_stride_, Real(0));
+  std::fill_n(grad_values_.data(), num_keys * value_stride_, Real(0));
+  for (std::int64_t first_query = 0; first_query < num_queries; first_query += kBlockSize) {
+    TokenRange const queries{first_query, std::min(kBlockSize, num_queries - first_query)};
+    set_queries(sequence, head, queries);
+    for (std::int64_t first_key = 0; first_key < num_keys; first_key += kBlockSize) {
+      TokenRange const keys{first_key, std::min(kBlockSize, num_keys - first_key)};
+      BlockVisibility const visibility = scores_.visibility(keys);
+      if (visibility != BlockVisibility::kNone) add_block(sequence, head, queries, keys, visibility, of_bias);
+    }
+    kernels_.store(
+        grad_queries_.data(), row_stride_,
+        rows_of(args_.grad_query, forward_.type, head, sequence.first_query + first_query, queries.size, forward_.dim));
+  }
+  kernels_.store(grad_keys_.data(), row_stride_,
+                 rows_of(args_.grad_key, forward_.type, head, sequence.first_key, num_keys, forward_.dim));
+  kernels_.store(grad_values_.data(), value_stride_,
+                 rows_of(args_.grad_value, forward_.type, head, sequence.first_key, num_keys, forward_.value_dim));
+}
+
+template <class Real>
+void BackwardHead<Real>::set_queries(Sequence const& sequence, std::int64_t head, TokenRange queries) {
+  scores_.set_queries(sequence, head, queries);
+  kernels_.load(rows_of(args_.grad_out, forward_.type, head, sequence.first_query + queries.begin, queries.size,
+                        forward_.value_dim),
+                grad_out_.data(), value_stride_);
+  kernels_.transpose(grad_out_.data(), value_stride_, queries.size, forward_.value_dim, transposed_grad_out_.data(),
+                     kBlockSize);
+  std::fill_n(grad_queries_.data(), queries.size * row_stride_, Real(0));
+}
+
+template <class Real>
+void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys,
+                                   BlockVisibility visibility, BiasGradients<Real> const& of_bias) {
+  ScoreBlock<Real> const block = scores_.compute(keys, visibility);
+  multiply_values(sequence, head, queries, keys);
+  kernels_.weigh_with_gradient(block, grad_scores_.data());
+
+  Product<Real> const by_queries{.rows = keys.size,
+                                 .columns = forward_.value_dim,
+                                 .depth = queries.size,
+                                 .a = block.scores,
+                                 .a_row_stride = kBlockSize,
+                                 .a_depth_stride = 1,
+                                 .b = grad_out_.data(),
+                                 .b_stride = value_stride_,
+                                 .c = grad_values_.data() + keys.begin * value_stride_,
+                                 .c_stride = value_stride_,
+                                 .into = Into::kAdd};
+  kernels_.multiply(by_queries);
+  kernels_.multiply({.rows = keys.size,
+                     .columns = forward_.dim,
+                     .depth = queries.size,
+                     .a = grad_scores_.data(),
+                     .a_row_stride = kBlockSize,
+                     .a_depth_stride = 1,
+                     .b = scores_.queries(),
+                     .b_stride = row_stride_,
+                     .c = grad_keys_.data() + keys.begin * row_stride_,
+                     .c_stride = row_stride_,
+                     .into = Into::kAdd});
+  kernels_.multiply({.rows = queries.size,
+                     .columns = forward_.dim,
+                     .depth = keys.size,
+                     .a = grad_scores_.data(),
+                     .a_row_stride = 1,
+                     .a_depth_stride = kBlockSize,
+                     .b = scores_.keys(),
+                     .b_stride = row_stride_,
+                     .c = grad_queries_.data(),
+                     .c_stride = row_stride_,
+                     .into = Into::kAdd});
+  if (scores_.bias().is_there())
+    scores_.bias().add_gradients(sequence, queries, keys, grad_scores_.data(), of_bias.of_position, of_bias.of_time);
+}
+
+/// Gradients of weights: values times gradients of the output.
+template <class Real>
+void BackwardHead<Real>::multiply_values(Sequence const& sequence, std::int64_t head, TokenRange queries,
+                                         TokenRange keys) {
+  kernels_.load(
+      rows_of(forward_.value, forward_.type, head, sequence.first_key + keys.begin, keys.size, forward_.value_dim),
+      values_.data(), value_stride_);
+  kernels_.multiply({.rows = keys.size,
+                     .columns = queries.size,
+                     .depth = forward_.value_dim,
+                     .a = values_.data(),
+                     .a_row_stride = value_stride_,
+                     .a_depth_stride = 1,
+                     .b = transposed_grad_out_.data(),
+                     .b_stride = kBlockSize,
+                     .c = grad_scores_.data(),
+                     .c_stride = kBlockSize});
+}
+
+template class BackwardHead<float>;
+template class BackwardHead<double>;
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "hstu/cpu/aligned_buffer.hpp"
+#include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/score_blocks.hpp"
+#include "hstu/sequence.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+
+/// Where gradients of bias weights of one head of a sequence go; null where not wanted.
+template <class Real>
+struct BiasGradients {
+  Real* of_position;  ///< (2 * keys - 1), see BlockBias::add_gradients.
+  Real* of_time;
+};
+
+/// What a thread needs to compute gradients of heads. Scores are computed once for all gradients: those of queries are
+/// complete after a row of blocks, those of keys and values are added up until the last.
+template <class Real>
+class BackwardHead {
+ public:
+  BackwardHead(HstuBackwardArgs const& args, BlockKernels<Real> const& kernels);
+
+  /// Computes the gradients of a head of a sequence.
+  void compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias);
+
+ private:
+  void set_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
+  void add_block(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys,
+                 BlockVisibility visibility, BiasGradients<Real> const& of_bias);
+  void multiply_values(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys);
+
+  HstuBackwardArgs const& args_;
+  HstuForwardArgs const& forward_;
+  BlockKernels<Real> const& kernels_;
+  std::int64_t row_stride_, value_stride_;
+  ScoreBlocks<Real> scores_;
+  AlignedBuffer<Real> values_, grad_out_, transposed_grad_out_;
+  AlignedBuffer<Real> grad_scores_, grad_queries_;  ///< Of the block and its queries.
+  AlignedBuffer<Real> grad_keys_, grad_values_;     ///< Of the sequence.
+};
+
+}  // namespace headway::kernels::hstu

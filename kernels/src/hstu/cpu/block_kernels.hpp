@@ -1,0 +1,104 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace headway::kernels::hstu {
+
+/// Most queries and keys of a block.
+inline constexpr std::int64_t kBlockSize = 64;
+
+/// Columns that a row of a block has room for: whole vectors of each instruction set.
+[[nodiscard]] constexpr std::int64_t padded(std::int64_t columns) { return (columns + 15) / 16 * 16; }
+
+/// Blocks have room for rows in such steps; what lies in rows behind the last one does not count.
+inline constexpr std::int64_t kRowStep = 8;
+
+enum class Into : std::uint8_t { kReplace, kAdd };
+
+/// c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns), `a` and `c` for a multiple of kRowStep
+/// rows.
+template <class Real>
+struct Product {
+  std::int64_t rows, columns, depth;
+  Real const* a;  ///< (rows, depth), an element at row * a_row_stride + depth * a_depth_stride
+  std::int64_t a_row_stride, a_depth_stride;
+  Real const* b;  ///< (depth, columns)
+  std::int64_t b_stride;
+  Real* c;  ///< (rows, columns)
+  std::int64_t c_stride;
+  Into into = Into::kReplace;
+};
+
+/// An integer as wide as an element, so that comparisons of both fill vectors alike.
+template <class Real>
+using MaskIndex = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
+
+/// The keys that each query of a block sees: [begin, end) and itself (HstuSequenceMask::keys_seen_by).
+template <class Real>
+struct SeenKeys {
+  alignas(64) MaskIndex<Real> begin[kBlockSize], end[kBlockSize], self[kBlockSize];
+};
+
+/// Products of the keys (rows) and queries (columns) of a block, rows kBlockSize apart.
+template <class Real>
+struct ScoreBlock {
+  std::int64_t num_keys, num_queries;
+  Real* scores;
+  Real const* bias;            ///< Of the shape of the scores; may be null.
+  SeenKeys<Real> const* seen;  ///< Null where everything is.
+  MaskIndex<Real> first_key;
+  Real alpha, scale;
+};
+
+[[nodiscard]] constexpr std::int64_t size_of(ElementType type) {
+  return type == ElementType::kFloat64 ? 8 : type == ElementType::kFloat32 ? 4 : 2;
+}
+
+/// Rows of elements in memory of the caller.
+template <class Pointer>
+struct ElementRows {
+  Pointer data;
+  ElementType type;
+  std::int64_t stride, rows, columns;
+};
+
+/// Those of a head, of tokens [first, first + size).
+template <class Pointer>
+[[nodiscard]] ElementRows<Pointer> rows_of(JaggedHeads<Pointer> const& heads, ElementType type, std::int64_t head,
+                                           std::int64_t first, std::int64_t size, std::int64_t columns) {
+  using Byte = std::conditional_t<std::is_same_v<Pointer, void*>, std::byte, std::byte const>;
+  std::int64_t const offset = first * heads.token_stride + head * heads.head_stride;
+  return {.data = static_cast<Byte*>(heads.data) + offset * size_of(type),
+          .type = type,
+          .stride = heads.token_stride,
+          .rows = size,
+          .columns = columns};
+}
+
+/// What is done with blocks, compiled for an instruction set.
+template <class Real>
+struct BlockKernels {
+  char const* instruction_set;
+  void (*multiply)(Product<Real> const&);
+  /// scores = SiLU(alpha * (scores + bias)) * scale, zero where not seen.
+  void (*weigh)(ScoreBlock<Real> const&);
+  /// The same, and then gradients of weights become those of scores before alpha and bias.
+  void (*weigh_with_gradient)(ScoreBlock<Real> const&, Real* gradients);
+  /// Reads rows into a block whose rows are `stride` apart; up to padded(columns) they are filled with zeros.
+  void (*load)(ElementRows<void const*> const& source, Real* block, std::int64_t stride);
+  void (*store)(Real const* block, std::int64_t stride, ElementRows<void*> const& destination);
+  /// transposed(column, row) = block(row, column); rows of both are that far apart.
+  void (*transpose)(Real const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns, Real* transposed,
+                    std::int64_t transposed_stride);
+};
+
+/// Those that this processor can run, the fastest last.
+template <class Real>
+[[nodiscard]] std::span<BlockKernels<Real> const> usable_block_kernels();
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention.hpp"
+
+namespace headway::kernels::hstu {
+
+/// Of arguments that were checked, whose products are added up in `Real`.
+template <class Real>
+void run_forward_pass(HstuForwardArgs const& args, int num_threads);
+
+}  // namespace headway::kernels::hstu

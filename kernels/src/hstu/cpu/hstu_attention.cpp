@@ -1,0 +1,39 @@
+#include "headway/kernels/hstu_attention.hpp"
+
+#include "hstu/check_arguments.hpp"
+#include "hstu/cpu/backward_pass.hpp"
+#include "hstu/cpu/forward_pass.hpp"
+
+#include <stdexcept>
+#include <string>
+
+namespace headway::kernels {
+namespace {
+
+void check_num_threads(int num_threads) {
+  if (num_threads < 1)
+    throw std::invalid_argument("HSTU attention: num_threads is " + std::to_string(num_threads) +
+                                " and must be at least 1");
+}
+
+}  // namespace
+
+void hstu_attention_forward(HstuForwardArgs const& args, int num_threads) {
+  check_num_threads(num_threads);
+  hstu::check_arguments(args);
+  if (args.type == ElementType::kFloat64)
+    hstu::run_forward_pass<double>(args, num_threads);
+  else
+    hstu::run_forward_pass<float>(args, num_threads);
+}
+
+void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads) {
+  check_num_threads(num_threads);
+  hstu::check_arguments(args);
+  if (args.forward.type == ElementType::kFloat64)
+    hstu::run_backward_pass<double>(args, num_threads);
+  else
+    hstu::run_backward_pass<float>(args, num_threads);
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,14 @@
+#include "hstu/cpu/instruction_sets.hpp"
+#include "hstu/cpu/simd/table.hpp"
+
+namespace headway::kernels::hstu {
+
+template <class Real>
+BlockKernels<Real> avx2_kernels() {
+  return table_of<Real>("avx2");
+}
+
+template BlockKernels<float> avx2_kernels<float>();
+template BlockKernels<double> avx2_kernels<double>();
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,14 @@
+#include "hstu/cpu/instruction_sets.hpp"
+#include "hstu/cpu/simd/table.hpp"
+
+namespace headway::kernels::hstu {
+
+template <class Real>
+BlockKernels<Real> avx512_kernels() {
+  return table_of<Real>("avx512");
+}
+
+template BlockKernels<float> avx512_kernels<float>();
+template BlockKernels<double> avx512_kernels<double>();
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,14 @@
+#include "hstu/cpu/instruction_sets.hpp"
+#include "hstu/cpu/simd/table.hpp"
+
+namespace headway::kernels::hstu {
+
+template <class Real>
+BlockKernels<Real> baseline_kernels() {
+  return table_of<Real>("baseline");
+}
+
+template BlockKernels<float> baseline_kernels<float>();
+template BlockKernels<double> baseline_kernels<double>();
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,102 @@
+#pragma once
+
+#include "hstu/cpu/simd/vector.hpp"
+
+// Conversions are without branches, so that the compiler makes vectors of their loops.
+
+namespace headway::kernels::hstu {
+namespace {
+
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+
+struct Float16 {
+  std::uint16_t bits;
+};
+
+inline float as_real(float element) { return element; }
+inline double as_real(double element) { return element; }
+
+inline float as_real(Bfloat16 element) { return same_bits<float>(std::uint32_t{element.bits} << 16U); }
+
+inline float as_real(Float16 element) {
+  std::uint32_t const magnitude = element.bits & 0x7fffU, sign = element.bits & 0x8000U;
+  float const scaled = same_bits<float>(magnitude << 13U) * 0x1p112F;  // From the exponent's bias of 15 to that of 127.
+  std::uint32_t const special = magnitude >= 0x7c00U ? 0x7f800000U : 0;
+  return same_bits<float>(same_bits<std::uint32_t>(scaled) | special | sign << 16U);
+}
+
+inline void set(float& element, float value) { element = value; }
+inline void set(double& element, double value) { element = value; }
+
+/// Rounds to nearest, ties to even.
+inline void set(Bfloat16& element, float value) {
+  std::uint32_t const bits = same_bits<std::uint32_t>(value);
+  std::uint32_t const rounded = (bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U;
+  element.bits = static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0U);
+}
+
+inline void set(Float16& element, float value) {
+  std::uint32_t const bits = same_bits<std::uint32_t>(value), sign = bits >> 16U & 0x8000U;
+  std::uint32_t const magnitude = bits & 0x7fffffffU;
+  std::uint32_t const normal = (magnitude - (112U << 23U) + 0xfffU + (magnitude >> 13U & 1U)) >> 13U;
+  // Beside 0.5 the sum has the last place that float16 has below 2^-14.
+  std::uint32_t const subnormal = same_bits<std::uint32_t>(same_bits<float>(magnitude) + 0.5F) - (126U << 23U);
+  std::uint32_t const special = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
+  std::uint32_t const finite = magnitude < 0x38800000U ? subnormal : normal;
+  element.bits = static_cast<std::uint16_t>(sign | (magnitude < 0x47800000U ? finite : special));
+}
+
+template <class Element, class Real>
+inline void load_rows(ElementRows<void const*> const& source, Real* block, std::int64_t stride) {
+  auto const* row = static_cast<Element const*>(source.data);
+  for (std::int64_t r = 0; r < source.rows; ++r, row += source.stride, block += stride) {
+    for (std::int64_t column = 0; column < source.columns; ++column) block[column] = as_real(row[column]);
+    for (std::int64_t column = source.columns; column < padded(source.columns); ++column) block[column] = 0;
+  }
+}
+
+template <class Element, class Real>
+inline void store_rows(Real const* block, std::int64_t stride, ElementRows<void*> const& destination) {
+  auto* row = static_cast<Element*>(destination.data);
+  for (std::int64_t r = 0; r < destination.rows; ++r, row += destination.stride, block += stride)
+    for (std::int64_t column = 0; column < destination.columns; ++column) set(row[column], block[column]);
+}
+
+inline void load(ElementRows<void const*> const& source, double* block, std::int64_t stride) {
+  load_rows<double>(source, block, stride);
+}
+
+inline void load(ElementRows<void const*> const& source, float* block, std::int64_t stride) {
+  if (source.type == ElementType::kBfloat16)
+    load_rows<Bfloat16>(source, block, stride);
+  else if (source.type == ElementType::kFloat16)
+    load_rows<Float16>(source, block, stride);
+  else
+    load_rows<float>(source, block, stride);
+}
+
+inline void store(double const* block, std::int64_t stride, ElementRows<void*> const& destination) {
+  store_rows<double>(block, stride, destination);
+}
+
+inline void store(float const* block, std::int64_t stride, ElementRows<void*> const& destination) {
+  if (destination.type == ElementType::kBfloat16)
+    store_rows<Bfloat16>(block, stride, destination);
+  else if (destination.type == ElementType::kFloat16)
+    store_rows<Float16>(block, stride, destination);
+  else
+    store_rows<float>(block, stride, destination);
+}
+
+template <class Real>
+void transpose(Real const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns, Real* transposed,
+               std::int64_t transposed_stride) {
+  for (std::int64_t column = 0; column < columns; ++column)
+    for (std::int64_t row = 0; row < rows; ++row)
+      transposed[column * transposed_stride + row] = block[row * stride + column];
+}
+
+}  // namespace
+}  // namespace headway::kernels::hstu

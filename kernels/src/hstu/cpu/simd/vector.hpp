@@ -1,0 +1,71 @@
+// Included once by each file of an instruction set, whose flags decide the width of vectors. Everything here has
+// internal linkage and nothing of the standard library is called: a function shared with other files could be linked
+// in the form that only newer processors run.
+
+#pragma once
+
+#include "hstu/cpu/block_kernels.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+/// Vectors of an element type, of integers as wide, and their constants.
+template <class Real>
+struct Simd;
+
+template <>
+struct Simd<float> {
+  typedef float Vector __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef std::int32_t Integers __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  static constexpr int kLanes = kVectorBytes / 4;
+  static constexpr int kMantissaBits = 23;
+  static constexpr std::int32_t kExponentBias = 127;
+  static constexpr float kMostExponent = 87;   ///< exp of it is finite.
+  static constexpr float kRounder = 12582912;  ///< 1.5 * 2^23: what is added to it is rounded to whole numbers.
+  static constexpr float kLog2High = 0.693359375F, kLog2Low = -2.12194440e-4F;  ///< ln 2 in two parts.
+  static constexpr int kTerms = 8;  ///< Of the series of exp up to ln(2) / 2, for an error below rounding.
+};
+
+template <>
+struct Simd<double> {
+  typedef double Vector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  typedef std::int64_t Integers __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  static constexpr int kLanes = kVectorBytes / 8;
+  static constexpr int kMantissaBits = 52;
+  static constexpr std::int64_t kExponentBias = 1023;
+  static constexpr double kMostExponent = 707;
+  static constexpr double kRounder = 6755399441055744;
+  static constexpr double kLog2High = 6.93145751953125e-1, kLog2Low = 1.42860682030941723212e-6;
+  static constexpr int kTerms = 14;
+};
+
+template <class Real>
+inline typename Simd<Real>::Vector load_vector(Real const* from) {
+  return *reinterpret_cast<typename Simd<Real>::Vector const*>(from);
+}
+
+template <class Real>
+inline void store_vector(typename Simd<Real>::Vector const& vector, Real* to) {
+  *reinterpret_cast<typename Simd<Real>::Vector*>(to) = vector;
+}
+
+template <class To, class From>
+inline To same_bits(From const& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+}  // namespace
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,99 @@
+#pragma once
+
+#include "hstu/cpu/simd/vector.hpp"
+
+namespace headway::kernels::hstu {
+namespace {
+
+/// exp(x) to about one unit in the last place, of x at most kMostExponent apart from zero, and else of that: with
+/// x = n ln 2 + r, 2^n by the bits of its exponent, times the series of exp(r).
+template <class Real>
+inline typename Simd<Real>::Vector exponential(typename Simd<Real>::Vector x) {
+  using S = Simd<Real>;
+  using Vector = typename S::Vector;
+  using Integers = typename S::Integers;
+  Vector const most = Vector{} + S::kMostExponent;
+  x = x > most ? most : x;
+  x = x < -most ? -most : x;
+  Vector const shifted = x * Real(1.44269504088896340736) + S::kRounder;
+  Vector const n = shifted - S::kRounder;
+  Vector const r = (x - n * S::kLog2High) - n * S::kLog2Low;
+
+  constexpr Real kInverseFactorials[] = {Real(1),
+                                         Real(1),
+                                         Real(1. / 2),
+                                         Real(1. / 6),
+                                         Real(1. / 24),
+                                         Real(1. / 120),
+                                         Real(1. / 720),
+                                         Real(1. / 5040),
+                                         Real(1. / 40320),
+                                         Real(1. / 362880),
+                                         Real(1. / 3628800),
+                                         Real(1. / 39916800),
+                                         Real(1. / 479001600),
+                                         Real(1. / 6227020800)};
+  Vector series = Vector{} + kInverseFactorials[S::kTerms - 1];
+#pragma GCC unroll 16
+  for (int term = S::kTerms - 2; term >= 0; --term) series = series * r + kInverseFactorials[term];
+
+  // The low bits of `shifted` are n; those above are shifted out.
+  Integers const power = (same_bits<Integers>(shifted) << S::kMantissaBits) + (S::kExponentBias << S::kMantissaBits);
+  return series * same_bits<Vector>(power);
+}
+
+template <class Real>
+inline typename Simd<Real>::Vector sigmoid(typename Simd<Real>::Vector const& x) {
+  return Real(1) / (Real(1) + exponential<Real>(-x));
+}
+
+/// All bits set where the query of a lane sees the key.
+template <class Real>
+inline typename Simd<Real>::Integers is_seen(SeenKeys<Real> const& seen, std::int64_t query, MaskIndex<Real> key) {
+  using Integers = typename Simd<Real>::Integers;
+  auto const at = [query](MaskIndex<Real> const* of) { return *reinterpret_cast<Integers const*>(of + query); };
+  return ((at(seen.begin) <= key) & (key < at(seen.end))) | (at(seen.self) == key);
+}
+
+/// Calls visit(index of the first score, scores with bias and alpha, lanes that are seen) for each vector of a block.
+template <class Real, class Visit>
+inline void for_each_vector(ScoreBlock<Real> const& block, Visit visit) {
+  using Vector = typename Simd<Real>::Vector;
+  using Integers = typename Simd<Real>::Integers;
+  for (std::int64_t row = 0; row < block.num_keys; ++row) {
+    MaskIndex<Real> const key = block.first_key + static_cast<MaskIndex<Real>>(row);
+    for (std::int64_t query = 0; query < block.num_queries; query += Simd<Real>::kLanes) {
+      std::int64_t const at = row * kBlockSize + query;
+      Vector x = load_vector(block.scores + at);
+      if (block.bias != nullptr) x += load_vector(block.bias + at);
+      visit(at, x * block.alpha, block.seen != nullptr ? is_seen(*block.seen, query, key) : ~Integers{});
+    }
+  }
+}
+
+template <class Real>
+void weigh(ScoreBlock<Real> const& block) {
+  using Vector = typename Simd<Real>::Vector;
+  using Integers = typename Simd<Real>::Integers;
+  for_each_vector(block, [&](std::int64_t at, Vector const& x, Integers const& seen) {
+    Vector const weight = x * sigmoid<Real>(x) * block.scale;
+    store_vector(seen ? weight : Vector{}, block.scores + at);
+  });
+}
+
+template <class Real>
+void weigh_with_gradient(ScoreBlock<Real> const& block, Real* gradients) {
+  using Vector = typename Simd<Real>::Vector;
+  using Integers = typename Simd<Real>::Integers;
+  Real const scale_of_gradient = block.scale * block.alpha;
+  for_each_vector(block, [&](std::int64_t at, Vector const& x, Integers const& seen) {
+    Vector const s = sigmoid<Real>(x);
+    Vector const weight = x * s * block.scale;
+    Vector const slope = s * (Real(1) + x * (Real(1) - s)) * scale_of_gradient;
+    store_vector(seen ? weight : Vector{}, block.scores + at);
+    store_vector(seen ? load_vector(gradients + at) * slope : Vector{}, gradients + at);
+  });
+}
+
+}  // namespace
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+
+/// One sequence of a call.
+struct Sequence {
+  std::int64_t index = 0, first_query = 0, first_key = 0;
+  HstuSequenceMask mask;
+
+  [[nodiscard]] std::int64_t num_queries() const { return mask.num_queries; }
+  [[nodiscard]] std::int64_t num_keys() const { return mask.num_keys; }
+};
+
+/// Of arguments that were checked.
+[[nodiscard]] inline Sequence sequence_of(HstuForwardArgs const& args, std::int64_t b) {
+  HstuSequences const& all = args.sequences;
+  return {.index = b,
+          .first_query = all.query_offsets[b],
+          .first_key = all.key_offsets[b],
+          .mask = {.options = args.options.mask,
+                   .num_queries = static_cast<std::int32_t>(all.query_offsets[b + 1] - all.query_offsets[b]),
+                   .num_keys = static_cast<std::int32_t>(all.key_offsets[b + 1] - all.key_offsets[b]),
+                   .num_contextual = all.num_contextual == nullptr ? 0 : all.num_contextual[b],
+                   .num_targets = all.num_targets == nullptr ? 0 : all.num_targets[b]}};
+}
+
+/// What weights of its attention are multiplied by.
+[[nodiscard]] inline double scale_of(HstuAttentionOptions const& options, Sequence const& sequence) {
+  bool const by_keys = options.length_scaling == LengthScaling::kByNumKeys;
+  return by_keys ? options.scale / static_cast<double>(sequence.num_keys()) : options.scale;
+}
+
+}  // namespace headway::kernels::hstu
