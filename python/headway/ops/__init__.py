@@ -4,4 +4,6 @@ The operators themselves are ``torch.ops.headway.*``; importing this package reg
 and their gradients. What each computes is defined by the function of the same name in :mod:`headway.reference`.
 """
 
-__all__: list[str] = []
+from headway.ops.hstu_attention import hstu_attention
+
+__all__ = ["hstu_attention"]

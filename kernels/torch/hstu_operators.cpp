@@ -1,0 +1,114 @@
+// torch.ops.headway.hstu_attention and its backward pass. Torch hands arguments over on a stack, last one on top.
+
+#include "hstu_arguments.hpp"
+#include "torch_headers.hpp"
+
+#include <ATen/autocast_mode.h>
+
+#include <stdexcept>
+
+namespace headway::kernels {
+
+namespace {
+
+using torch::jit::Stack;
+
+/// Errors of kernels about arguments become ValueError.
+template <class Call>
+void call_kernel(Call call) {
+  try {
+    call();
+  } catch (std::invalid_argument const& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+at::Tensor forward(HstuArguments const& arguments) {
+  HstuForwardArgs args = view_of(arguments);
+  at::Tensor out = empty_like_heads(arguments.q, arguments.v.size(2));
+  args.out = heads_of<void*>(out);
+  call_kernel([&] { hstu_attention_forward(args, at::get_num_threads()); });
+  return out;
+}
+
+struct Gradients {
+  at::Tensor q, k, v, position_weights, time_weights;
+};
+
+at::Tensor empty_like_weights(std::optional<at::Tensor> const& weights, at::Tensor const& q) {
+  return weights ? at::empty_like(*weights) : at::empty({0}, q.options());
+}
+
+Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
+  auto const& [q, k, v] = std::tie(arguments.q, arguments.k, arguments.v);
+  HstuForwardArgs const args = view_of(arguments);
+  TORCH_CHECK_VALUE(grad_out.sizes() == at::IntArrayRef({q.size(0), q.size(1), v.size(2)}) &&
+                        grad_out.scalar_type() == q.scalar_type() && grad_out.device() == q.device(),
+                    "hstu_attention_backward: grad_out must be as the output, and is ", grad_out.scalar_type(),
+                    grad_out.sizes(), " on ", grad_out.device());
+  at::Tensor const grad = grad_out.stride(2) == 1 ? grad_out : grad_out.contiguous();
+  Gradients gradients{.q = empty_like_heads(q, q.size(2)),
+                      .k = empty_like_heads(k, k.size(2)),
+                      .v = empty_like_heads(v, v.size(2)),
+                      .position_weights = empty_like_weights(arguments.position_weights, q),
+                      .time_weights = empty_like_weights(arguments.time_weights, q)};
+  HstuBackwardArgs const backward_args{
+      .forward = args,
+      .grad_out = heads_of<void const*>(grad),
+      .grad_query = heads_of<void*>(gradients.q),
+      .grad_key = heads_of<void*>(gradients.k),
+      .grad_value = heads_of<void*>(gradients.v),
+      .grad_position_weights = arguments.position_weights ? gradients.position_weights.data_ptr() : nullptr,
+      .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
+  call_kernel([&] { hstu_attention_backward(backward_args, at::get_num_threads()); });
+  return gradients;
+}
+
+void forward_of_stack(c10::OperatorHandle const& /*op*/, Stack* stack) {
+  at::Tensor const out = forward(HstuArguments(torch::jit::last(*stack, HstuArguments::kCount)));
+  torch::jit::drop(*stack, HstuArguments::kCount);
+  torch::jit::push(*stack, out);
+}
+
+void backward_of_stack(c10::OperatorHandle const& /*op*/, Stack* stack) {
+  auto const arguments = torch::jit::last(*stack, HstuArguments::kCount + 1);
+  Gradients const gradients = backward(arguments.front().toTensor(), HstuArguments(arguments.slice(1)));
+  torch::jit::drop(*stack, HstuArguments::kCount + 1);
+  torch::jit::push(*stack, gradients.q, gradients.k, gradients.v, gradients.position_weights, gradients.time_weights);
+}
+
+/// Under autocast queries, keys and values take its type; weights of biases stay float32.
+void cast_heads_of_stack(c10::OperatorHandle const& op, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard const guard(
+      c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
+  for (std::size_t i = stack->size() - HstuArguments::kCount, end = i + 3; i < end; ++i) {
+    at::Tensor const heads = (*stack)[i].toTensor();
+    auto const device = heads.device().type();
+    (*stack)[i] = at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), heads, device);
+  }
+  op.callBoxed(stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(headway, library) {
+  std::string const inputs = HstuArguments::kSchema;
+  library.def(("hstu_attention(" + inputs + ") -> Tensor").c_str());
+  library.def(
+      ("hstu_attention_backward(Tensor grad_out, " + inputs + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
+}
+
+TORCH_LIBRARY_IMPL(headway, CPU, library) {
+  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&forward_of_stack>());
+  library.impl("hstu_attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_of_stack>());
+}
+
+TORCH_LIBRARY_IMPL(headway, AutocastCPU, library) {
+  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&cast_heads_of_stack>());
+}
+
+TORCH_LIBRARY_IMPL(headway, AutocastCUDA, library) {
+  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&cast_heads_of_stack>());
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,144 @@
+"""HSTU attention over jagged sequences, as an operator.
+
+Shapes: B sequences, TQ queries and TK keys of all sequences one after the other, H heads, D columns of queries and
+keys, V columns of values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.ops.library import LIBRARY
+from headway.reference.hstu_attention import Scale
+
+#: Of the operator, in order; with torch.ops all of them must be given.
+_ARGUMENTS = ("q", "k", "v", "offsets", "key_offsets", "max_length", "position_weights", "time_weights", "time_bounds",
+              "query_times", "key_times", "num_contextual", "num_targets", "alpha", "scale", "length_scaling", "causal",
+              "window", "full_attention_tail", "deterministic")  # fmt: skip
+
+
+def hstu_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    *,
+    max_length: int,
+    key_offsets: Tensor | None = None,
+    alpha: float = 1.0,
+    scale: Scale = "max_length",
+    causal: bool = True,
+    num_contextual: Tensor | None = None,
+    num_targets: Tensor | None = None,
+    window: int = 0,
+    full_attention_tail: int = 0,
+    position_weights: Tensor | None = None,
+    time_weights: Tensor | None = None,
+    time_bounds: Tensor | None = None,
+    query_times: Tensor | None = None,
+    key_times: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """Attention whose weights are SiLU, not softmax (Zhai et al. 2024, equation 3).
+
+    For each query i and head::
+
+        out_i = sum over keys j that i sees of silu(alpha * (q_i . k_j + bias_ij)) * scale * v_j
+
+    Which keys a query sees says :func:`headway.reference.hstu_mask`. Products are added up in float32 (float64 for
+    float64).
+
+    Args:
+        q: (TQ, H, D) float64, float32, bfloat16 or float16; tokens and heads may have any strides.
+        k: (TK, H, D) of the same type.
+        v: (TK, H, V) of the same type.
+        offsets: (B + 1,) int64: sequence b has queries ``offsets[b]`` to ``offsets[b + 1]``.
+        max_length: tokens of the longest sequence, at least.
+        key_offsets: (B + 1,) int64, where sequences have more keys than queries (cached history): the queries are the
+            last tokens. None: ``offsets``.
+        alpha: factor of products and bias.
+        scale: factor of weights: a number, 1 / ``max_length``, or by "length" 1 / keys of the sequence.
+        causal: a token sees none behind it.
+        num_contextual: (B,) int32, first tokens that see each other and the whole history; with ``causal`` only.
+        num_targets: (B,) int32, last tokens that see the history and themselves only; with ``causal`` only.
+        window: positions that a token sees back; 0: all.
+        full_attention_tail: last positions of the history that see past the window.
+        position_weights: (2 M - 1,) float32 (float64 for float64) with M >= ``max_length``: ``[M - 1 + j - i]`` is
+            the bias of query token i and key j, for all heads.
+        time_weights: (N + 1,) like ``position_weights``: the bias by bucket, the number of ``time_bounds`` that
+            abs(query time - key time), as float32, reaches.
+        time_bounds: (N,) float32, ascending.
+        query_times: (TQ,) int64.
+        key_times: (TK,) int64.
+        deterministic: gradients are the same bits from call to call; on the CPU they always are.
+
+    Returns:
+        (TQ, H, V) of the type of ``q``.
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other, or on the CPU, offsets and counts are wrong.
+    """
+    is_named = isinstance(scale, str)
+    if is_named and scale not in ("max_length", "length"):
+        raise ValueError(f"scale must be a number, max_length or length, not {scale!r}")
+    out: Tensor = torch.ops.headway.hstu_attention(
+        q,
+        k,
+        v,
+        offsets,
+        offsets if key_offsets is None else key_offsets,
+        max_length,
+        position_weights,
+        time_weights,
+        time_bounds,
+        query_times,
+        key_times,
+        num_contextual,
+        num_targets,
+        alpha,
+        1.0 if is_named else scale,
+        scale if is_named else "none",
+        causal,
+        window,
+        full_attention_tail,
+        deterministic,
+    )
+    return out
+
+
+@torch.library.register_fake("headway::hstu_attention", lib=LIBRARY)
+def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+
+
+@torch.library.register_fake("headway::hstu_attention_backward", lib=LIBRARY)
+def _fake_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    named = dict(zip(_ARGUMENTS, arguments, strict=True))
+    heads = (named["q"], named["k"], named["v"])
+    weights = (named["position_weights"], named["time_weights"])
+    return (
+        *(each.new_empty(each.shape) for each in heads),
+        *(grad_out.new_empty(0) if each is None else torch.empty_like(each) for each in weights),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in inputs))
+    ctx.others = [None if isinstance(each, Tensor) else each for each in inputs]
+
+
+def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    arguments = [
+        other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)
+    ]
+    names = ("q", "k", "v", "position_weights", "time_weights")
+    gradients = dict(zip(names, torch.ops.headway.hstu_attention_backward(grad_out, *arguments), strict=True))
+    return tuple(
+        gradients.get(name) if needed else None for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)
+    )
+
+
+torch.library.register_autograd("headway::hstu_attention", _backward, setup_context=_setup_context, lib=LIBRARY)

@@ -1,0 +1,89 @@
+"""Batches for tests of HSTU attention, from a case that names what is special of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a batch is like; ``options`` go to the function as they are."""
+
+    key_lengths: tuple[int, ...] = (5, 0, 1, 17, 40)
+    query_lengths: tuple[int, ...] | None = None
+    num_heads: int = 2
+    dim: int = 16
+    value_dim: int = 16
+    contextual: int = 0
+    targets: int = 0
+    has_position: bool = False
+    has_time: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "causal": Case(),
+    "bidirectional": Case(options={"causal": False}),
+    "window": Case(options={"window": 3}),
+    "bidirectional_window": Case(options={"causal": False, "window": 3}),
+    "full_attention_tail": Case(options={"window": 3, "full_attention_tail": 4}),
+    "contextual": Case(contextual=3),
+    "targets": Case(targets=4),
+    "all_masks": Case(contextual=2, targets=3, options={"window": 4, "full_attention_tail": 3}),
+    "position_bias": Case(has_position=True),
+    "time_bias": Case(has_time=True),
+    "both_biases": Case(has_position=True, has_time=True, contextual=2, targets=2),
+    "cached_history": Case(query_lengths=(2, 0, 1, 17, 3), has_position=True, has_time=True, targets=1),
+    "wide_values": Case(dim=8, value_dim=24),
+    "odd_columns": Case(dim=7, value_dim=5, num_heads=3),
+    "by_length": Case(options={"scale": "length", "alpha": 0.25}),
+    "by_number": Case(options={"scale": 0.5}),
+    "no_sequences": Case(key_lengths=()),
+    "only_empty_sequences": Case(key_lengths=(0, 0)),
+}
+
+
+def offsets_of(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def batch_of(case: Case, dtype: torch.dtype, *, seed: int = 0) -> tuple[list[Tensor], dict[str, Any]]:
+    """Positional and named arguments of ``hstu_attention``."""
+    draw = torch.Generator().manual_seed(seed)
+    queries = case.query_lengths or case.key_lengths
+    offsets, key_offsets = offsets_of(queries), offsets_of(case.key_lengths)
+    max_length = max(case.key_lengths, default=0)
+
+    def heads(tokens: Tensor, columns: int) -> Tensor:
+        values = torch.randn(int(tokens[-1]), case.num_heads, columns, generator=draw, dtype=torch.float64)
+        return values.to(dtype)
+
+    named: dict[str, Any] = {"max_length": max_length, "key_offsets": key_offsets, **case.options}
+    lengths = torch.tensor(case.key_lengths)
+    weights = torch.float64 if dtype == torch.float64 else torch.float32
+    if case.contextual:
+        named["num_contextual"] = lengths.clamp(max=case.contextual).int()
+    if case.targets:
+        rest = lengths - named.get("num_contextual", torch.zeros_like(lengths))
+        named["num_targets"] = rest.clamp(max=case.targets).int()
+    if case.has_position:
+        named["position_weights"] = torch.randn(2 * max_length + 3, generator=draw, dtype=weights)
+    if case.has_time:
+        steps = torch.randint(0, 50, (int(key_offsets[-1]),), generator=draw)
+        times = steps.cumsum(0) + (1 << 40)
+        is_query = torch.cat(
+            [torch.arange(n) >= n - q for n, q in zip(case.key_lengths, queries, strict=True)]
+            or [torch.empty(0).bool()]
+        )
+        named |= {
+            "time_weights": torch.randn(8, generator=draw, dtype=weights),
+            "time_bounds": torch.tensor([1.0, 2, 3, 10, 31.5, 100, 1000]),
+            "query_times": times[is_query] + 7,
+            "key_times": times,
+        }
+    inputs = [heads(offsets, case.dim), heads(key_offsets, case.dim), heads(key_offsets, case.value_dim)]
+    return [*inputs, offsets], named

@@ -1,0 +1,157 @@
+"""The operator of HSTU attention beside its plain reference, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from headway import reference
+from headway.ops import hstu_attention
+from hstu_cases import CASES, Case, batch_of, offsets_of
+from torch import Tensor
+
+_TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _wanted(inputs: list[Tensor], named: dict[str, Any]) -> list[Tensor]:
+    return [
+        each for each in (*inputs[:3], named.get("position_weights"), named.get("time_weights")) if each is not None
+    ]
+
+
+def _run(call: Callable[..., Tensor], case: Case, dtype: torch.dtype) -> list[Tensor]:
+    """Output and gradients, in float64, of a batch that has the values of ``dtype`` whatever it is computed in."""
+    inputs, named = batch_of(case, dtype)
+    if call is _in_float64:
+        inputs = [each.double() if each.is_floating_point() else each for each in inputs]
+        named |= {name: named[name].double() for name in ("position_weights", "time_weights") if name in named}
+    leaves = [each.requires_grad_() for each in _wanted(inputs, named)]
+    out = call(*inputs, **named)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    gradients = torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True, materialize_grads=True)
+    return [out.detach().double(), *(each.double() for each in gradients)]
+
+
+def _in_float64(*inputs: Tensor, **named: Any) -> Tensor:
+    return reference.hstu_attention(*inputs, **named)
+
+
+def _error(values: Tensor, truth: Tensor) -> float:
+    return float((values - truth).norm() / truth.norm().clamp(min=1e-30)) if truth.numel() else 0.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64_is_the_reference_to_rounding(name: str) -> None:
+    for ours, truth in zip(
+        _run(hstu_attention, CASES[name], torch.float64), _run(_in_float64, CASES[name], torch.float64), strict=True
+    ):
+        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", _TYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_error_is_at_most_twice_that_of_the_reference(name: str, dtype: torch.dtype) -> None:
+    truth = _run(_in_float64, CASES[name], dtype)
+    plain = _run(reference.hstu_attention, CASES[name], dtype)
+    ours = _run(hstu_attention, CASES[name], dtype)
+    for which, (each, reference_each, truth_each) in enumerate(zip(ours, plain, truth, strict=True)):
+        limit = 2 * _error(reference_each, truth_each) + torch.finfo(dtype).eps / 4
+        assert _error(each, truth_each) <= limit, f"output or gradient {which}"
+
+
+def test_gradients_pass_gradcheck() -> None:
+    case = Case(key_lengths=(3, 0, 5), dim=3, value_dim=2, contextual=1, targets=1, has_position=True, has_time=True)
+    inputs, named = batch_of(case, torch.float64)
+    leaves = [each.requires_grad_() for each in _wanted(inputs, named)]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, position: Tensor, time: Tensor) -> Tensor:
+        return hstu_attention(q, k, v, inputs[3], **named | {"position_weights": position, "time_weights": time})
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_strided_heads_of_one_projection_need_no_copy() -> None:
+    offsets = offsets_of((4, 9))
+    joined = torch.randn(13, 2, 3 * 8)
+    views = joined.split(8, dim=2)
+    torch.testing.assert_close(
+        hstu_attention(*views, offsets, max_length=9),
+        hstu_attention(*(each.contiguous() for each in views), offsets, max_length=9),
+        rtol=0,
+        atol=0,
+    )
+
+
+def test_gradients_that_are_expanded_are_taken() -> None:
+    q = torch.randn(6, 2, 4, requires_grad=True)
+    hstu_attention(q, q, q, offsets_of((6,)), max_length=6).sum().backward()
+    assert q.grad is not None and q.grad.abs().sum() > 0
+
+
+def test_under_autocast_heads_take_its_type_and_weights_do_not() -> None:
+    inputs, named = batch_of(CASES["both_biases"], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = hstu_attention(*inputs, **named)
+    assert out.dtype == torch.bfloat16
+    cast = [each.bfloat16() if each.is_floating_point() else each for each in inputs]
+    torch.testing.assert_close(out, hstu_attention(*cast, **named), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["causal", "both_biases", "cached_history"])
+def test_torch_checks_the_operator(name: str) -> None:
+    inputs, named = batch_of(CASES[name], torch.float32)
+    for each in _wanted(inputs, named):
+        each.requires_grad_()
+    torch.library.opcheck(torch.ops.headway.hstu_attention.default, tuple(_operator_arguments(inputs, named)))
+
+
+def _operator_arguments(inputs: list[Tensor], named: dict[str, Any]) -> list[Any]:
+    names = ("position_weights", "time_weights", "time_bounds", "query_times", "key_times", "num_contextual",
+             "num_targets")  # fmt: skip
+    return [*inputs, named["key_offsets"], named["max_length"], *(named.get(each) for each in names),
+            1.0, 1.0, "max_length", True, 0, 0, False]  # fmt: skip
+
+
+def test_compiles_without_graph_breaks_for_lengths_that_change() -> None:
+    def loss(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+        return hstu_attention(q, k, v, offsets, max_length=max_length, window=3).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lengths in ((3, 5), (7, 1, 4)):
+        inputs, named = batch_of(Case(key_lengths=lengths), torch.float32)
+        leaves = [each.requires_grad_() for each in inputs[:3]]
+        expected = torch.autograd.grad(loss(*inputs, named["max_length"]), leaves)
+        actual = torch.autograd.grad(compiled(*inputs, named["max_length"]), leaves)
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.zeros(6, 2, 5)}, "k has 5 columns and q 4"),
+        ({"v": torch.zeros(6, 3, 4)}, "v has 3 heads and q 2"),
+        ({"v": torch.zeros(6, 2, 4, dtype=torch.float64)}, "v is Double and q is Float"),
+        ({"q": torch.zeros(6, 8)}, r"q must be \(tokens, heads, columns\)"),
+        ({"q": torch.zeros(6, 2, 4, dtype=torch.int32)}, "q must be float64, float32, bfloat16 or float16"),
+        ({"offsets": torch.tensor([0, 6], dtype=torch.int32)}, "offsets must be one contiguous dimension of Long"),
+        ({"offsets": torch.tensor([0, 5])}, "5"),
+        ({"offsets": torch.tensor([0, 4, 2, 6])}, "sequence 1"),
+        ({"max_length": 5}, "5"),
+        ({"scale": "longest"}, "scale must be a number, max_length or length, not 'longest'"),
+        ({"window": -1}, "window must be from 0, and is -1"),
+        ({"full_attention_tail": 1}, "full_attention_tail needs a window"),
+        ({"causal": False, "num_targets": torch.tensor([1], dtype=torch.int32)}, "num_targets need causal=True"),
+        ({"num_targets": torch.tensor([1, 1], dtype=torch.int32)}, "num_targets has 2 entries, and 1 are needed"),
+        ({"num_targets": torch.tensor([7], dtype=torch.int32)}, "sequence 0"),
+        ({"position_weights": torch.zeros(9)}, "at least 2 \\* max_length - 1 = 11 are needed"),
+        ({"time_weights": torch.zeros(3)}, "time_weights needs time_bounds, query_times and key_times"),
+        ({"query_times": torch.zeros(6).long()}, "need time_weights"),
+    ],
+)
+def test_refuses_what_does_not_fit_by_name(change: dict[str, Any], message: str) -> None:
+    heads = torch.zeros(6, 2, 4)
+    arguments = {"q": heads, "k": heads, "v": heads, "offsets": offsets_of((6,)), "max_length": 6}
+    with pytest.raises(ValueError, match=message):
+        hstu_attention(**arguments | change)
