@@ -109,12 +109,12 @@ def hstu_attention(
     return out
 
 
-@torch.library.register_fake("headway::hstu_attention", lib=LIBRARY)
+@torch.library.register_fake("headway::hstu_attention", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 
 
-@torch.library.register_fake("headway::hstu_attention_backward", lib=LIBRARY)
+@torch.library.register_fake("headway::hstu_attention_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     named = dict(zip(_ARGUMENTS, arguments, strict=True))
     heads = (named["q"], named["k"], named["v"])

@@ -19,4 +19,4 @@ if torch.__version__.split("+")[0] != _kernels.torch_version:
     )
 
 #: What Python adds to the operators: shapes, gradients and casts.
-LIBRARY = torch.library.Library("headway", "FRAGMENT")
+LIBRARY = torch.library.Library("headway", "FRAGMENT")  # type: ignore[no-untyped-call]
