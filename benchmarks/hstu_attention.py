@@ -1,0 +1,265 @@
+"""HSTU attention, forward and backward: Headway's kernels, plain PyTorch, and on a GPU Meta's Triton kernels.
+
+Operations are counted as published figures count them: 4 H D sum(n^2) / 2 forward for causal sequences of n tokens, 2.5
+times as many backward. Before anything is timed, outputs and gradients of all systems must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from headway import reference
+from headway.ops import hstu_attention
+from torch import Tensor
+
+from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.pairing import median_interval
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_ratio, format_table, format_time
+
+DESCRIPTION = "HSTU attention over jagged sequences, forward and backward, against plain PyTorch or Triton"
+
+HEADWAY, EAGER, TRITON = "headway", "eager", "triton"
+LONG_TAIL = "long_tail"
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+_BACKWARD_SHARE = 2.5  #: of the operations of a forward pass
+
+Attention = Callable[..., Tensor]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("hstu_attention", DESCRIPTION, ranks=(1,), rounds=15)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=list(_TYPES), default="float32", help="(default: %(default)s)")
+    parser.add_argument(
+        "--lengths", nargs="+", default=["256", LONG_TAIL], metavar="N",
+        help=f"tokens of each sequence, or {LONG_TAIL} (lognormal, clipped at --longest; default: 256 {LONG_TAIL})",
+    )  # fmt: skip
+    for name, default, text in (
+        ("--batch", 8, "sequences"),
+        ("--longest", 1024, "tokens of a long tail"),
+        ("--heads", 4, "heads"),
+        ("--dim", 64, "columns of queries, keys and values"),
+        ("--threads", 2, "on the CPU"),
+    ):
+        parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--bias", choices=("none", "position", "time"), default="none", help="(default: %(default)s)")
+    parser.add_argument("--forward-only", action="store_true", help="no backward pass")
+    parser.add_argument(
+        "--triton", type=Path, metavar="DIR", help="checkout of generative-recommenders, to compare with on a GPU"
+    )
+    return measure_and_report(
+        "hstu_attention", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch that all systems are given."""
+
+    lengths: tuple[int, ...]
+    heads_QKV: list[Tensor]
+    grad_out: Tensor
+    offsets: Tensor
+    bias: dict[str, Tensor]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def operations(self) -> float:
+        """Of a forward pass over causal sequences."""
+        num_heads, dim = self.heads_QKV[0].shape[1:]
+        return 2.0 * num_heads * dim * sum(length**2 for length in self.lengths)
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """All lengths, each system.
+
+    Raises:
+        BenchmarkError: a device or a system is not there, or systems do not agree.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError("torch finds no GPU")
+    if options.triton is not None and (options.device == "cpu" or options.bias != "none"):
+        raise BenchmarkError("--triton is for --device cuda and --bias none: its kernels have no more")
+    torch.set_num_threads(options.threads)
+    points = []
+    for length in options.lengths:
+        work = _make_work(options, length)
+        systems: dict[str, Attention] = {HEADWAY: hstu_attention, EAGER: reference.hstu_attention}
+        if options.triton is not None:
+            systems[TRITON] = _import_triton(options.triton)
+        _check(work, systems)
+        if TRITON in systems:
+            del systems[EAGER]  # Minutes of small kernels on a GPU, and not what one would use there.
+        points += _measure_batch(options, length, work, systems)
+    return points
+
+
+def _make_work(options: argparse.Namespace, length: str) -> Work:
+    random = np.random.default_rng(1)
+    if length == LONG_TAIL:
+        drawn = random.lognormal(np.log(options.longest) - 2.06, 1.0, options.batch)  # A mean near a fifth of it.
+        lengths = tuple(int(each) for each in np.clip(drawn, 1, options.longest))
+    elif length.isdecimal() and int(length) > 0:
+        lengths = (int(length),) * options.batch
+    else:
+        raise BenchmarkError(f"--lengths takes numbers from 1 and {LONG_TAIL}, not {length}")
+    torch.manual_seed(0)
+    shape, dtype = (sum(lengths), options.heads, options.dim), _TYPES[options.dtype]
+    *heads, grad_out = (torch.randn(shape, device=options.device).to(dtype) for _ in range(4))
+    offsets = torch.tensor([0, *lengths], device=options.device).cumsum(0)
+    bias = _make_bias(options.bias, max(lengths), sum(lengths), options.device)
+    return Work(lengths, [each.requires_grad_() for each in heads], grad_out, offsets, bias)
+
+
+def _make_bias(kind: str, longest: int, tokens: int, device: str) -> dict[str, Tensor]:
+    if kind == "none":
+        return {}
+    if kind == "position":
+        return {"position_weights": (0.1 * torch.randn(2 * longest - 1, device=device)).requires_grad_()}
+    times = torch.randint(1, 100_000, (tokens,), device=device).cumsum(0)  # Seconds: up to a day apart.
+    return {
+        "time_weights": (0.1 * torch.randn(129, device=device)).requires_grad_(),
+        "time_bounds": torch.arange(1, 129, device=device).mul(0.301).exp(),
+        "query_times": times,
+        "key_times": times,
+    }
+
+
+def _import_triton(folder: Path) -> Attention:
+    sys.path.insert(0, str(folder))
+    try:
+        from generative_recommenders.ops.triton.triton_hstu_attention import triton_hstu_mha
+    except ImportError as error:
+        raise BenchmarkError(f"Triton's kernels cannot be imported from {folder}: {error}") from error
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, *, max_length: int, alpha: float) -> Tensor:
+        return triton_hstu_mha(N=max_length, alpha=alpha, q=q, k=k, v=v, seq_offsets=offsets)
+
+    return attention
+
+
+def _forward(work: Work, attention: Attention) -> Tensor:
+    alpha = work.heads_QKV[0].shape[2] ** -0.5
+    return attention(*work.heads_QKV, work.offsets, max_length=work.longest, alpha=alpha, **work.bias)
+
+
+def _backward(work: Work, out: Tensor) -> tuple[Tensor, ...]:
+    learned = [each for each in work.bias.values() if each.requires_grad]
+    return torch.autograd.grad(out, [*work.heads_QKV, *learned], work.grad_out)
+
+
+def _check(work: Work, systems: dict[str, Attention]) -> None:
+    results = {}
+    for name, attention in systems.items():
+        out = _forward(work, attention)
+        results[name] = [out.detach(), *_backward(work, out)]
+    for name, values in results.items():
+        for ours, theirs in zip(values, results[EAGER], strict=True):
+            error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+            if not error <= _TOLERANCES[work.grad_out.dtype]:
+                raise BenchmarkError(f"{name} and {EAGER} differ by {error:.2g} of the norm")
+
+
+def _measure_batch(options: argparse.Namespace, length: str, work: Work, systems: dict[str, Attention]) -> list[Point]:
+    seconds: dict[str, dict[str, list[float]]] = {"forward": {}, "backward": {}}
+    for turn in range(options.rounds):
+        for name in systems if turn % 2 == 0 else reversed(systems):
+            forward_s, backward_s = _time_call(options, work, systems[name])
+            seconds["forward"].setdefault(name, []).append(forward_s)
+            seconds["backward"].setdefault(name, []).append(backward_s)
+    params = {name: getattr(options, name) for name in ("device", "dtype", "batch", "heads", "dim", "bias", "threads")}
+    params |= {"lengths": length, "tokens": sum(work.lengths), "longest": work.longest}
+    if options.device == "cuda":
+        params |= {"device": torch.cuda.get_device_name()}
+    parts = ["forward"] if options.forward_only else ["forward", "backward"]
+    return [point for part in parts for point in _points_of(params, part, work, seconds[part])]
+
+
+def _time_call(options: argparse.Namespace, work: Work, attention: Attention) -> tuple[float, float]:
+    clock = _read_cuda if options.device == "cuda" else time.perf_counter
+    marks: list[Any] = [clock()]
+    out = _forward(work, attention)
+    marks.append(clock())
+    if not options.forward_only:
+        _backward(work, out)
+    marks.append(clock())
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+        return marks[0].elapsed_time(marks[1]) / 1e3, marks[1].elapsed_time(marks[2]) / 1e3
+    return marks[1] - marks[0], marks[2] - marks[1]
+
+
+def _read_cuda() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _points_of(params: dict[str, Any], part: str, work: Work, seconds: dict[str, list[float]]) -> list[Point]:
+    reference_s = seconds[TRITON if TRITON in seconds else EAGER]
+    operations = work.operations() * (_BACKWARD_SHARE if part == "backward" else 1)
+    points = []
+    for system, values in seconds.items():
+        ratio, extra = None, {}
+        if values is not reference_s:
+            interval = median_interval([b / a for a, b in zip(values, reference_s, strict=True)])
+            ratio, extra = interval.median, {"ratio_low": interval.low, "ratio_high": interval.high}
+        p5_s, p95_s = np.quantile(values, (0.05, 0.95)).tolist()
+        median_s = statistics.median(values)
+        points.append(
+            Point(
+                name="hstu_attention", params={**params, "part": part}, system=system, median_s=median_s, p5_s=p5_s,
+                p95_s=p95_s, samples=len(values), rate=operations / median_s, unit="FLOP/s", ratio=ratio, extra=extra,
+            )
+        )  # fmt: skip
+    return points
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each point of Headway."""
+    others = {point.key: point for point in points if point.system != HEADWAY}
+    rows = []
+    for point in points:
+        if point.system == HEADWAY:
+            other = others[point.key]
+            assert point.rate is not None, "a measured point has a rate"
+            rows.append(
+                (
+                    str(point.params["lengths"]),
+                    point.params["part"],
+                    format_time(point.median_s),
+                    f"{point.rate / 1e12:.3g}",
+                    f"{other.system} {format_time(other.median_s)}",
+                    format_ratio(point.ratio, point.extra["ratio_low"], point.extra["ratio_high"]),
+                )
+            )
+    return format_table(("lengths", "part", "headway", "TFLOP/s", "beside", "faster (95%)"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [
+        Panel(title=f"HSTU attention, {part}", points=[point for point in points if point.params["part"] == part],
+              x=lambda point: point.params["tokens"], x_label="tokens of a batch")
+        for part in sorted({point.params["part"] for point in points})
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
