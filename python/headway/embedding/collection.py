@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.rank_pieces import join_rows
 from headway.embedding.sharded_lookup import Dedup, Gradient, Lookup, ShardedLookup
+from headway.embedding.state_records import add_records, import_records, take_records, updates_of
+from headway.embedding.table_records import TablePart
 
 #: Backward passes without a step after which we ask whether a step was forgotten.
 _MANY_GRADIENTS = 64
@@ -257,14 +259,55 @@ class HashTableCollection(nn.Module):
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
         tables = self._build_tables()
-        self.step = checkpoint.load(Path(folder), self.groups, tables, process_group=self.process_group, strict=strict)
-        self.tables[:] = tables
-        self.drop_gradients()
-        self._begin_step()
+        step = checkpoint.load(Path(folder), self.groups, tables, process_group=self.process_group, strict=strict)
+        self._go_on_with(tables, step=step)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        warnings.warn("state_dict() does not hold the tables of a HashTableCollection: call its save()", stacklevel=2)
+        add_records(self._parts(), destination, prefix)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        parts = self._parts()
+        read = take_records(
+            parts,
+            state_dict,
+            prefix,
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+            error_msgs=error_msgs,
+        )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not any(read):
+            return
+        tables = self._build_tables()
+        for number, (part, records) in enumerate(zip(parts, read, strict=True)):
+            if records:
+                import_records(replace(part, table=tables[number]), records)
+            else:
+                tables[number] = part.table
+        self._go_on_with(tables, step=max(updates_of(records) if records else self.step for records in read))
+
+    def _parts(self) -> list[TablePart]:
+        return [
+            TablePart(tuple(each.name for each in group.tables), table, self.step, self.rank, self.num_ranks)
+            for group, table in zip(self.groups, self.tables, strict=True)
+        ]
+
+    def _go_on_with(self, tables: Sequence[Table], *, step: int) -> None:
+        self.tables[:], self.step = tables, step
+        self.drop_gradients()
+        self._begin_step()
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")

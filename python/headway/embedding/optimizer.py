@@ -68,7 +68,7 @@ class TableOptimizer(torch.optim.Optimizer):
         return collection
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("the optimizer of tables cannot be copied: save its state_dict(), and the tables by save()")
+        raise TypeError("the optimizer of tables cannot be copied: save its state_dict(), and that of the tables")
 
 
 def _unscaled_by(anchor: Anchor) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from headway._embedding import Deduplicator, Keys, KeyStatus, Table, UniqueKeys, Workers
 from headway.embedding.merging import MergedTable
+from headway.embedding.state_records import ReadRecords, import_records, updates_of
+from headway.embedding.table_records import TablePart
 from headway.torchrec.batch import unpack
 from headway.torchrec.settings import GroupMember
 
@@ -60,14 +62,23 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self.learning_rate = self.merged.config.optimizer.lr
         self._statuses_W: torch.Tensor | None = None  #: of the last lookup
         self._optimizer = TableOptimizer(self)
-        self.rebuild(updates=0)
+        self.table, self.updates = self._build(), 0
+        self._begin_step()
 
-    def rebuild(self, *, updates: int) -> None:
-        """Begins with an empty table, as if ``updates`` had been made."""
-        self.table = self.merged.build(
-            seed=self._seed, num_ranks=self.pg.size(), workers=self._workers, device=self._device
-        )
-        self.updates = updates
+    def _build(self) -> Table:
+        return self.merged.build(seed=self._seed, num_ranks=self.pg.size(), workers=self._workers, device=self._device)
+
+    @property
+    def part(self) -> TablePart:
+        """What a state has of this kernel."""
+        names = tuple(table.name for table in self.merged.tables)
+        return TablePart(names, self.table, self.updates, self.pg.rank(), self.pg.size())
+
+    def replace_by(self, read: ReadRecords) -> None:
+        """Makes these records all that there are."""
+        table = self._build()
+        import_records(replace(self.part, table=table), read)
+        self.table, self.updates = table, updates_of(read)
         self._begin_step()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:

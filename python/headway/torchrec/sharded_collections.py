@@ -16,7 +16,7 @@ from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
 
 from headway.embedding import NoRoomError
 from headway.embedding.merging import merge_tables
-from headway.torchrec.checkpoint import RECORDS, load_records, record_names, table_of
+from headway.embedding.state_records import add_records, take_records
 from headway.torchrec.kernel import MEMBER, TableKernel
 from headway.torchrec.settings import DynamicTable, GroupMember
 from headway.torchrec.sharding import DynamicSharding
@@ -112,9 +112,7 @@ class _DynamicCollection:
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        for kernel in self.kernels():
-            for name, records in record_names(kernel, self._env.rank, self._env.world_size):
-                destination[f"{prefix}{self._tables_attribute}.{name}"] = records
+        add_records([kernel.part for kernel in self.kernels()], destination, f"{prefix}{self._tables_attribute}.")
 
     def _load_from_state_dict(
         self,
@@ -126,21 +124,21 @@ class _DynamicCollection:
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        tables = f"{prefix}{self._tables_attribute}."
-        ours = [name for name in state_dict if name.startswith(tables) and f".{RECORDS}." in name]
-        records = {name[len(tables) :]: state_dict.pop(name) for name in ours}
+        kernels = list(self.kernels())
+        read = take_records(
+            [kernel.part for kernel in kernels],
+            state_dict,
+            f"{prefix}{self._tables_attribute}.",
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+            error_msgs=error_msgs,
+        )
         super()._load_from_state_dict(  # type: ignore[misc]
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        known = {table.name for kernel in self.kernels() for table in kernel.merged.tables}
-        unexpected_keys.extend(tables + name for name in records if table_of(name) not in known)
-        for kernel in self.kernels():
-            own = dict(record_names(kernel, self._env.rank, self._env.world_size))
-            missing_keys.extend(tables + name for name in own if name not in records)
-            try:
-                load_records(kernel, own, records)
-            except ValueError as error:
-                error_msgs.append(str(error))
+        for kernel, records in zip(kernels, read, strict=True):
+            if records:
+                kernel.replace_by(records)
 
 
 class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]

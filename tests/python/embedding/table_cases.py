@@ -113,3 +113,34 @@ def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
 def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[numpy.ndarray]]:
     """Of all ranks, which own ranges of buckets, as if one had them."""
     return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]
+
+
+def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
+    for step in steps:
+        batch = make_batch(10 * step + part, batch_size=20, num_ids=400)
+        integer_loss(tables(batch), batch).backward()
+        tables.optimizer.step()
+
+
+def pending_of(tables: HashTableCollection) -> dict[tuple[int, int, int], int]:
+    """Counts of the keys that wait for a row, by merged table, table and id."""
+    found = {}
+    for number, table in enumerate(tables.tables):
+        keys = table.list_pending(0, 1 << 14)
+        assert keys.tables is not None and keys.counts is not None
+        columns = zip(keys.tables.tolist(), keys.ids.tolist(), keys.counts.tolist(), strict=True)
+        found.update({(number, kind, key): count for kind, key, count in columns})
+    return found
+
+
+def join_pending(parts: list[dict[Any, int]]) -> dict[Any, int]:
+    joined = {key: count for part in parts for key, count in part.items()}
+    assert len(joined) == sum(map(len, parts)), "a key is on two ranks"
+    return joined
+
+
+def same(one: list[list[Any]], other: list[list[Any]]) -> bool:
+    """Whether records are, bit by bit."""
+    return all(
+        len(a) == len(b) and (a == b).all() for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
+    )

@@ -14,36 +14,13 @@ import torch.distributed as dist
 from headway.embedding import Adam, CheckpointError, Eviction, HashTableCollection, RowWiseAdagrad
 from headway.embedding.checkpoint import reading, writing
 from rank_processes import DIED, run_ranks
-from table_cases import integer_loss, join_records, make_batch, make_tables, records_of
+from table_cases import join_pending, join_records, make_tables, pending_of, records_of, same, train
 
 TABLE = {"hot_count": 3, "min_count": 2}
 
 
 def make(group: dist.ProcessGroup | None = None, **more: Any) -> HashTableCollection:
     return make_tables(Adam(lr=0.01), {**TABLE, **more}, process_group=group)
-
-
-def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
-    for step in steps:
-        batch = make_batch(10 * step + part, batch_size=20, num_ids=400)
-        integer_loss(tables(batch), batch).backward()
-        tables.optimizer.step()
-
-
-def pending_of(tables: HashTableCollection) -> dict[tuple[int, int, int], int]:
-    found = {}
-    for number, table in enumerate(tables.tables):
-        keys = table.list_pending(0, 1 << 14)
-        assert keys.tables is not None and keys.counts is not None
-        columns = zip(keys.tables.tolist(), keys.ids.tolist(), keys.counts.tolist(), strict=True)
-        found.update({(number, kind, key): count for kind, key, count in columns})
-    return found
-
-
-def same(one: list[list[Any]], other: list[list[Any]]) -> bool:
-    return all(
-        len(a) == len(b) and (a == b).all() for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
-    )
 
 
 def save_trained(rank: int, folder: str) -> tuple[Any, Any]:
@@ -59,12 +36,6 @@ def load_and_go_on(rank: int, folder: str) -> tuple[Any, Any, int]:
     found = records_of(tables), pending_of(tables), tables.step
     train(tables, range(3, 4), rank)
     return found
-
-
-def join_pending(parts: list[dict[Any, int]]) -> dict[Any, int]:
-    joined = {key: count for part in parts for key, count in part.items()}
-    assert len(joined) == sum(map(len, parts)), "a key is on two ranks"
-    return joined
 
 
 @pytest.mark.parametrize("num_writers", range(1, 9))
