@@ -14,7 +14,7 @@
 """
 
 from headway.embedding.checkpoint import CheckpointError
-from headway.embedding.collection import HashTableCollection, NoRoomError, PendingBatch
+from headway.embedding.collection import HashTableCollection, NoRoomError
 from headway.embedding.config import (
     Adagrad,
     Adam,
@@ -30,6 +30,7 @@ from headway.embedding.config import (
     TableConfig,
     Uniform,
 )
+from headway.embedding.lookup_function import PendingBatch
 
 __all__ = [
     "Adagrad",

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import JoinedFeatures, Table, Workers
+from headway._embedding import Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, columns_of
+from headway.embedding.lookup_function import PendingBatch, hand_out
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
-from headway.embedding.rank_pieces import join_rows
 from headway.embedding.sharded_lookup import Dedup, Gradient, Lookup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
 from headway.embedding.table_records import TablePart
@@ -33,14 +33,6 @@ _MANY_GRADIENTS = 64
 
 class NoRoomError(RuntimeError):
     """Ids got no row because a table was full."""
-
-
-@dataclass(eq=False)
-class PendingBatch:
-    """A batch whose lookup has begun; ``HashTableCollection`` takes it in the place of its features."""
-
-    inputs: list[JoinedFeatures]
-    lookup: Lookup
 
 
 class HashTableCollection(nn.Module):
@@ -149,16 +141,16 @@ class HashTableCollection(nn.Module):
 
         Args:
             features: a ``KeyedJaggedTensor``, or by name (values, lengths) or (values, lengths, weights) with values
-                (K,) int64, lengths (B,) and weights (K,) float32, on ``device``. Features that no table has are not
-                looked at.
+                (K,) int64, lengths (B,) and weights (K,) float32, on ``device``. Weights that require a gradient get
+                one. Features that no table has are not looked at.
         Raises:
             ValueError: a feature is missing, its tensors do not fit each other, or are on another device. Lengths on
                 CUDA that do not add up to the number of values are an assertion of the device.
         """
         columns = columns_of(features)
-        inputs = [group.join(columns) for group in self._features_of]
+        inputs, learned_weights = zip(*(group.join(columns) for group in self._features_of), strict=True)
         lookup = self._lookup.begin([each.keys for each in inputs], inserts=self.training)
-        return PendingBatch(inputs, lookup)
+        return PendingBatch(list(inputs), list(learned_weights), lookup)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
@@ -171,7 +163,7 @@ class HashTableCollection(nn.Module):
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         self._lookup.finish(batch.lookup)
-        outputs = iter(_Lookup.apply(self, batch, *self._anchors))  # type: ignore[no-untyped-call]
+        outputs = iter(hand_out(self._lookup, batch, self._anchors, self._take_gradients))
         batch.lookup.vectors_UD.clear()
         if self._strict:
             _expect_room(batch.lookup)
@@ -215,7 +207,7 @@ class HashTableCollection(nn.Module):
         for table in self.tables:
             table.begin_step(self.step + 1, max(self.step + 1 - self._lookahead, 0))
 
-    def _backward(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
+    def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         sums = [
             None if values is None
             else self._lookup.add_up(batch.lookup, number, values, each.offsets, each.weights)
@@ -332,33 +324,3 @@ def _expect_room(lookup: Lookup) -> None:
     refused = int(lookup.refused.sum())
     if refused > 0:
         raise NoRoomError(f"{refused} ids got no row: their table is full")
-
-
-class _Lookup(torch.autograd.Function):
-    """Hands the vectors of a batch out, and takes their gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, collection: HashTableCollection, batch: PendingBatch, *anchors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.collection, ctx.batch = collection, batch
-        ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
-        return tuple(
-            vectors
-            for number, each in enumerate(batch.inputs)
-            for vectors in torch.split(
-                collection._lookup.hand_out(batch.lookup, number, each.offsets, each.weights),
-                each.num_bags,
-            )
-        )
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, ...]:
-        collection, of_features = ctx.collection, iter(gradients)
-        joined = [
-            join_rows([next(of_features) for _ in each.num_bags], each.num_bags, dim=table.dim)
-            for each, table in zip(ctx.batch.inputs, collection.tables, strict=True)
-        ]
-        collection._backward(ctx.batch, joined)
-        return (None,) * (2 + len(collection.tables))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from headway._embedding import FeatureJoiner, JoinedFeatures
 from headway.embedding.config import FeatureConfig
+from headway.embedding.learned_weights import LearnedWeights
 from headway.embedding.merging import table_number
 
 #: Feature name to (values_K, lengths_B) or (values_K, lengths_B, weights_K), or a ``KeyedJaggedTensor``.
@@ -27,15 +29,25 @@ class FeatureGroup:
             device=device,
         )
 
-    def join(self, features: Mapping[str, Any]) -> JoinedFeatures:
+    def join(self, features: Mapping[str, Any]) -> tuple[JoinedFeatures, list[LearnedWeights]]:
         """Puts the features together. On CUDA it takes the same kernels whatever their number, and waits for nothing.
 
+        Returns:
+            the features, and of those whose weights want a gradient the weights.
         Raises:
             ValueError: a feature is missing, its tensors do not fit each other, or are on another device. Lengths on
                 CUDA that do not fit are an assertion of the device.
         """
         ids, lengths, weights = zip(*(_tensors_of(features, config.name) for config in self.configs), strict=True)
-        return self._joiner.join(ids, lengths, weights)
+        if not any(each is not None and each.requires_grad for each in weights):
+            return self._joiner.join(ids, lengths, weights), []
+        joined = self._joiner.join(ids, lengths, [None if each is None else each.detach() for each in weights])
+        first_keys = [0, *accumulate(len(each) for each in ids)]
+        return joined, [
+            LearnedWeights(each, lengths[i], self.configs[i].pooling, feature=i, first_key=first_keys[i])
+            for i, each in enumerate(weights)
+            if each is not None and each.requires_grad
+        ]
 
 
 def columns_of(features: Features) -> Mapping[str, Any]:

@@ -158,10 +158,22 @@ class ShardedLookup:
         Without ``offsets`` each key is a bag; likewise below.
         """
         part = lookup.parts[number]
-        if part.received is part.unique and self._num_ranks == 1:
+        if self._are_in_rows(part):
             assert part.rows_W is not None, "finish() has found rows"
             return part.table.gather_bags(part.unique, part.rows_W, offsets=offsets, weights=weights)
         return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
+
+    def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
+        """(U, D): those of the unique keys of table ``number``."""
+        part = lookup.parts[number]
+        if self._are_in_rows(part):
+            assert part.rows_W is not None, "finish() has found rows"
+            return part.table.gather(part.unique.keys, part.rows_W)
+        return lookup.vectors_UD[number]
+
+    def _are_in_rows(self, part: Part) -> bool:
+        """Vectors need not be copied, as nobody else has any."""
+        return part.received is part.unique and self._num_ranks == 1
 
     # Backward
 

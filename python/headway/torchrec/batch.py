@@ -167,7 +167,7 @@ class BatchMaker:
         Args:
             features: those of all groups, one group after the other; ids are taken with all their 64 bits.
         Raises:
-            ValueError: ids are no integers or on another device, or weights are missing or want gradients.
+            ValueError: ids are no integers or on another device, or weights are missing.
         """
         ids = features.values()
         if ids.dtype not in (torch.int64, torch.int32):
@@ -200,9 +200,7 @@ def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
     weights = features.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but its input has no weights")
-    if weights.requires_grad:
-        raise ValueError("weights of ids get no gradient from dynamic tables: detach them")
-    return torch.split(weights, features.length_per_key())
+    return torch.split(weights.detach(), features.length_per_key())
 
 
 def unpack(features: KeyedJaggedTensor, *, num_ranks: int) -> Keys:

@@ -175,6 +175,16 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
         super().__init__(*arguments, **others)
         self._has_mean_pooling_callback = False  # Means come out of the exchange already.
 
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
+        if self._is_weighted and torch.is_grad_enabled() and isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
+            if weights is not None and weights.requires_grad:
+                raise ValueError(
+                    "weights of ids get no gradient from dynamic tables, as TorchRec drops it where it permutes or "
+                    "exchanges them: detach them"
+                )
+        return super().input_dist(ctx, features)
+
     def update_shards(self, *arguments: Any) -> None:
         raise NotImplementedError("dynamic tables do not move between ranks; save and load their state")
 

@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adam": Adam(lr=0.01),
     "row_wise_adam": RowWiseAdam(lr=0.01),
 }
+TABLE_OF = {"user": "users", "item": "items", "tags": "items", "city": "cities"}
 POOLING = {"user": "sum", "item": None, "tags": "mean", "city": "sum"}
 Batch = dict[str, tuple[torch.Tensor, ...]]
 

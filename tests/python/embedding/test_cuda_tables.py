@@ -100,6 +100,26 @@ def test_deduplication_does_not_matter() -> None:
     run_on_gpus(train_all_alike, 1, [("adam", "plain", dedup) for dedup in ("none", "first", "second")])
 
 
+def learn_weights(rank: int) -> None:
+    device = take_device(rank)
+    group = dist.group.WORLD if dist.get_world_size() > 1 else None
+    for dedup in ("none", "first", "second", "both"):
+        found = []
+        for each in (CPU, device):
+            batch = move_batch(make_batch(rank, batch_size=20), each)
+            weights = [torch.linspace(-1, 1, len(batch[name][0]), device=each) for name in ("user", "item", "tags")]
+            for name, of_feature in zip(("user", "item", "tags"), weights, strict=True):
+                batch[name] = (*batch[name][:2], of_feature.requires_grad_())
+            tables = make_tables(device=each, dedup=dedup, process_group=None if each == CPU else group)
+            found.append([gradient.cpu() for gradient in torch.autograd.grad(real_loss(tables(batch)), weights)])
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_have_the_gradients_of_the_cpu(num_ranks: int) -> None:
+    run_on_gpus(learn_weights, num_ranks)
+
+
 def train_micro_batches(rank: int) -> None:
     device = take_device(rank)
     for optimizer in OPTIMIZERS.values():
@@ -143,6 +163,10 @@ def move_checkpoints(rank: int, folder: str) -> None:
             loaded.load(folder)
             expect_same(records_of(loaded), records_of(saved))
             assert pending_of(loaded) == pending_of(saved) != [[[], []], [[], []]]
+            by_state = make_tables(optimizer, table, device=target)
+            by_state.load_state_dict(saved.state_dict())
+            expect_same(records_of(by_state), records_of(saved))
+            assert pending_of(by_state) == pending_of(saved)
             train(loaded, target, range(3, 5))
 
 

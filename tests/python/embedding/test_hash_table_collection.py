@@ -24,9 +24,17 @@ from headway.embedding import (
 from headway.embedding.anchor import Anchor
 from headway.embedding.keys import Keys, take_as_unique
 from headway.embedding.merging import table_number
-from table_cases import OPTIMIZERS, POOLING, integer_loss, join_batches, make_batch, make_tables, real_loss, records_of
-
-TABLE_OF = {"user": "users", "item": "items", "tags": "items", "city": "cities"}
+from table_cases import (
+    OPTIMIZERS,
+    POOLING,
+    TABLE_OF,
+    integer_loss,
+    join_batches,
+    make_batch,
+    make_tables,
+    real_loss,
+    records_of,
+)
 
 
 class PlainTables(torch.nn.Module):

@@ -174,8 +174,12 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="the collection is weighted, but its input has no weights"):
         weighted(make_batch(rank, 0))
     batch = make_batch(rank, 0, weighted=True)
-    batch.features.weights().requires_grad_()
-    with pytest.raises(ValueError, match="weights of ids get no gradient from dynamic tables"):
+    for order in ([0, 1, 2], [2, 1, 0]):  # One of which TorchRec permutes, without gradients.
+        batch.features = batch.features.permute(order)
+        batch.features.weights().requires_grad_()
+        with pytest.raises(ValueError, match="weights of ids get no gradient from dynamic tables"):
+            weighted(batch)
+    with torch.no_grad():
         weighted(batch)
     with pytest.raises(NotImplementedError, match="dynamic tables do not move between ranks"):
         sharder[1].reshard(sharded_collection(weighted), {"item": planned["item"]}, None)

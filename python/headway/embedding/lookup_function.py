@@ -1,0 +1,104 @@
+"""A batch's lookup as autograd sees it.
+
+G merged tables, B bags of one of them, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headway._embedding import JoinedFeatures
+from headway.embedding.learned_weights import LearnedWeights
+from headway.embedding.rank_pieces import join_rows
+from headway.embedding.sharded_lookup import Lookup, ShardedLookup
+
+
+@dataclass(eq=False)
+class PendingBatch:
+    """A batch whose lookup has begun; ``HashTableCollection`` takes it in the place of its features."""
+
+    inputs: list[JoinedFeatures]
+    learned_weights: list[list[LearnedWeights]]  #: by merged table
+    lookup: Lookup
+
+
+#: Takes the gradients of a batch: (B, D) by merged table, None of those that the loss does not depend on.
+TakeGradients = Callable[[PendingBatch, Sequence[torch.Tensor | None]], None]
+
+
+def hand_out(
+    sharded: ShardedLookup, batch: PendingBatch, anchors: Sequence[torch.Tensor], take_gradients: TakeGradients
+) -> Sequence[torch.Tensor]:
+    """Vectors of each feature, merged table by merged table.
+
+    Args:
+        batch: whose lookup has finished.
+        anchors: make autograd call ``take_gradients``.
+    """
+    learned = [each.weights_K for group in batch.learned_weights for each in group] if torch.is_grad_enabled() else []
+    outputs: Sequence[torch.Tensor] = _HandOut.apply(  # type: ignore[no-untyped-call]
+        sharded, batch, take_gradients, len(learned), *anchors, *learned
+    )
+    return outputs
+
+
+class _HandOut(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        sharded: ShardedLookup,
+        batch: PendingBatch,
+        take_gradients: TakeGradients,
+        num_learned: int,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.batch, ctx.take_gradients, ctx.num_learned = batch, take_gradients, num_learned
+        ctx.dims = [table.dim for table in sharded.tables]
+        ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
+        if num_learned > 0:  # Rows may have learned before the gradients of weights come.
+            ctx.save_for_backward(
+                *(sharded.vectors(batch.lookup, number) for number, each in enumerate(batch.learned_weights) if each)
+            )
+        return tuple(
+            vectors
+            for number, each in enumerate(batch.inputs)
+            for vectors in torch.split(
+                sharded.hand_out(batch.lookup, number, each.offsets, each.weights),
+                each.num_bags,
+            )
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        batch, rest = ctx.batch, iter(gradients)
+        by_feature_G = [[next(rest) for _ in each.num_bags] for each in batch.inputs]
+        ctx.take_gradients(
+            batch,
+            [
+                join_rows(by_feature, each.num_bags, dim=dim)
+                for by_feature, each, dim in zip(by_feature_G, batch.inputs, ctx.dims, strict=True)
+            ],
+        )
+        of_weights = _gradients_of_weights(batch, ctx.saved_tensors, by_feature_G) if ctx.num_learned > 0 else []
+        return (*(None,) * (4 + len(batch.inputs)), *of_weights)
+
+
+def _gradients_of_weights(
+    batch: PendingBatch,
+    vectors: Sequence[torch.Tensor],
+    by_feature_G: Sequence[Sequence[torch.Tensor | None]],
+) -> list[torch.Tensor | None]:
+    """Of all weights that want one, with the vectors of the merged tables that have some."""
+    rest, result = iter(vectors), []
+    for learned, part, by_feature in zip(batch.learned_weights, batch.lookup.parts, by_feature_G, strict=True):
+        vectors_UD = next(rest) if learned else None
+        for each in learned:
+            assert vectors_UD is not None
+            gradients_BD = by_feature[each.feature]
+            result.append(None if gradients_BD is None else each.gradient(part.unique, vectors_UD, gradients_BD))
+    return result
