@@ -39,6 +39,6 @@ class LearnedWeights:
             if self.pooling == "mean":
                 gradients_BD = gradients_BD / self.lengths_L.clamp(min=1).unsqueeze(1)
             bags_K = torch.repeat_interleave(self.lengths_L, output_size=num_keys)
-            of_bags_KD = gradients_BD[bags_K]
-        vectors_KD = vectors_UD[unique.numbers[self.first_key : self.first_key + num_keys]]
-        return (vectors_KD * of_bags_KD).sum(1).to(self.weights_K.dtype)
+            of_bags_KD = gradients_BD.index_select(0, bags_K)
+        vectors_KD = vectors_UD.index_select(0, unique.numbers[self.first_key : self.first_key + num_keys])
+        return vectors_KD.mul_(of_bags_KD).sum(1).to(self.weights_K.dtype)
