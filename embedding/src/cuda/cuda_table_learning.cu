@@ -83,12 +83,14 @@ __device__ void apply_update(UpdateArgs const& args, RowId row, std::uint64_t i,
   if constexpr (num_states(kKind) > 1) write_quad(args.rows.state(row) + dim, quad, dim, second);
 }
 
-/// Of all lanes of a row, in an order that is always the same.
-__device__ float sum_over(RowLanes lanes, float value) {
+/// Adds each of the values up over all lanes of a row, in an order that is always the same. Their shuffles are under
+/// way together.
+template <std::uint32_t kCount>
+__device__ void add_up_over(RowLanes lanes, float (&values)[kCount]) {
   for (std::uint32_t distance = lanes.count() / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, static_cast<int>(distance));
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(kAllLanes, value, static_cast<int>(distance));
   }
-  return value;
 }
 
 __device__ float squares_of(Quad const& values) {
@@ -134,26 +136,32 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
     if (rows[r] == RowId::kNone || lane >= num_quads) continue;
     updates[r] = load_update<kKind>(args, rows[r], lane, updates[r].gradient);
   }
-  float rates[kRows]{}, row_states[kRows]{};
+  float rates[kRows]{};
   if constexpr (is_row_wise(kKind)) {
+    // The first lane alone reads and writes the states, so no lane waits for the others to have read them.
+    float row_states[kRows]{}, sums[kRows]{};
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r] != RowId::kNone) row_states[r] = args.rows.row_state(rows[r]);
+      if (rows[r] != RowId::kNone && lane == 0) row_states[r] = args.rows.row_state(rows[r]);
     }
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      bool const has_row = rows[r] != RowId::kNone;
-      float sum = 0;
-      if (has_row && lane < num_quads) {
-        add_decay(args, updates[r]);
-        sum = squares_of(updates[r].gradient);
-        for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
-          sum += squares_of(load_whole<kKind>(args, rows[r], begin + r, quad).gradient);
-        }
+      if (rows[r] == RowId::kNone || lane >= num_quads) continue;
+      add_decay(args, updates[r]);
+      sums[r] = squares_of(updates[r].gradient);
+      for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
+        sums[r] += squares_of(load_whole<kKind>(args, rows[r], begin + r, quad).gradient);
       }
-      rates[r] = row_rate<kKind>(args.factors, row_states[r], sum_over(lanes, sum) / static_cast<float>(dim));
     }
-    __syncwarp();  // All lanes have read the states.
+    add_up_over(lanes, sums);
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      if (rows[r] != RowId::kNone && lane == 0) {
+        rates[r] = row_rate<kKind>(args.factors, row_states[r], sums[r] / static_cast<float>(dim));
+        args.rows.row_state(rows[r]) = row_states[r];
+      }
+      rates[r] = __shfl_sync(kAllLanes, rates[r], 0, static_cast<int>(lanes.count()));
+    }
   }
 #pragma unroll
   for (std::uint32_t r = 0; r < kRows; ++r) {
@@ -163,11 +171,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
       continue;
     }
     if (lane >= num_quads) continue;
-    if constexpr (is_row_wise(kKind)) {
-      if (lane == 0) args.rows.row_state(rows[r]) = row_states[r];
-    } else {
-      add_decay(args, updates[r]);
-    }
+    if constexpr (!is_row_wise(kKind)) add_decay(args, updates[r]);
     apply_update<kKind>(args, rows[r], begin + r, lane, rates[r], updates[r]);
     for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
       apply_update<kKind>(args, rows[r], begin + r, quad, rates[r], load_whole<kKind>(args, rows[r], begin + r, quad));
