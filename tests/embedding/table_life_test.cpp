@@ -17,6 +17,7 @@
 #include <set>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace headway::embedding {
@@ -348,6 +349,27 @@ TEST_P(TableLifeTest, KeysThatWaitAreListedWithTheirCounts) {
   copy->insert_or_assign(next.keys(), next.vectors, next.statuses);
   EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kInserted, KeyStatus::kFound}));
   EXPECT_EQ(copy->size().pending, 0U);
+}
+
+TEST_P(TableLifeTest, KeysAreListedByBucketTableAndId) {
+  auto const table = GetParam().make(options_of());
+  auto random = random_source(4);
+  auto batch = random_batch(random, 20'000, 5'000);
+  batch.find_or_insert(*table);
+  std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>> keys;
+  for (std::size_t i = 0; i < batch.ids.size(); ++i) {
+    auto const [number, id] = batch.id(i);
+    keys.emplace(virtual_bucket_of(hash_of({.id = id, .table = number})), number, id);
+  }
+  for (auto const& [first, end] : {std::pair{0U, kNumVirtualBuckets}, {77U, 9'000U}, {500U, 501U}, {9U, 9U}}) {
+    auto const listed = table->list(first, end);
+    std::size_t i = 0;
+    for (auto key = keys.lower_bound({first, 0, 0}); key != keys.lower_bound({end, 0, 0}); ++key, ++i) {
+      ASSERT_LT(i, listed.ids.size());
+      EXPECT_EQ(std::tuple(listed.tables[i], listed.ids[i]), std::tuple(std::get<1>(*key), std::get<2>(*key)));
+    }
+    EXPECT_EQ(listed.ids.size(), i);
+  }
 }
 
 TEST_P(TableLifeTest, BadArgumentsAreNamed) {

@@ -1,6 +1,7 @@
 // What a table on the CPU gives to checkpoints.
 
 #include "cpu/cpu_table.hpp"
+#include "cpu/key_listing.hpp"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/routing.hpp"
 #include "table_options.hpp"
@@ -8,43 +9,27 @@
 #include <algorithm>
 #include <mutex>
 #include <string>
-#include <tuple>
+#include <vector>
 
 namespace headway::embedding {
 
 template <class Wanted>
 Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const {
   expect_buckets(first_bucket, end_bucket);
-  struct Entry {
-    std::uint32_t bucket, table;
-    std::uint64_t id;
-    std::uint32_t count;
-  };
+  KeyListing listing(first_bucket, end_bucket, stripes_.size());
   std::shared_lock const lock(mutex_);
-  std::vector<std::vector<Entry>> parts(stripes_.size());
   workers_->run(stripes_.size(), [&](std::size_t number) {
+    std::vector<ListedKey> found;
     stripes_[number].index.for_each([&](Key key, RowWord word) {
       if (!wanted(word)) return;
       std::uint32_t const bucket = virtual_bucket_of(hash_of(key));
-      if (bucket < first_bucket || bucket >= end_bucket) return;
-      parts[number].push_back({bucket, key.table, key.id, is_pending(word) ? pending_count_of(word) : 0});
+      if (!listing.wants(bucket)) return;
+      found.push_back({bucket, key.table, key.id, is_pending(word) ? pending_count_of(word) : 0});
     });
+    listing.put(number, found);
   });
-  std::vector<Entry> all;
-  for (auto& part : parts) {
-    all.insert(all.end(), part.begin(), part.end());
-    part = {};
-  }
-  std::ranges::sort(all, {}, [](Entry const& entry) { return std::tuple(entry.bucket, entry.table, entry.id); });
-  Records records;
-  records.ids.reserve(all.size());
-  records.tables.reserve(all.size());
-  for (auto const& entry : all) {
-    records.ids.push_back(entry.id);
-    records.tables.push_back(entry.table);
-    if (wanted(RowWord::kPending)) records.counts.push_back(entry.count);
-  }
-  return records;
+  return listing.sorted(*workers_,
+                        wanted(RowWord::kPending) ? KeyListing::Columns::kCounts : KeyListing::Columns::kKeys);
 }
 
 Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
