@@ -90,12 +90,15 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads) {
     blocks.push_back(std::make_unique<ForwardBlock<Real>>(args, kernels));
 
   parallel_for(num_items, num_threads, [&](int thread, std::int64_t item) {
-    std::int64_t const block = item / args.num_heads;
-    auto const next = std::upper_bound(before.begin(), before.end(), block);
+    auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
     Sequence const sequence = sequence_of(args, next - before.begin() - 1);
-    std::int64_t const begin = (*next - 1 - block) * kBlockSize;  // From the last: that sees most where it is causal.
+    // One head after the other, so that its keys and values stay in a cache near by; each from its last queries, which
+    // see most where it is causal.
+    std::int64_t const blocks_of_head = *next - *(next - 1), in_sequence = item - *(next - 1) * args.num_heads;
+    std::int64_t const head = in_sequence / blocks_of_head;
+    std::int64_t const begin = (blocks_of_head - 1 - in_sequence % blocks_of_head) * kBlockSize;
     TokenRange const queries{begin, std::min(kBlockSize, sequence.num_queries() - begin)};
-    blocks[static_cast<std::size_t>(thread)]->compute(sequence, item % args.num_heads, queries);
+    blocks[static_cast<std::size_t>(thread)]->compute(sequence, head, queries);
   });
 }
 

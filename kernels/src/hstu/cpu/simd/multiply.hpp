@@ -5,7 +5,12 @@
 namespace headway::kernels::hstu {
 namespace {
 
+// As many sums as registers hold beside the operands: 32 of AVX-512 and of aarch64, 16 of others.
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileRows = 4, kTileVectors = 4;
+#else
+constexpr int kTileRows = 4, kTileVectors = 2;
+#endif
 
 /// kTileRows rows of the product by kVectors vectors of columns, all of which stay in registers.
 template <class Real, int kVectors>
@@ -34,8 +39,11 @@ inline void multiply_tile(Product<Real> const& product, std::int64_t row, std::i
   }
 }
 
-template <class Real, int kVectors>
-inline void multiply_columns(Product<Real> const& product, std::int64_t column) {
+/// All rows by at most kVectors vectors of columns.
+template <class Real, int kVectors = kTileVectors>
+inline void multiply_columns(Product<Real> const& product, std::int64_t column, std::int64_t vectors) {
+  if constexpr (kVectors > 1)
+    if (vectors < kVectors) return multiply_columns<Real, kVectors - 1>(product, column, vectors);
   for (std::int64_t row = 0; row < product.rows; row += kTileRows) multiply_tile<Real, kVectors>(product, row, column);
 }
 
@@ -44,14 +52,7 @@ void multiply(Product<Real> const& product) {
   constexpr std::int64_t kLanes = Simd<Real>::kLanes;
   for (std::int64_t column = 0; column < product.columns; column += kTileVectors * kLanes) {
     std::int64_t const vectors = (product.columns - column + kLanes - 1) / kLanes;
-    if (vectors >= 4)
-      multiply_columns<Real, 4>(product, column);
-    else if (vectors == 3)
-      multiply_columns<Real, 3>(product, column);
-    else if (vectors == 2)
-      multiply_columns<Real, 2>(product, column);
-    else
-      multiply_columns<Real, 1>(product, column);
+    multiply_columns<Real>(product, column, vectors < kTileVectors ? vectors : kTileVectors);
   }
 }
 
