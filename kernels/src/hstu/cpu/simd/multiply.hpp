@@ -7,9 +7,9 @@ namespace {
 
 // As many sums as registers hold beside the operands: 32 of AVX-512 and of aarch64, 16 of others.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kTileRows = 4, kTileVectors = 4;
+inline constexpr int kTileRows = 4, kTileVectors = 4;
 #else
-constexpr int kTileRows = 4, kTileVectors = 2;
+inline constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 
 /// kTileRows rows of the product by kVectors vectors of columns, all of which stay in registers.

@@ -12,11 +12,11 @@ namespace headway::kernels::hstu {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
+inline constexpr int kVectorBytes = 64;
 #elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
+inline constexpr int kVectorBytes = 32;
 #else
-constexpr int kVectorBytes = 16;
+inline constexpr int kVectorBytes = 16;
 #endif
 
 /// Vectors of an element type, of integers as wide, and their constants.
@@ -25,8 +25,8 @@ struct Simd;
 
 template <>
 struct Simd<float> {
-  typedef float Vector __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
-  typedef std::int32_t Integers __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef float Vector __attribute__((vector_size(kVectorBytes)));
+  typedef std::int32_t Integers __attribute__((vector_size(kVectorBytes)));
   static constexpr int kLanes = kVectorBytes / 4;
   static constexpr int kMantissaBits = 23;
   static constexpr std::int32_t kExponentBias = 127;
@@ -38,8 +38,8 @@ struct Simd<float> {
 
 template <>
 struct Simd<double> {
-  typedef double Vector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
-  typedef std::int64_t Integers __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  typedef double Vector __attribute__((vector_size(kVectorBytes)));
+  typedef std::int64_t Integers __attribute__((vector_size(kVectorBytes)));
   static constexpr int kLanes = kVectorBytes / 8;
   static constexpr int kMantissaBits = 52;
   static constexpr std::int64_t kExponentBias = 1023;
@@ -49,14 +49,24 @@ struct Simd<double> {
   static constexpr int kTerms = 14;
 };
 
+/// From memory of any alignment.
 template <class Real>
 inline typename Simd<Real>::Vector load_vector(Real const* from) {
-  return *reinterpret_cast<typename Simd<Real>::Vector const*>(from);
+  typename Simd<Real>::Vector vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+template <class Real>
+inline typename Simd<Real>::Integers load_integers(MaskIndex<Real> const* from) {
+  typename Simd<Real>::Integers vector;
+  __builtin_memcpy(&vector, from, sizeof vector);
+  return vector;
 }
 
 template <class Real>
 inline void store_vector(typename Simd<Real>::Vector const& vector, Real* to) {
-  *reinterpret_cast<typename Simd<Real>::Vector*>(to) = vector;
+  __builtin_memcpy(to, &vector, sizeof vector);
 }
 
 template <class To, class From>

@@ -50,9 +50,9 @@ inline typename Simd<Real>::Vector sigmoid(typename Simd<Real>::Vector const& x)
 /// All bits set where the query of a lane sees the key.
 template <class Real>
 inline typename Simd<Real>::Integers is_seen(SeenKeys<Real> const& seen, std::int64_t query, MaskIndex<Real> key) {
-  using Integers = typename Simd<Real>::Integers;
-  auto const at = [query](MaskIndex<Real> const* of) { return *reinterpret_cast<Integers const*>(of + query); };
-  return ((at(seen.begin) <= key) & (key < at(seen.end))) | (at(seen.self) == key);
+  auto const begin = load_integers<Real>(seen.begin + query), end = load_integers<Real>(seen.end + query);
+  auto const self = load_integers<Real>(seen.self + query);
+  return ((begin <= key) & (key < end)) | (self == key);
 }
 
 /// Calls visit(index of the first score, scores with bias and alpha, lanes that are seen) for each vector of a block.
