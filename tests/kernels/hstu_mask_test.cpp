@@ -1,4 +1,4 @@
-// Every mask of small sequences, token by token; tests/python compares the mask itself with the one in PyTorch.
+// Every mask of small sequences, token by token.
 
 #include "headway/kernels/hstu_mask.hpp"
 

@@ -139,14 +139,14 @@ class HstuProblem {
     return bias;
   }
 
-  /// Mostly ascending times, as those of clicks, with some out of order and some far apart.
+  /// Ascending times, as those of clicks, some far apart; in every other sequence some are out of order.
   void make_times() {
     time_bounds_ = {1, 2, 4, 4, 16, 100, 1e6};
     time_weights = weights(static_cast<std::int64_t>(time_bounds_.size()) + 1);
     for (std::size_t b = 0; b < shape_.key_lengths.size(); ++b) {
       std::int64_t time = 1'700'000'000;
       for (std::int64_t key_of_b = 0; key_of_b < shape_.key_lengths[b]; ++key_of_b) {
-        time += integer(0, 9) == 0 ? integer(-1000, 3'000'000) : integer(0, 3);
+        time += integer(0, 9) == 0 ? integer(b % 2 == 0 ? 0 : -3'000'000, 3'000'000) : integer(0, 3);
         key_times_.push_back(time);
       }
       std::int64_t const queries = query_offsets_[b + 1] - query_offsets_[b];
