@@ -12,15 +12,21 @@ namespace headway::kernels {
 template <class Real>
 class HstuOracle {
  public:
-  explicit HstuOracle(HstuProblem& problem) : problem_(problem), args_(problem.forward()) {}
+  explicit HstuOracle(HstuProblem& problem)
+      : problem_(problem),
+        args_(problem.forward()),
+        query_(values_of(problem.query)),
+        key_(values_of(problem.key)),
+        value_(values_of(problem.value)),
+        grad_out_(values_of(problem.grad_out)) {}
 
-  /// As float64, of the shape of the output.
+  /// Elements lie as those of the output's tensor.
   [[nodiscard]] std::vector<Real> forward() {
     std::vector<Real> out(size_of(problem_.out));
     for_each_pair([&](Pair const& pair) {
       Real const weight = pair.x * sigmoid(pair.x) * pair.scale;
       for (int c = 0; c < args_.value_dim; ++c)
-        out[at(problem_.out, pair.query, pair.head, c)] += weight * value(problem_.value, pair.key, pair.head, c);
+        out[at(problem_.out, pair.query, pair.head, c)] += weight * value_[at(problem_.value, pair.key, pair.head, c)];
     });
     return out;
   }
@@ -53,8 +59,10 @@ class HstuOracle {
   static std::size_t at(JaggedTensor const& tensor, std::int64_t token, std::int64_t head, std::int64_t column) {
     return static_cast<std::size_t>(tensor.index(token, head, column));
   }
-  static Real value(JaggedTensor const& tensor, std::int64_t token, std::int64_t head, std::int64_t column) {
-    return static_cast<Real>(tensor.get(token, head, column));
+  static std::vector<Real> values_of(JaggedTensor const& tensor) {
+    std::vector<Real> values(size_of(tensor));
+    tensor.for_each([&](auto... where) { values[at(tensor, where...)] = static_cast<Real>(tensor.get(where...)); });
+    return values;
   }
 
   template <class Visit>
@@ -80,7 +88,7 @@ class HstuOracle {
     HstuBias const& bias = args_.bias;
     Pair pair{.query = query, .key = key, .head = head, .position = -1, .bucket = -1, .x = 0, .scale = 0};
     for (int c = 0; c < args_.dim; ++c)
-      pair.x += value(problem_.query, query, head, c) * value(problem_.key, key, head, c);
+      pair.x += query_[at(problem_.query, query, head, c)] * key_[at(problem_.key, key, head, c)];
     if (bias.has_position()) {
       pair.position = bias.max_position_distance - 1 + j - mask.token_of(i);
       pair.x += static_cast<Real>(problem_.position_weights.get(pair.position));
@@ -101,14 +109,16 @@ class HstuOracle {
     Real const s = sigmoid(pair.x), weight = pair.x * s * pair.scale;
     Real of_weight = 0;
     for (int c = 0; c < args_.value_dim; ++c) {
-      Real const of_out = value(problem_.grad_out, pair.query, pair.head, c);
-      of_weight += of_out * value(problem_.value, pair.key, pair.head, c);
+      Real const of_out = grad_out_[at(problem_.grad_out, pair.query, pair.head, c)];
+      of_weight += of_out * value_[at(problem_.value, pair.key, pair.head, c)];
       all.value[at(problem_.value, pair.key, pair.head, c)] += weight * of_out;
     }
     Real const of_score = of_weight * pair.scale * s * (1 + pair.x * (1 - s)) * static_cast<Real>(args_.options.alpha);
     for (int c = 0; c < args_.dim; ++c) {
-      all.query[at(problem_.query, pair.query, pair.head, c)] += of_score * value(problem_.key, pair.key, pair.head, c);
-      all.key[at(problem_.key, pair.key, pair.head, c)] += of_score * value(problem_.query, pair.query, pair.head, c);
+      all.query[at(problem_.query, pair.query, pair.head, c)] +=
+          of_score * key_[at(problem_.key, pair.key, pair.head, c)];
+      all.key[at(problem_.key, pair.key, pair.head, c)] +=
+          of_score * query_[at(problem_.query, pair.query, pair.head, c)];
     }
     if (pair.position >= 0) all.position_weights[static_cast<std::size_t>(pair.position)] += of_score;
     if (pair.bucket >= 0) all.time_weights[static_cast<std::size_t>(pair.bucket)] += of_score;
@@ -116,6 +126,7 @@ class HstuOracle {
 
   HstuProblem& problem_;
   HstuForwardArgs args_;
+  std::vector<Real> query_, key_, value_, grad_out_;
 };
 
 }  // namespace headway::kernels
