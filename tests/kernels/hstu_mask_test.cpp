@@ -70,19 +70,42 @@ TEST(HstuSequenceMask, AQuerySeesOneRangeOfKeysAndItself) {
   });
 }
 
+/// A line for each query.
+std::string drawn(HstuSequenceMask const& mask) {
+  std::string rows;
+  for (int query = 0; query < mask.num_queries; ++query) {
+    for (int key = 0; key < mask.num_keys; ++key) rows += mask.sees(query, key) ? '1' : '.';
+    rows += '\n';
+  }
+  return rows;
+}
+
 TEST(HstuSequenceMask, TargetsSeeTheHistoryAndThemselvesAlone) {
-  HstuSequenceMask const mask{.options = {}, .num_queries = 6, .num_keys = 6, .num_contextual = 1, .num_targets = 2};
-  std::string const expected =
-      "1111.."
-      "11...."
-      "111..."
-      "1111.."
-      "11111."
-      "1111.1";
-  std::string seen;
-  for (int query = 0; query < 6; ++query)
-    for (int key = 0; key < 6; ++key) seen += mask.sees(query, key) ? '1' : '.';
-  EXPECT_EQ(seen, expected);
+  EXPECT_EQ(drawn({.options = {}, .num_queries = 6, .num_keys = 6, .num_contextual = 1, .num_targets = 2}),
+            "1111..\n"
+            "11....\n"
+            "111...\n"
+            "1111..\n"
+            "11111.\n"
+            "1111.1\n");
+}
+
+TEST(HstuSequenceMask, ContextualTokensSeeWhatOthersOfTheirPositionWouldAndMore) {
+  HstuMaskOptions const options{.causality = Causality::kBidirectional, .window = 3};
+  EXPECT_EQ(drawn({.options = options, .num_queries = 6, .num_keys = 6, .num_contextual = 2, .num_targets = 2}),
+            "111111\n"
+            "111111\n"
+            "111111\n"
+            "111111\n"
+            "11111.\n"
+            "1111.1\n");
+  EXPECT_EQ(drawn({.options = options, .num_queries = 6, .num_keys = 6, .num_contextual = 2, .num_targets = 1}),
+            "11111.\n"
+            "11111.\n"
+            "111111\n"
+            "111111\n"
+            "111111\n"
+            "..1111\n");
 }
 
 }  // namespace

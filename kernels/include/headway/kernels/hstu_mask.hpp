@@ -64,7 +64,7 @@ struct HstuSequenceMask {
   [[nodiscard]] HEADWAY_HOST_DEVICE bool sees(std::int32_t query, std::int32_t key) const {
     std::int32_t const token = token_of(query);
     if (token == key) return true;
-    if (token < num_contextual) return key < first_target();
+    if (token < num_contextual && key < first_target()) return true;
     std::int32_t const position = position_of(token);
     std::int32_t const back = position - position_of(key);
     std::int32_t const distance = options.causality == Causality::kBidirectional && back < 0 ? -back : back;
@@ -74,15 +74,12 @@ struct HstuSequenceMask {
   /// What a query sees: these keys, and itself, which may lie in the range or behind it. For loops over keys, which
   /// compare three numbers a key instead of computing its position.
   [[nodiscard]] HEADWAY_HOST_DEVICE HstuKeyRange keys_seen_by(std::int32_t query) const {
-    std::int32_t const token = token_of(query);
-    if (token < num_contextual) return {0, first_target()};
-    std::int32_t const position = position_of(token);
-    std::int32_t const window = window_of(position);
+    std::int32_t const token = token_of(query), position = position_of(token), window = window_of(position);
     std::int32_t const begin = position > window ? position - window + shared_by_context() : 0;
     bool const sees_ahead = options.causality == Causality::kBidirectional && token < first_target();
-    if (!sees_ahead) return {begin, position + shared_by_context()};
-    bool const sees_targets = window >= target_position() - position;
-    return {begin, sees_targets ? num_keys : position + window + shared_by_context() + 1};
+    if (sees_ahead && window >= target_position() - position) return {begin, num_keys};
+    if (token < num_contextual) return {0, first_target()};
+    return {begin, position + shared_by_context() + (sees_ahead ? window + 1 : 0)};
   }
 
   /// What queries [query_begin, query_end) see of keys [key_begin, key_end), neither of them empty; exact.
@@ -90,7 +87,10 @@ struct HstuSequenceMask {
                                                                std::int32_t key_begin, std::int32_t key_end) const {
     std::int32_t const begin = token_of(query_begin), end = token_of(query_end);
     Seen seen;
-    if (begin < num_contextual) seen = {key_begin < first_target(), key_end <= first_target()};
+    if (begin < num_contextual) {  // All of these see the same.
+      std::int32_t const seen_end = keys_seen_by(query_begin).end;
+      seen = {key_begin < seen_end, key_end <= seen_end};
+    }
     if (end > num_contextual) {
       Seen const others = seen_by_others(begin > num_contextual ? begin : num_contextual, end, key_begin, key_end);
       seen = {seen.any || others.any, seen.all && others.all};
