@@ -15,11 +15,6 @@ struct Sequence {
   [[nodiscard]] std::int64_t num_keys() const { return mask.num_keys; }
 };
 
-/// Queries or keys [begin, begin + size) of a sequence.
-struct TokenRange {
-  std::int64_t begin, size;
-};
-
 /// Of arguments that were checked.
 [[nodiscard]] inline Sequence sequence_of(HstuForwardArgs const& args, std::int64_t b) {
   HstuSequences const& all = args.sequences;

@@ -18,6 +18,7 @@ BackwardHead<Real>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<Real
       kernels_(kernels),
       row_stride_(padded(forward_.dim)),
       value_stride_(padded(forward_.value_dim)),
+      queries_(forward_.dim),
       scores_(forward_, kernels),
       values_(kBlockSize * value_stride_),
       grad_out_(kBlockSize * value_stride_),
@@ -32,18 +33,16 @@ void BackwardHead<Real>::compute(Sequence const& sequence, std::int64_t head, Bi
   std::int64_t const num_queries = sequence.num_queries(), num_keys = sequence.num_keys();
   std::fill_n(grad_keys_.data(), num_keys * row_stride_, Real(0));
   std::fill_n(grad_values_.data(), num_keys * value_stride_, Real(0));
-  for (std::int64_t first_query = 0; first_query < num_queries; first_query += kBlockSize) {
-    TokenRange const queries{first_query, std::min(kBlockSize, num_queries - first_query)};
-    set_queries(sequence, head, queries);
-    for (std::int64_t first_key = 0; first_key < num_keys; first_key += kBlockSize) {
-      TokenRange const keys{first_key, std::min(kBlockSize, num_keys - first_key)};
-      BlockVisibility const visibility = scores_.visibility(keys);
-      if (visibility != BlockVisibility::kNone) add_block(sequence, head, queries, keys, visibility, of_bias);
-    }
-    kernels_.store(
-        grad_queries_.data(), row_stride_,
-        rows_of(args_.grad_query, forward_.type, head, sequence.first_query + first_query, queries.size, forward_.dim));
-  }
+  for_each_block({0, num_queries}, [&](TokenRange queries) {
+    load_queries(sequence, head, queries);
+    for_each_block({0, num_keys}, [&](TokenRange keys) {
+      BlockVisibility const visibility = visibility_of(sequence, queries, keys);
+      if (visibility != BlockVisibility::kNone) add_block(sequence, head, keys, visibility, of_bias);
+    });
+    kernels_.store(grad_queries_.data(), row_stride_,
+                   rows_of(args_.grad_query, forward_.type, head, sequence.first_query + queries.begin, queries.size,
+                           forward_.dim));
+  });
   kernels_.store(grad_keys_.data(), row_stride_,
                  rows_of(args_.grad_key, forward_.type, head, sequence.first_key, num_keys, forward_.dim));
   kernels_.store(grad_values_.data(), value_stride_,
@@ -51,8 +50,8 @@ void BackwardHead<Real>::compute(Sequence const& sequence, std::int64_t head, Bi
 }
 
 template <class Real>
-void BackwardHead<Real>::set_queries(Sequence const& sequence, std::int64_t head, TokenRange queries) {
-  scores_.set_queries(sequence, head, queries);
+void BackwardHead<Real>::load_queries(Sequence const& sequence, std::int64_t head, TokenRange queries) {
+  queries_.load(forward_, kernels_, sequence, head, queries);
   kernels_.load(rows_of(args_.grad_out, forward_.type, head, sequence.first_query + queries.begin, queries.size,
                         forward_.value_dim),
                 grad_out_.data(), value_stride_);
@@ -62,15 +61,16 @@ void BackwardHead<Real>::set_queries(Sequence const& sequence, std::int64_t head
 }
 
 template <class Real>
-void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys,
+void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, TokenRange keys,
                                    BlockVisibility visibility, BiasGradients<Real> const& of_bias) {
-  ScoreBlock<Real> const block = scores_.compute(keys, visibility);
-  multiply_values(sequence, head, queries, keys);
+  scores_.load_keys(sequence, head, keys);
+  ScoreBlock<Real> const block = scores_.compute(queries_, visibility);
+  multiply_values(sequence, head, keys);
   kernels_.weigh_with_gradient(block, grad_scores_.data());
 
   Product<Real> const by_queries{.rows = keys.size,
                                  .columns = forward_.value_dim,
-                                 .depth = queries.size,
+                                 .depth = block.num_queries,
                                  .a = block.scores,
                                  .a_row_stride = kBlockSize,
                                  .a_depth_stride = 1,
@@ -82,16 +82,16 @@ void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, 
   kernels_.multiply(by_queries);
   kernels_.multiply({.rows = keys.size,
                      .columns = forward_.dim,
-                     .depth = queries.size,
+                     .depth = block.num_queries,
                      .a = grad_scores_.data(),
                      .a_row_stride = kBlockSize,
                      .a_depth_stride = 1,
-                     .b = scores_.queries(),
+                     .b = queries_.rows(),
                      .b_stride = row_stride_,
                      .c = grad_keys_.data() + keys.begin * row_stride_,
                      .c_stride = row_stride_,
                      .into = Into::kAdd});
-  kernels_.multiply({.rows = queries.size,
+  kernels_.multiply({.rows = block.num_queries,
                      .columns = forward_.dim,
                      .depth = keys.size,
                      .a = grad_scores_.data(),
@@ -103,18 +103,18 @@ void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, 
                      .c_stride = row_stride_,
                      .into = Into::kAdd});
   if (scores_.bias().is_there())
-    scores_.bias().add_gradients(sequence, queries, keys, grad_scores_.data(), of_bias.of_position, of_bias.of_time);
+    scores_.bias().add_gradients(sequence, queries_.range(), keys, grad_scores_.data(), of_bias.of_position,
+                                 of_bias.of_time);
 }
 
 /// Gradients of weights: values times gradients of the output.
 template <class Real>
-void BackwardHead<Real>::multiply_values(Sequence const& sequence, std::int64_t head, TokenRange queries,
-                                         TokenRange keys) {
+void BackwardHead<Real>::multiply_values(Sequence const& sequence, std::int64_t head, TokenRange keys) {
   kernels_.load(
       rows_of(forward_.value, forward_.type, head, sequence.first_key + keys.begin, keys.size, forward_.value_dim),
       values_.data(), value_stride_);
   kernels_.multiply({.rows = keys.size,
-                     .columns = queries.size,
+                     .columns = queries_.range().size,
                      .depth = forward_.value_dim,
                      .a = values_.data(),
                      .a_row_stride = value_stride_,

@@ -2,7 +2,9 @@
 
 #include "hstu/cpu/aligned_buffer.hpp"
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/query_block.hpp"
 #include "hstu/cpu/score_blocks.hpp"
+#include "hstu/cpu/token_range.hpp"
 #include "hstu/sequence.hpp"
 
 #include <cstdint>
@@ -27,15 +29,16 @@ class BackwardHead {
   void compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias);
 
  private:
-  void set_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
-  void add_block(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys,
-                 BlockVisibility visibility, BiasGradients<Real> const& of_bias);
-  void multiply_values(Sequence const& sequence, std::int64_t head, TokenRange queries, TokenRange keys);
+  void load_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
+  void add_block(Sequence const& sequence, std::int64_t head, TokenRange keys, BlockVisibility visibility,
+                 BiasGradients<Real> const& of_bias);
+  void multiply_values(Sequence const& sequence, std::int64_t head, TokenRange keys);
 
   HstuBackwardArgs const& args_;
   HstuForwardArgs const& forward_;
   BlockKernels<Real> const& kernels_;
   std::int64_t row_stride_, value_stride_;
+  QueryBlock<Real> queries_;
   ScoreBlocks<Real> scores_;
   AlignedBuffer<Real> values_, grad_out_, transposed_grad_out_;
   AlignedBuffer<Real> grad_scores_, grad_queries_;  ///< Of the block and its queries.

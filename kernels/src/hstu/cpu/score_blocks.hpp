@@ -3,44 +3,66 @@
 #include "hstu/cpu/aligned_buffer.hpp"
 #include "hstu/cpu/block_bias.hpp"
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/query_block.hpp"
+#include "hstu/cpu/token_range.hpp"
 #include "hstu/sequence.hpp"
 
 #include <cstdint>
 
 namespace headway::kernels::hstu {
 
-/// Blocks of scores of one head of a sequence at a time: the products of some queries with some keys, still without
-/// alpha and bias. They have a row for each key: so keys are read as they lie, and it is the queries that are
-/// transposed, once for all their keys.
+/// Blocks of scores of one head of a sequence: the products of some queries with some keys, still without alpha and
+/// bias. They have a row for each key: so keys are read as they lie, and it is the queries that are transposed, once
+/// for all their keys.
 template <class Real>
 class ScoreBlocks {
  public:
-  ScoreBlocks(HstuForwardArgs const& args, BlockKernels<Real> const& kernels);
+  ScoreBlocks(HstuForwardArgs const& args, BlockKernels<Real> const& kernels)
+      : args_(args),
+        kernels_(kernels),
+        keys_(kBlockSize * padded(args.dim)),
+        scores_(kBlockSize * kBlockSize),
+        bias_(args.bias) {}
 
-  void set_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
-  [[nodiscard]] BlockVisibility visibility(TokenRange keys) const;
-  /// Computes the scores of the queries and these keys. The block is valid until the next call.
-  ScoreBlock<Real> compute(TokenRange keys, BlockVisibility visibility);
+  void load_keys(Sequence const& sequence, std::int64_t head, TokenRange range) {
+    sequence_ = sequence;
+    range_ = range;
+    kernels_.load(rows_of(args_.key, args_.type, head, sequence.first_key + range.begin, range.size, args_.dim),
+                  keys_.data(), padded(args_.dim));
+  }
+
+  /// The scores of queries and the keys loaded last. The block is valid until the next call.
+  [[nodiscard]] ScoreBlock<Real> compute(QueryBlock<Real> const& queries, BlockVisibility visibility) {
+    kernels_.multiply({.rows = range_.size,
+                       .columns = queries.range().size,
+                       .depth = args_.dim,
+                       .a = keys_.data(),
+                       .a_row_stride = padded(args_.dim),
+                       .a_depth_stride = 1,
+                       .b = queries.transposed(),
+                       .b_stride = kBlockSize,
+                       .c = scores_.data(),
+                       .c_stride = kBlockSize});
+    return {.num_keys = range_.size,
+            .num_queries = queries.range().size,
+            .scores = scores_.data(),
+            .bias = bias_.fill(sequence_, queries.range(), range_),
+            .seen = visibility == BlockVisibility::kFull ? nullptr : &queries.seen(),
+            .first_key = static_cast<MaskIndex<Real>>(range_.begin),
+            .alpha = static_cast<Real>(args_.options.alpha),
+            .scale = static_cast<Real>(scale_of(args_.options, sequence_))};
+  }
 
   [[nodiscard]] BlockBias<Real> const& bias() const { return bias_; }
-  /// As loaded, rows row_stride() apart.
-  [[nodiscard]] Real const* queries() const { return queries_.data(); }
-  [[nodiscard]] Real const* keys() const { return keys_.data(); }
-  [[nodiscard]] std::int64_t row_stride() const { return row_stride_; }
+  [[nodiscard]] Real const* keys() const { return keys_.data(); }  ///< padded(dim) apart.
 
  private:
-  void set_seen_keys();
-
   HstuForwardArgs const& args_;
   BlockKernels<Real> const& kernels_;
-  std::int64_t row_stride_;
-  AlignedBuffer<Real> queries_, transposed_queries_, keys_, scores_;
+  AlignedBuffer<Real> keys_, scores_;
   BlockBias<Real> bias_;
-  SeenKeys<Real> seen_;
-
   Sequence sequence_;
-  std::int64_t head_ = 0;
-  TokenRange query_range_{0, 0};
+  TokenRange range_{0, 0};  ///< Of the keys.
 };
 
 }  // namespace headway::kernels::hstu

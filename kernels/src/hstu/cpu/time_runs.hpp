@@ -2,6 +2,7 @@
 
 #include "hstu/cpu/aligned_buffer.hpp"
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/token_range.hpp"
 #include "hstu/sequence.hpp"
 
 #include <cstdint>

@@ -1,0 +1,69 @@
+#include "hstu/cpu/forward_group.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace headway::kernels::hstu {
+
+template <class Real>
+ForwardGroup<Real>::ForwardGroup(HstuForwardArgs const& args, BlockKernels<Real> const& kernels)
+    : args_(args),
+      kernels_(kernels),
+      value_stride_(padded(args.value_dim)),
+      scores_(args, kernels),
+      values_(kBlockSize * value_stride_) {
+  for_each_block({0, std::min(args.sequences.max_queries, kGroupSize)},
+                 [&](TokenRange) { blocks_.emplace_back(args.dim, value_stride_); });
+}
+
+template <class Real>
+void ForwardGroup<Real>::compute(Sequence const& sequence, std::int64_t head, TokenRange queries) {
+  std::size_t used = 0;
+  for_each_block(queries, [&](TokenRange range) {
+    Block& block = blocks_[used++];
+    block.queries.load(args_, kernels_, sequence, head, range);
+    std::fill_n(block.out.data(), range.size * value_stride_, Real(0));
+  });
+  std::span<Block> const blocks{blocks_.data(), used};
+  for_each_block({0, sequence.num_keys()}, [&](TokenRange keys) {
+    if (visibility_of(sequence, queries, keys) != BlockVisibility::kNone) add_keys(blocks, sequence, head, keys);
+  });
+  for (Block const& block : blocks) {
+    TokenRange const range = block.queries.range();
+    kernels_.store(
+        block.out.data(), value_stride_,
+        rows_of(args_.out, args_.type, head, sequence.first_query + range.begin, range.size, args_.value_dim));
+  }
+}
+
+template <class Real>
+void ForwardGroup<Real>::add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head,
+                                  TokenRange keys) {
+  scores_.load_keys(sequence, head, keys);
+  kernels_.load(rows_of(args_.value, args_.type, head, sequence.first_key + keys.begin, keys.size, args_.value_dim),
+                values_.data(), value_stride_);
+  for (Block& block : blocks) {
+    BlockVisibility const visibility = visibility_of(sequence, block.queries.range(), keys);
+    if (visibility == BlockVisibility::kNone) continue;
+    ScoreBlock<Real> const scores = scores_.compute(block.queries, visibility);
+    kernels_.weigh(scores);
+    kernels_.multiply({.rows = scores.num_queries,
+                       .columns = args_.value_dim,
+                       .depth = scores.num_keys,
+                       .a = scores.scores,
+                       .a_row_stride = 1,
+                       .a_depth_stride = kBlockSize,
+                       .b = values_.data(),
+                       .b_stride = value_stride_,
+                       .c = block.out.data(),
+                       .c_stride = value_stride_,
+                       .into = Into::kAdd});
+  }
+}
+
+template class ForwardGroup<float>;
+template class ForwardGroup<double>;
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "hstu/cpu/aligned_buffer.hpp"
+#include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/token_range.hpp"
+#include "hstu/sequence.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+
+/// Some queries of a head, as blocks of scores need them.
+template <class Real>
+class QueryBlock {
+ public:
+  explicit QueryBlock(std::int64_t dim) : rows_(kBlockSize * padded(dim)), transposed_(dim * kBlockSize) {}
+
+  void load(HstuForwardArgs const& args, BlockKernels<Real> const& kernels, Sequence const& sequence, std::int64_t head,
+            TokenRange range) {
+    range_ = range;
+    kernels.load(rows_of(args.query, args.type, head, sequence.first_query + range.begin, range.size, args.dim),
+                 rows_.data(), padded(args.dim));
+    kernels.transpose(rows_.data(), padded(args.dim), range.size, args.dim, transposed_.data(), kBlockSize);
+    for (std::int64_t i = 0; i < range.size; ++i) {
+      auto const query = static_cast<std::int32_t>(range.begin + i);
+      HstuKeyRange const seen = sequence.mask.keys_seen_by(query);
+      seen_.begin[i] = seen.begin;
+      seen_.end[i] = seen.end;
+      seen_.self[i] = sequence.mask.token_of(query);
+    }
+  }
+
+  [[nodiscard]] TokenRange range() const { return range_; }
+  [[nodiscard]] Real const* rows() const { return rows_.data(); }              ///< padded(dim) apart.
+  [[nodiscard]] Real const* transposed() const { return transposed_.data(); }  ///< (dim, kBlockSize)
+  [[nodiscard]] SeenKeys<Real> const& seen() const { return seen_; }
+
+ private:
+  TokenRange range_{0, 0};
+  AlignedBuffer<Real> rows_, transposed_;
+  SeenKeys<Real> seen_;
+};
+
+}  // namespace headway::kernels::hstu
