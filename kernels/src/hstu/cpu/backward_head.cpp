@@ -6,8 +6,11 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// Room for the rows of whole blocks.
-std::int64_t whole_blocks(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize * kBlockSize; }
+/// Rows of all keys of any sequence, with room for whole blocks.
+std::int64_t most_key_rows(HstuSequences const& sequences) {
+  std::int64_t const most = std::min(sequences.max_keys, sequences.num_keys);
+  return (most + kBlockSize - 1) / kBlockSize * kBlockSize;
+}
 
 }  // namespace
 
@@ -25,8 +28,8 @@ BackwardHead<Real>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<Real
       transposed_grad_out_(forward_.value_dim * kBlockSize),
       grad_scores_(kBlockSize * kBlockSize),
       grad_queries_(kBlockSize * row_stride_),
-      grad_keys_(whole_blocks(forward_.sequences.max_keys) * row_stride_),
-      grad_values_(whole_blocks(forward_.sequences.max_keys) * value_stride_) {}
+      grad_keys_(most_key_rows(forward_.sequences) * row_stride_),
+      grad_values_(most_key_rows(forward_.sequences) * value_stride_) {}
 
 template <class Real>
 void BackwardHead<Real>::compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias) {
@@ -68,39 +71,27 @@ void BackwardHead<Real>::add_block(Sequence const& sequence, std::int64_t head, 
   multiply_values(sequence, head, keys);
   kernels_.weigh_with_gradient(block, grad_scores_.data());
 
-  Product<Real> const by_queries{.rows = keys.size,
-                                 .columns = forward_.value_dim,
-                                 .depth = block.num_queries,
-                                 .a = block.scores,
-                                 .a_row_stride = kBlockSize,
-                                 .a_depth_stride = 1,
-                                 .b = grad_out_.data(),
-                                 .b_stride = value_stride_,
-                                 .c = grad_values_.data() + keys.begin * value_stride_,
-                                 .c_stride = value_stride_,
-                                 .into = Into::kAdd};
-  kernels_.multiply(by_queries);
-  kernels_.multiply({.rows = keys.size,
+  Factor<Real> const grad_scores{grad_scores_.data(), kBlockSize};
+  kernels_.multiply({.rows = block.num_keys,
+                     .columns = forward_.value_dim,
+                     .depth = block.num_queries,
+                     .a = block.weights(),
+                     .b = {grad_out_.data(), value_stride_},
+                     .c = {grad_values_.data() + keys.begin * value_stride_, value_stride_},
+                     .into = Into::kAdd});
+  kernels_.multiply({.rows = block.num_keys,
                      .columns = forward_.dim,
                      .depth = block.num_queries,
-                     .a = grad_scores_.data(),
-                     .a_row_stride = kBlockSize,
-                     .a_depth_stride = 1,
-                     .b = queries_.rows(),
-                     .b_stride = row_stride_,
-                     .c = grad_keys_.data() + keys.begin * row_stride_,
-                     .c_stride = row_stride_,
+                     .a = grad_scores,
+                     .b = {queries_.rows(), row_stride_},
+                     .c = {grad_keys_.data() + keys.begin * row_stride_, row_stride_},
                      .into = Into::kAdd});
   kernels_.multiply({.rows = block.num_queries,
                      .columns = forward_.dim,
-                     .depth = keys.size,
-                     .a = grad_scores_.data(),
-                     .a_row_stride = 1,
-                     .a_depth_stride = kBlockSize,
-                     .b = scores_.keys(),
-                     .b_stride = row_stride_,
-                     .c = grad_queries_.data(),
-                     .c_stride = row_stride_,
+                     .depth = block.num_keys,
+                     .a = grad_scores.transposed(),
+                     .b = {scores_.keys(), row_stride_},
+                     .c = {grad_queries_.data(), row_stride_},
                      .into = Into::kAdd});
   if (scores_.bias().is_there())
     scores_.bias().add_gradients(sequence, queries_.range(), keys, grad_scores_.data(), of_bias.of_position,
@@ -116,13 +107,9 @@ void BackwardHead<Real>::multiply_values(Sequence const& sequence, std::int64_t 
   kernels_.multiply({.rows = keys.size,
                      .columns = queries_.range().size,
                      .depth = forward_.value_dim,
-                     .a = values_.data(),
-                     .a_row_stride = value_stride_,
-                     .a_depth_stride = 1,
-                     .b = transposed_grad_out_.data(),
-                     .b_stride = kBlockSize,
-                     .c = grad_scores_.data(),
-                     .c_stride = kBlockSize});
+                     .a = {values_.data(), value_stride_},
+                     .b = {transposed_grad_out_.data(), kBlockSize},
+                     .c = {grad_scores_.data(), kBlockSize}});
 }
 
 template class BackwardHead<float>;

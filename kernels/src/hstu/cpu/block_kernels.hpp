@@ -20,17 +20,30 @@ inline constexpr std::int64_t kRowStep = 8;
 
 enum class Into : std::uint8_t { kReplace, kAdd };
 
+/// A matrix in memory, whose rows are `stride` apart.
+template <class Real>
+struct Rows {
+  Real* data;
+  std::int64_t stride;
+};
+
+/// A matrix whose elements may lie in any regular way.
+template <class Real>
+struct Factor {
+  Real const* data;
+  std::int64_t row_stride, column_stride = 1;
+
+  [[nodiscard]] Factor transposed() const { return {data, column_stride, row_stride}; }
+};
+
 /// c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns), `a` and `c` for a multiple of kRowStep
 /// rows.
 template <class Real>
 struct Product {
   std::int64_t rows, columns, depth;
-  Real const* a;  ///< (rows, depth), an element at row * a_row_stride + depth * a_depth_stride
-  std::int64_t a_row_stride, a_depth_stride;
-  Real const* b;  ///< (depth, columns)
-  std::int64_t b_stride;
-  Real* c;  ///< (rows, columns)
-  std::int64_t c_stride;
+  Factor<Real> a;      ///< (rows, depth)
+  Rows<Real const> b;  ///< (depth, columns)
+  Rows<Real> c;        ///< (rows, columns)
   Into into = Into::kReplace;
 };
 
@@ -53,6 +66,9 @@ struct ScoreBlock {
   SeenKeys<Real> const* seen;  ///< Null where everything is.
   MaskIndex<Real> first_key;
   Real alpha, scale;
+
+  /// (keys, queries): what the scores are once they were weighed.
+  [[nodiscard]] Factor<Real> weights() const { return {scores, kBlockSize}; }
 };
 
 [[nodiscard]] constexpr std::int64_t size_of(ElementType type) {

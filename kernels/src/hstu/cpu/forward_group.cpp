@@ -52,13 +52,9 @@ void ForwardGroup<Real>::add_keys(std::span<Block> blocks, Sequence const& seque
     kernels_.multiply({.rows = scores.num_queries,
                        .columns = args_.value_dim,
                        .depth = scores.num_keys,
-                       .a = scores.scores,
-                       .a_row_stride = 1,
-                       .a_depth_stride = kBlockSize,
-                       .b = values_.data(),
-                       .b_stride = value_stride_,
-                       .c = block.out.data(),
-                       .c_stride = value_stride_,
+                       .a = scores.weights().transposed(),
+                       .b = {values_.data(), value_stride_},
+                       .c = {block.out.data(), value_stride_},
                        .into = Into::kAdd});
   }
 }

@@ -36,13 +36,9 @@ class ScoreBlocks {
     kernels_.multiply({.rows = range_.size,
                        .columns = queries.range().size,
                        .depth = args_.dim,
-                       .a = keys_.data(),
-                       .a_row_stride = padded(args_.dim),
-                       .a_depth_stride = 1,
-                       .b = queries.transposed(),
-                       .b_stride = kBlockSize,
-                       .c = scores_.data(),
-                       .c_stride = kBlockSize});
+                       .a = {keys_.data(), padded(args_.dim)},
+                       .b = {queries.transposed(), kBlockSize},
+                       .c = {scores_.data(), kBlockSize}});
     return {.num_keys = range_.size,
             .num_queries = queries.range().size,
             .scores = scores_.data(),

@@ -17,22 +17,22 @@ template <class Real, int kVectors>
 inline void multiply_tile(Product<Real> const& product, std::int64_t row, std::int64_t column) {
   using Vector = typename Simd<Real>::Vector;
   Vector sums[kTileRows][kVectors] = {};
-  Real const* a = product.a + row * product.a_row_stride;
-  Real const* b = product.b + column;
-  for (std::int64_t depth = 0; depth < product.depth; ++depth, a += product.a_depth_stride, b += product.b_stride) {
+  Real const* a = product.a.data + row * product.a.row_stride;
+  Real const* b = product.b.data + column;
+  for (std::int64_t depth = 0; depth < product.depth; ++depth, a += product.a.column_stride, b += product.b.stride) {
     Vector columns[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) columns[v] = load_vector(b + v * Simd<Real>::kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kTileRows; ++r) {
-      Real const factor = a[r * product.a_row_stride];
+      Real const factor = a[r * product.a.row_stride];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * columns[v];
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kTileRows; ++r) {
-    Real* c = product.c + (row + r) * product.c_stride + column;
+    Real* c = product.c.data + (row + r) * product.c.stride + column;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v, c += Simd<Real>::kLanes)
       store_vector(product.into == Into::kAdd ? load_vector(c) + sums[r][v] : sums[r][v], c);
