@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -163,9 +164,9 @@ struct SmallType {
 constexpr SmallType kSmallTypes[] = {{ElementType::kBfloat16, kBfloat16Format},
                                      {ElementType::kFloat16, kFloat16Format}};
 
-/// Every value of 16 bits, halfway between it and the next, and just beside that.
+/// Every value of 16 bits, halfway between it and the next, and just beside that; and NaN with all bits set.
 std::vector<float> values_to_round(SmallFloat const& format) {
-  std::vector<float> values;
+  std::vector<float> values{std::bit_cast<float>(0x7fffffffU), std::bit_cast<float>(0xffffffffU)};
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
     auto const value = static_cast<float>(format.decoded(static_cast<std::uint16_t>(bits)));
     auto const next = static_cast<float>(format.decoded(static_cast<std::uint16_t>(bits + 1)));
@@ -183,7 +184,7 @@ TEST(BlockKernels, ReadAndRoundEveryElementOf16Bits) {
       SCOPED_TRACE(kernels.instruction_set);
       std::vector<std::uint16_t> rounded(values.size());
       kernels.store(values.data(), size, {rounded.data(), type, size, 1, size});
-      std::vector<float> read(values.size());
+      std::vector<float> read(static_cast<std::size_t>(padded(size)));
       kernels.load({rounded.data(), type, size, 1, size}, read.data(), size);
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (std::isnan(values[i])) {
