@@ -19,7 +19,7 @@ namespace {
 
 constexpr ElementType kTypes[] = {ElementType::kFloat64, ElementType::kFloat32, ElementType::kBfloat16,
                                   ElementType::kFloat16};
-constexpr std::uint32_t kNumShapes = 10;  // Of each type.
+constexpr std::uint32_t kNumShapes = 8;  // Of each type.
 
 /// Shapes of all kinds: lengths around the sizes of blocks, dims of odd size, masks and biases combined.
 HstuShape random_shape(ElementType type, std::uint32_t seed) {

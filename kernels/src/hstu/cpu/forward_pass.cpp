@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 namespace headway::kernels::hstu {
@@ -32,9 +31,8 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads) {
   BlockKernels<Real> const& kernels = usable_block_kernels<Real>().back();
   std::vector<std::int64_t> const before = groups_before(args.sequences);
   std::int64_t const num_items = before.back() * args.num_heads;
-  std::vector<std::unique_ptr<ForwardGroup<Real>>> groups;
-  for (int thread = 0; thread < num_threads && (thread == 0 || thread < num_items); ++thread)
-    groups.push_back(std::make_unique<ForwardGroup<Real>>(args, kernels));
+  std::vector<ForwardGroup<Real>> groups;
+  for (int thread = 0; thread < num_threads && thread < num_items; ++thread) groups.emplace_back(args, kernels);
 
   parallel_for(num_items, num_threads, [&](int thread, std::int64_t item) {
     auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
@@ -45,7 +43,7 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads) {
     std::int64_t const head = in_sequence / groups_of_head;
     std::int64_t const begin = (groups_of_head - 1 - in_sequence % groups_of_head) * kGroupSize;
     TokenRange const queries{begin, std::min(kGroupSize, sequence.num_queries() - begin)};
-    groups[static_cast<std::size_t>(thread)]->compute(sequence, head, queries);
+    groups[static_cast<std::size_t>(thread)].compute(sequence, head, queries);
   });
 }
 

@@ -1,0 +1,77 @@
+#pragma once
+
+#include "hstu/cpu/backward_head.hpp"
+#include "hstu/sequence.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace headway::kernels::hstu {
+
+/// Gradients of bias weights, first of each head of each sequence and then, in that order, of all, so that threads
+/// make no difference. Takes memory for two elements a key and head, and for the time weights a sequence and head.
+template <class Real>
+class BiasSums {
+ public:
+  explicit BiasSums(HstuBackwardArgs const& args)
+      : args_(args),
+        num_time_weights_(args.forward.bias.num_time_bounds + 1),
+        of_position_(args.grad_position_weights == nullptr ? 0 : size(2 * sequences().num_keys)),
+        of_time_(args.grad_time_weights == nullptr ? 0 : size(sequences().num_sequences * num_time_weights_)) {}
+
+  /// Zeros, for the gradients of a head of a sequence.
+  [[nodiscard]] BiasGradients<Real> of(Sequence const& sequence, std::int64_t head) {
+    return {of_position_.empty() ? nullptr : of_position_.data() + position_begin(sequence, head),
+            of_time_.empty() ? nullptr : of_time_.data() + time_begin(sequence, head)};
+  }
+
+  /// Writes the gradients of the call.
+  void add_up() const {
+    std::int64_t const middle = args_.forward.bias.max_position_distance - 1;
+    add_up(of_position_, 2 * middle + 1, args_.grad_position_weights, [&](Sequence const& sequence, std::int64_t head) {
+      std::int64_t const most = sequence.num_keys() - 1;
+      return Part{position_begin(sequence, head), 2 * most + 1, middle - most};
+    });
+    add_up(of_time_, num_time_weights_, args_.grad_time_weights, [&](Sequence const& sequence, std::int64_t head) {
+      return Part{time_begin(sequence, head), num_time_weights_, 0};
+    });
+  }
+
+ private:
+  /// `size` of the parts from `from`, and to which weight the first belongs.
+  struct Part {
+    std::int64_t from, size, to;
+  };
+
+  template <class PartOf>
+  void add_up(std::vector<Real> const& parts, std::int64_t num_weights, void* gradients, PartOf part_of) const {
+    if (gradients == nullptr) return;
+    std::vector<double> sums(static_cast<std::size_t>(num_weights));
+    for (std::int64_t b = 0; b < sequences().num_sequences; ++b)
+      for (std::int64_t head = 0; head < args_.forward.num_heads; ++head) {
+        auto const [from, size, to] = part_of(sequence_of(args_.forward, b), head);
+        for (std::int64_t i = 0; i < size; ++i)
+          sums[static_cast<std::size_t>(to + i)] += parts[static_cast<std::size_t>(from + i)];
+      }
+    std::copy(sums.begin(), sums.end(), static_cast<Real*>(gradients));
+  }
+
+  [[nodiscard]] HstuSequences const& sequences() const { return args_.forward.sequences; }
+  [[nodiscard]] std::size_t size(std::int64_t of_a_head) const {
+    return static_cast<std::size_t>(of_a_head * args_.forward.num_heads);
+  }
+  [[nodiscard]] std::int64_t position_begin(Sequence const& sequence, std::int64_t head) const {
+    return 2 * (head * sequences().num_keys + sequence.first_key);
+  }
+  [[nodiscard]] std::int64_t time_begin(Sequence const& sequence, std::int64_t head) const {
+    return (head * sequences().num_sequences + sequence.index) * num_time_weights_;
+  }
+
+  HstuBackwardArgs const& args_;
+  std::int64_t num_time_weights_;
+  std::vector<Real> of_position_, of_time_;
+};
+
+}  // namespace headway::kernels::hstu
