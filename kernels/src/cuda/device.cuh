@@ -1,0 +1,74 @@
+#pragma once
+
+// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it
+// (tests/support/device_emulator), so that what kernels do is tested where there is no GPU; it has included its own
+// dialect of CUDA before.
+#if defined(__CUDACC__)
+#include <cuda_runtime.h>
+#elif !defined(HEADWAY_DEVICE_EMULATOR)
+#error "for nvcc, or the emulator of the tests"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headway::kernels {
+
+inline constexpr int kWarpThreads = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+
+inline std::byte* shared_memory() { return device_emulator::this_thread().block->shared(); }
+
+inline void sync_named(int barrier, int num_threads) {
+  device_emulator::this_thread().block->sync(unsigned(barrier), unsigned(num_threads), "sync_named");
+}
+inline void arrive_named(int barrier, int num_threads) {
+  device_emulator::this_thread().block->arrive(unsigned(barrier), unsigned(num_threads));
+}
+
+/// Waits for what another block does.
+template <class Ready>
+void spin_until(Ready is_ready) {
+  device_emulator::wait_until("spin_until", is_ready);
+}
+
+inline float tanh_approximate(float x) { return std::tanh(x); }
+
+#else
+
+/// The dynamic shared memory of the block; each kernel lays it out itself.
+__device__ __forceinline__ std::byte* shared_memory() {
+  extern __shared__ __align__(1024) std::byte headway_shared_memory[];
+  return headway_shared_memory;
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(void const* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Barriers 1 to 15 are the kernel's own; 0 is that of __syncthreads(). For `num_threads` threads in all.
+__device__ __forceinline__ void sync_named(int barrier, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+__device__ __forceinline__ void arrive_named(int barrier, int num_threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+
+/// Waits for what another block does.
+template <class Ready>
+__device__ __forceinline__ void spin_until(Ready is_ready) {
+  while (!is_ready()) __nanosleep(20);
+}
+
+/// Of relative error 2^-11 at most.
+__device__ __forceinline__ float tanh_approximate(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+#endif
+
+}  // namespace headway::kernels

@@ -1,0 +1,70 @@
+#pragma once
+
+#include "cuda/device.cuh"
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+#include "element_emulation.hpp"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace headway::kernels {
+
+/// The 16-bit numbers of a tensor by name; memory holds their bits.
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+struct Float16 {
+  std::uint16_t bits;
+};
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+
+inline float to_float(Bfloat16 x) { return device_emulator::bfloat16_to_float(x.bits); }
+inline float to_float(Float16 x) { return device_emulator::float16_to_float(x.bits); }
+template <class T>
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, Bfloat16>) return {device_emulator::float_to_bfloat16(x)};
+  if constexpr (std::is_same_v<T, Float16>) return {device_emulator::float_to_float16(x)};
+}
+/// Two numbers rounded to nearest, `low` in the lower half.
+template <class T>
+std::uint32_t pack(float low, float high) {
+  return from_float<T>(low).bits | std::uint32_t(from_float<T>(high).bits) << 16;
+}
+
+#else
+
+__device__ __forceinline__ float to_float(Bfloat16 x) { return __uint_as_float(std::uint32_t(x.bits) << 16); }
+__device__ __forceinline__ float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ Bfloat16 from_float<Bfloat16>(float x) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+template <>
+__device__ __forceinline__ Float16 from_float<Float16>(float x) {
+  return {__half_as_ushort(__float2half_rn(x))};
+}
+
+template <class T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ std::uint32_t pack<Bfloat16>(float low, float high) {
+  std::uint32_t result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+template <>
+__device__ __forceinline__ std::uint32_t pack<Float16>(float low, float high) {
+  std::uint32_t result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+#endif
+
+}  // namespace headway::kernels

@@ -1,0 +1,99 @@
+#pragma once
+
+// Products of a warp, and asynchronous copies: what all GPUs since sm_80 have.
+
+#include "cuda/element.cuh"
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+#include "mma_emulation.hpp"
+#endif
+
+namespace headway::kernels {
+
+/// d += a * b for a (16, 16), b (16, 8), d (16, 8). With g = lane / 4 and t = lane % 4 a lane holds
+///   a[0], a[1], a[2], a[3]: columns 2t, 2t + 1 of rows g, g + 8; columns 2t + 8, 2t + 9 of rows g, g + 8
+///   b[0], b[1]: rows 2t, 2t + 1 and rows 2t + 8, 2t + 9 of column g
+///   d: columns 2t, 2t + 1 of row g, then of row g + 8
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2]);
+
+/// Four matrices of 8 rows of 16 bytes: lane l names row l % 8 of matrix l / 8. Of matrix i a lane gets in m[i] the
+/// elements 2t, 2t + 1 of row g; transposed, of column g.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], void const* row);
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], void const* row);
+
+/// Starts a copy of 16 bytes to shared memory; of `num_bytes` only, the rest set to 0.
+__device__ __forceinline__ void copy_async(void* shared, void const* global, std::uint32_t num_bytes = 16);
+/// Makes a group of the copies that this thread started since the last.
+__device__ __forceinline__ void commit_copies();
+/// Waits until at most `kNumLeft` youngest groups of this thread are not done. Others see them after a barrier.
+template <int kNumLeft>
+__device__ __forceinline__ void wait_copies();
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2]) {
+  device_emulator::mma_m16n8k16(d, a, b, [](std::uint16_t bits) { return to_float(T{bits}); });
+}
+inline void load_matrices(std::uint32_t (&m)[4], void const* row) { device_emulator::load_matrices(m, row, false); }
+inline void load_matrices_transposed(std::uint32_t (&m)[4], void const* row) {
+  device_emulator::load_matrices(m, row, true);
+}
+inline void copy_async(void* shared, void const* global, std::uint32_t num_bytes) {
+  device_emulator::copy_async(shared, global, num_bytes);
+}
+inline void commit_copies() { device_emulator::this_thread().copies.commit(); }
+template <int kNumLeft>
+void wait_copies() {
+  device_emulator::this_thread().copies.finish(kNumLeft);
+}
+
+#else
+
+template <>
+__device__ __forceinline__ void mma_m16n8k16<Bfloat16>(float (&d)[4], std::uint32_t const (&a)[4],
+                                                       std::uint32_t const (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <>
+__device__ __forceinline__ void mma_m16n8k16<Float16>(float (&d)[4], std::uint32_t const (&a)[4],
+                                                      std::uint32_t const (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], void const* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], void const* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_async(void* shared, void const* global, std::uint32_t num_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(num_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kNumLeft>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNumLeft) : "memory");
+}
+
+#endif
+
+}  // namespace headway::kernels

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+namespace headway::device_emulator {
+
+inline float bfloat16_to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+
+inline std::uint16_t float_to_bfloat16(float value) {
+  if (std::isnan(value)) return 0x7fff;
+  auto const bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float float16_to_float(std::uint16_t bits) {
+  int const exponent = bits >> 10 & 31;
+  int const mantissa = bits & 1023;
+  float size = 0;
+  if (exponent == 0) size = std::ldexp(static_cast<float>(mantissa), -24);
+  if (exponent > 0 && exponent < 31) size = std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+  if (exponent == 31) size = mantissa == 0 ? INFINITY : NAN;
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+inline std::uint16_t float_to_float16(float value) {
+  std::uint16_t const sign = std::signbit(value) ? 0x8000 : 0;
+  float const size = std::fabs(value);
+  if (std::isnan(value)) return 0x7fff;
+  if (size >= 65520) return sign | 0x7c00;
+  // In steps of the last place, to nearest even as the host rounds.
+  int const exponent = size < 0x1p-14F ? -14 : std::ilogb(size);
+  auto const steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return static_cast<std::uint16_t>(sign | ((static_cast<std::uint32_t>(exponent + 14) << 10) + steps));
+}
+
+}  // namespace headway::device_emulator

@@ -1,0 +1,66 @@
+// The checked longjmp takes another stack for an error.
+#undef _FORTIFY_SOURCE
+#include "fiber.hpp"
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace headway::device_emulator {
+namespace {
+
+constexpr std::uint64_t kGuard = 0x5afe57ac45afe57a;
+
+}  // namespace
+
+void Fiber::prepare(std::span<std::byte> stack, std::function<void()> body) {
+  stack_ = stack;
+  body_ = std::move(body);
+  is_started_ = is_done_ = false;
+  std::memcpy(stack_.data(), &kGuard, sizeof kGuard);
+}
+
+// ucontext only makes the stack: its switches enter the kernel, those of setjmp do not.
+void Fiber::resume() {
+  if (_setjmp(outside_) == 0) {
+    if (is_started_) _longjmp(inside_, 1);
+    is_started_ = true;
+    getcontext(&start_);
+    start_.uc_stack.ss_sp = stack_.data();
+    start_.uc_stack.ss_size = stack_.size();
+    start_.uc_link = nullptr;
+    auto const address = reinterpret_cast<std::uintptr_t>(this);
+    makecontext(&start_, reinterpret_cast<void (*)()>(&Fiber::enter), 2, static_cast<unsigned>(address >> 32),
+                static_cast<unsigned>(address));
+    setcontext(&start_);
+  }
+  check_stack();
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void Fiber::stop() {
+  if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
+}
+
+void Fiber::enter(unsigned high, unsigned low) {
+  reinterpret_cast<Fiber*>(static_cast<std::uintptr_t>(high) << 32 | low)->run();
+}
+
+void Fiber::run() {
+  try {
+    body_();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  is_done_ = true;
+  _longjmp(outside_, 1);
+}
+
+void Fiber::check_stack() const {
+  std::uint64_t guard = 0;
+  std::memcpy(&guard, stack_.data(), sizeof guard);
+  if (guard != kGuard) throw std::logic_error("a thread of a kernel overran its stack in the emulator");
+}
+
+}  // namespace headway::device_emulator

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ucontext.h>
+
+#include <csetjmp>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+
+namespace headway::device_emulator {
+
+/// A function that runs on a stack of its own and may stop in the middle. All of it on one thread of the host.
+class Fiber {
+ public:
+  Fiber() = default;
+  Fiber(Fiber const&) = delete;
+  Fiber& operator=(Fiber const&) = delete;
+
+  /// Prepares `body` to run on `stack`; what an earlier body left there is forgotten, without destructors.
+  void prepare(std::span<std::byte> stack, std::function<void()> body);
+  /// Runs on until the body stops or ends.
+  /// @throws what the body threw
+  void resume();
+  /// Called by the body: back to who resumed it.
+  void stop();
+  [[nodiscard]] bool is_done() const { return is_done_; }
+
+ private:
+  static void enter(unsigned high, unsigned low);
+  void run();
+  void check_stack() const;
+
+  std::span<std::byte> stack_{};
+  std::function<void()> body_{};
+  std::exception_ptr error_{};
+  bool is_started_ = false, is_done_ = true;
+  ucontext_t start_{};
+  std::jmp_buf inside_{}, outside_{};
+};
+
+}  // namespace headway::device_emulator

@@ -1,0 +1,184 @@
+#include "grid.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace headway::device_emulator {
+namespace {
+
+constexpr std::size_t kStackBytes = 256 << 10;
+constexpr std::size_t kSharedAlignment = 1024;
+
+thread_local Thread* running = nullptr;
+
+Index3 index_at(unsigned number, Extent3 extent) {
+  return {number % extent.x, number / extent.x % extent.y, number / extent.x / extent.y};
+}
+
+}  // namespace
+
+Thread& this_thread() { return *running; }
+
+void OperationQueue::commit() { groups.push_back(std::exchange(open, {})); }
+
+void OperationQueue::finish(std::size_t num_left) {
+  while (groups.size() > num_left) {
+    for (auto const& operation : groups.front()) operation();
+    groups.pop_front();
+  }
+}
+
+Block::Block(LaunchOptions const& options, std::function<void()> const& kernel)
+    : options_(options),
+      kernel_(kernel),
+      shared_storage_(options.shared_bytes + kSharedAlignment),
+      threads_(options.block.volume()) {
+  auto const address = reinterpret_cast<std::uintptr_t>(shared_storage_.data());
+  shared_ = shared_storage_.data() + (kSharedAlignment - address % kSharedAlignment) % kSharedAlignment;
+}
+
+void Block::start(Index3 index, std::span<std::byte> stacks) {
+  index_ = index;
+  num_running_ = options_.block.volume();
+  meetings_.clear();
+  std::fill(std::begin(barriers_), std::end(barriers_), NamedBarrier{});
+  std::memset(shared_storage_.data(), 0xff, shared_storage_.size());  // Not a number in each format.
+  for (unsigned i = 0; i < threads_.size(); ++i) {
+    Thread& thread = threads_[i];
+    thread.block = this;
+    thread.number = i;
+    thread.index = index_at(i, options_.block);
+    thread.is_ready = nullptr;
+    thread.copies = thread.bulk_stores = {};
+    thread.fiber.prepare(stacks.subspan(i * kStackBytes, kStackBytes), [this] { kernel_(); });
+  }
+}
+
+bool Block::advance() {
+  bool has_run = false;
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    Thread& thread = threads_[is_late() ? threads_.size() - 1 - i : i];
+    if (!thread.fiber.is_done() && run(thread)) has_run = true;
+  }
+  return has_run;
+}
+
+bool Block::run(Thread& thread) {
+  if (thread.is_ready != nullptr && !thread.is_ready(thread.ready_argument)) return false;
+  thread.is_ready = nullptr;
+  running = &thread;
+  thread.fiber.resume();
+  if (!thread.fiber.is_done()) return true;
+  --num_running_;
+  if (!thread.bulk_stores.open.empty() || !thread.bulk_stores.groups.empty()) {
+    throw KernelError("a thread ended before its bulk stores had read shared memory");
+  }
+  return true;
+}
+
+bool Block::finish_one_operation() {
+  if (put_off_.empty()) return false;
+  // The youngest: operations of different barriers come in any order.
+  auto const operation = std::move(put_off_.back());
+  put_off_.pop_back();
+  operation();
+  return true;
+}
+
+std::string Block::describe_waits() const {
+  std::map<std::string, std::vector<unsigned>> waiting;
+  for (Thread const& thread : threads_) {
+    if (!thread.fiber.is_done()) waiting[thread.waits_for].push_back(thread.number);
+  }
+  std::string text = "block " + std::to_string(index_.x) + "," + std::to_string(index_.y) + ":";
+  for (auto const& [name, numbers] : waiting) {
+    text += " " + std::to_string(numbers.size()) + " threads, " + std::to_string(numbers.front()) + " to " +
+            std::to_string(numbers.back()) + ", in " + name + ";";
+  }
+  return text;
+}
+
+void Block::meet(std::uint32_t mask, char const* name, void* argument, void (*act)(void* const* arguments)) {
+  Thread& thread = this_thread();
+  std::uint32_t const bit = 1u << thread.lane();
+  if ((mask & bit) == 0) throw KernelError(std::string(name) + ": a lane is not in its own mask");
+  WarpMeeting& meeting = meetings_[{thread.number / 32, mask}];
+  if (meeting.arrived == 0) meeting.name = name;
+  if (std::strcmp(meeting.name, name) != 0) {
+    throw KernelError(std::string("lanes of a warp meet in ") + name + " and " + meeting.name);
+  }
+  meeting.arguments[thread.lane()] = argument;
+  meeting.arrived |= bit;
+  if (meeting.arrived == mask) {
+    if (act != nullptr) act(meeting.arguments);
+    meeting.arrived = 0;
+    ++meeting.generation;
+    return;
+  }
+  wait_until(name, [&meeting, generation = meeting.generation] { return meeting.generation != generation; });
+}
+
+NamedBarrier& Block::join(unsigned barrier, unsigned num_threads) {
+  NamedBarrier& joined = barriers_[barrier];
+  if (joined.arrived == 0) joined.expected = num_threads;
+  if (joined.expected != num_threads || num_threads % 32 != 0) {
+    throw KernelError("barrier " + std::to_string(barrier) + " is joined for " + std::to_string(joined.expected) +
+                      " and for " + std::to_string(num_threads) + " threads");
+  }
+  if (++joined.arrived == joined.expected) {
+    joined.arrived = 0;
+    ++joined.generation;
+  }
+  return joined;
+}
+
+void Block::sync(unsigned barrier, unsigned num_threads, char const* name) {
+  std::uint64_t const generation = barriers_[barrier].generation;
+  NamedBarrier& joined = join(barrier, num_threads);
+  wait_until(name, [&joined, generation] { return joined.generation != generation; });
+}
+
+void Block::arrive(unsigned barrier, unsigned num_threads) { join(barrier, num_threads); }
+
+void Block::do_sometime(std::function<void()> operation) {
+  if (is_late()) {
+    put_off_.push_back(std::move(operation));
+  } else {
+    operation();
+  }
+}
+
+void launch(LaunchOptions const& options, std::function<void()> const& kernel) {
+  unsigned const num_blocks = options.grid.volume();
+  unsigned const num_together = std::min(std::max(options.concurrent_blocks, 1u), num_blocks);
+  std::size_t const stack_bytes = options.block.volume() * kStackBytes;
+  std::unique_ptr<std::byte[]> const stacks(new std::byte[num_together * stack_bytes]);
+  std::deque<Block> blocks;
+  unsigned next = 0;
+  auto const start_next = [&](std::size_t place) {
+    blocks[place].start(index_at(next++, options.grid), {stacks.get() + place * stack_bytes, stack_bytes});
+  };
+  for (unsigned i = 0; i < num_together; ++i) {
+    blocks.emplace_back(options, kernel);
+    start_next(i);
+  }
+  for (bool has_work = num_blocks > 0; has_work;) {
+    bool has_run = false;
+    has_work = false;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      has_run |= blocks[i].advance();
+      if (blocks[i].is_done() && next < num_blocks) start_next(i);
+      has_work |= !blocks[i].is_done();
+    }
+    if (has_run || !has_work) continue;
+    bool has_finished = false;
+    for (Block& block : blocks) has_finished = has_finished || block.finish_one_operation();
+    if (has_finished) continue;
+    std::string text = "no thread can go on;";
+    for (Block const& block : blocks) text += " " + block.describe_waits();
+    throw KernelError(text);
+  }
+}
+
+}  // namespace headway::device_emulator

@@ -1,0 +1,140 @@
+#pragma once
+
+#include "fiber.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headway::device_emulator {
+
+struct Index3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+struct Extent3 {
+  unsigned x = 1, y = 1, z = 1;
+  [[nodiscard]] unsigned volume() const { return x * y * z; }
+};
+
+/// When what a kernel only starts (copies, products of warpgroups) is done: at once, or when nothing else can go on.
+/// A kernel must be right with both. Threads run in ascending order with the first, in descending order with the other.
+enum class AsyncTiming : std::uint8_t { kEarly, kLate };
+
+struct LaunchOptions {
+  Extent3 grid{}, block{};
+  std::size_t shared_bytes = 0;
+  AsyncTiming timing = AsyncTiming::kEarly;
+  /// Blocks that run interleaved. More than one only for kernels whose shared memory is all dynamic.
+  unsigned concurrent_blocks = 1;
+};
+
+/// What a kernel did that CUDA does not define, or that never ends.
+struct KernelError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+class Block;
+
+/// Operations that a thread has started, in groups that it waits for in order (cp.async, bulk stores, wgmma).
+struct OperationQueue {
+  std::vector<std::function<void()>> open;
+  std::deque<std::vector<std::function<void()>>> groups;
+
+  void commit();
+  /// Does the oldest groups until `num_left` are left.
+  void finish(std::size_t num_left);
+};
+
+struct Thread {
+  Fiber fiber;
+  Block* block = nullptr;
+  Index3 index;
+  unsigned number = 0;
+  char const* waits_for = nullptr;
+  bool (*is_ready)(void*) = nullptr;
+  void* ready_argument = nullptr;
+  OperationQueue copies, bulk_stores;
+
+  [[nodiscard]] unsigned lane() const { return number % 32; }
+};
+
+/// What some lanes of a warp do together: each hands in its argument, the last that comes does it for all.
+struct WarpMeeting {
+  std::uint32_t arrived = 0;
+  std::uint64_t generation = 0;
+  char const* name = nullptr;
+  void* arguments[32] = {};
+};
+
+struct NamedBarrier {
+  unsigned arrived = 0, expected = 0;
+  std::uint64_t generation = 0;
+};
+
+class Block {
+ public:
+  Block(LaunchOptions const& options, std::function<void()> const& kernel);
+  void start(Index3 index, std::span<std::byte> stacks);
+  /// Runs each thread that can go on until it waits. @returns whether one could
+  bool advance();
+  /// Does one of the operations that were put off. @returns whether there was one
+  bool finish_one_operation();
+  [[nodiscard]] bool is_done() const { return num_running_ == 0; }
+  [[nodiscard]] std::string describe_waits() const;
+
+  void meet(std::uint32_t mask, char const* name, void* argument, void (*act)(void* const* arguments));
+  void sync(unsigned barrier, unsigned num_threads, char const* name);
+  void arrive(unsigned barrier, unsigned num_threads);
+  /// Does it now or puts it off, as the timing has it.
+  void do_sometime(std::function<void()> operation);
+
+  [[nodiscard]] Index3 index() const { return index_; }
+  [[nodiscard]] LaunchOptions const& options() const { return options_; }
+  [[nodiscard]] bool is_late() const { return options_.timing == AsyncTiming::kLate; }
+  /// 1024-byte aligned.
+  [[nodiscard]] std::byte* shared() { return shared_; }
+
+ private:
+  bool run(Thread& thread);
+  NamedBarrier& join(unsigned barrier, unsigned num_threads);
+
+  LaunchOptions const& options_;
+  std::function<void()> const& kernel_;
+  Index3 index_;
+  std::vector<std::byte> shared_storage_;
+  std::byte* shared_ = nullptr;
+  std::vector<Thread> threads_;
+  unsigned num_running_ = 0;
+  std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< By warp and mask.
+  NamedBarrier barriers_[16];
+  std::vector<std::function<void()>> put_off_;
+};
+
+/// The thread whose code runs. Only inside a kernel.
+[[nodiscard]] Thread& this_thread();
+
+/// Until `is_ready()`, which the scheduler asks for.
+template <class Ready>
+void wait_until(char const* name, Ready is_ready) {
+  if (is_ready()) return;
+  Thread& thread = this_thread();
+  thread.waits_for = name;
+  thread.ready_argument = &is_ready;
+  thread.is_ready = [](void* argument) { return (*static_cast<Ready*>(argument))(); };
+  thread.fiber.stop();
+}
+
+/// Runs `kernel()` for each thread of the grid.
+/// @throws KernelError if a kernel does what CUDA does not define or no thread can go on; then says where each waits
+void launch(LaunchOptions const& options, std::function<void()> const& kernel);
+
+}  // namespace headway::device_emulator

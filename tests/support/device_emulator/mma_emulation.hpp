@@ -1,0 +1,92 @@
+#pragma once
+
+#include "grid.hpp"
+
+#include <cstdint>
+#include <cstring>
+
+namespace headway::device_emulator {
+
+inline std::uint16_t half_of(std::uint32_t pair, unsigned which) {
+  return static_cast<std::uint16_t>(pair >> (16 * which));
+}
+
+/// What a lane hands in for a product; see mma_m16n8k16 in mma.cuh for who holds what.
+struct MmaArguments {
+  float* d;
+  std::uint32_t const *a, *b;
+  float (*to_float)(std::uint16_t);
+};
+
+inline void mma_of_warp(void* const* lanes) {
+  float a[16][16], b[16][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    auto const& own = *static_cast<MmaArguments*>(lanes[lane]);
+    unsigned const g = lane / 4, t = lane % 4;
+    for (unsigned e = 0; e < 2; ++e) {
+      for (unsigned i = 0; i < 4; ++i) a[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + e] = own.to_float(half_of(own.a[i], e));
+      for (unsigned i = 0; i < 2; ++i) b[2 * t + 8 * i + e][g] = own.to_float(half_of(own.b[i], e));
+    }
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    auto const& own = *static_cast<MmaArguments*>(lanes[lane]);
+    for (unsigned i = 0; i < 4; ++i) {
+      float sum = own.d[i];
+      for (unsigned k = 0; k < 16; ++k) sum += a[lane / 4 + 8 * (i / 2)][k] * b[k][lane % 4 * 2 + i % 2];
+      own.d[i] = sum;
+    }
+  }
+}
+
+inline void mma_m16n8k16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2],
+                         float (*to_float)(std::uint16_t)) {
+  MmaArguments mine{d, a, b, to_float};
+  this_thread().block->meet(0xffffffffu, "mma_m16n8k16", &mine, mma_of_warp);
+}
+
+struct MatrixArguments {
+  std::uint32_t* result;
+  std::byte const* row;
+  bool is_transposed;
+};
+
+inline void load_matrices_of_warp(void* const* lanes) {
+  std::uint16_t elements[4][8][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    std::memcpy(elements[lane / 8][lane % 8], static_cast<MatrixArguments*>(lanes[lane])->row, 16);
+  }
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    auto const& own = *static_cast<MatrixArguments*>(lanes[lane]);
+    unsigned const g = lane / 4, t = lane % 4;
+    for (unsigned i = 0; i < 4; ++i) {
+      auto const& m = elements[i];
+      std::uint32_t const low = own.is_transposed ? m[2 * t][g] : m[g][2 * t];
+      std::uint32_t const high = own.is_transposed ? m[2 * t + 1][g] : m[g][2 * t + 1];
+      own.result[i] = low | high << 16;
+    }
+  }
+}
+
+inline void load_matrices(std::uint32_t (&m)[4], void const* row, bool is_transposed) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) throw KernelError("a row of a matrix is not 16-byte aligned");
+  MatrixArguments mine{m, static_cast<std::byte const*>(row), is_transposed};
+  this_thread().block->meet(0xffffffffu, "load_matrices", &mine, load_matrices_of_warp);
+}
+
+inline void copy_async(void* shared, void const* global, std::uint32_t num_bytes) {
+  if ((reinterpret_cast<std::uintptr_t>(shared) | reinterpret_cast<std::uintptr_t>(global)) % 16 != 0) {
+    throw KernelError("an asynchronous copy is not 16-byte aligned");
+  }
+  auto copy = [shared, global, num_bytes] {
+    std::memset(shared, 0, 16);
+    std::memcpy(shared, global, num_bytes);
+  };
+  Thread& thread = this_thread();
+  if (thread.block->is_late()) {
+    thread.copies.open.emplace_back(copy);
+  } else {
+    copy();
+  }
+}
+
+}  // namespace headway::device_emulator
