@@ -42,6 +42,7 @@ void Block::start(Index3 index, std::span<std::byte> stacks) {
   index_ = index;
   num_running_ = options_.block.volume();
   meetings_.clear();
+  products_.assign((num_running_ + 31) / 32, {});
   std::fill(std::begin(barriers_), std::end(barriers_), NamedBarrier{});
   std::memset(shared_storage_.data(), 0xff, shared_storage_.size());  // Not a number in each format.
   for (unsigned i = 0; i < threads_.size(); ++i) {

@@ -100,6 +100,8 @@ class Block {
   [[nodiscard]] Index3 index() const { return index_; }
   [[nodiscard]] LaunchOptions const& options() const { return options_; }
   [[nodiscard]] bool is_late() const { return options_.timing == AsyncTiming::kLate; }
+  /// Those that a warp has started together.
+  [[nodiscard]] OperationQueue& products_of(unsigned warp) { return products_[warp]; }
   /// 1024-byte aligned.
   [[nodiscard]] std::byte* shared() { return shared_; }
 
@@ -116,6 +118,7 @@ class Block {
   unsigned num_running_ = 0;
   std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< By warp and mask.
   NamedBarrier barriers_[16];
+  std::vector<OperationQueue> products_;  ///< By warp.
   std::vector<std::function<void()>> put_off_;
 };
 

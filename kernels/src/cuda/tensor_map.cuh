@@ -1,0 +1,75 @@
+#pragma once
+
+// Copies of tiles by the copy engine of a multiprocessor (TMA, sm_90).
+
+#include "cuda/barrier.cuh"
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+#include "tensor_map_emulation.hpp"
+#else
+#include <cuda.h>
+#endif
+
+namespace headway::kernels {
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+
+using TensorMap = device_emulator::TensorMap;
+
+inline void prefetch_tensor_map(TensorMap const*) {}
+inline void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0, std::int32_t c1,
+                      std::int32_t c2, std::int32_t c3) {
+  device_emulator::load_tile(shared, map, barrier, {c0, c1, c2, c3});
+}
+inline void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
+  device_emulator::add_to_global(global, shared, num_bytes);
+}
+inline void commit_bulk() { device_emulator::this_thread().bulk_stores.commit(); }
+template <int kNumLeft>
+void wait_bulk_read() {
+  device_emulator::this_thread().bulk_stores.finish(kNumLeft);
+}
+template <int kNumLeft>
+void wait_bulk() {
+  device_emulator::this_thread().bulk_stores.finish(kNumLeft);
+}
+
+#else
+
+/// Of rank 4; passed by value as a `__grid_constant__` parameter, or within one.
+using TensorMap = CUtensorMap;
+
+__device__ __forceinline__ void prefetch_tensor_map(TensorMap const* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// Starts the copy of the box at these coordinates; `barrier` gets its bytes. Outside the tensor there are zeros.
+__device__ __forceinline__ void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0,
+                                          std::int32_t c1, std::int32_t c2, std::int32_t c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+/// Starts to add floats in shared memory to as many in global memory; each sum is atomic.
+__device__ __forceinline__ void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(num_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until all but `kNumLeft` groups of this thread have read shared memory; wait_bulk(): are done.
+template <int kNumLeft>
+__device__ __forceinline__ void wait_bulk_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumLeft) : "memory");
+}
+template <int kNumLeft>
+__device__ __forceinline__ void wait_bulk() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kNumLeft) : "memory");
+}
+
+#endif
+
+}  // namespace headway::kernels

@@ -1,0 +1,181 @@
+#pragma once
+
+// Products of a warpgroup (wgmma, sm_90a): asynchronous, operands in shared memory.
+
+#include "cuda/barrier.cuh"
+#include "cuda/element.cuh"
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+#include "wgmma_emulation.hpp"
+#else
+#include "cuda/wgmma_registers.cuh"
+#endif
+
+#include <type_traits>
+
+namespace headway::kernels {
+
+/// Which index of an operand is contiguous in memory: the one that is summed over, or the other.
+enum class Major : std::uint8_t { kSummed, kOther };
+
+/// Tiles of 16-bit numbers in shared memory, as a TensorMap with swizzle brings them: panels of `kPanelColumns` columns
+/// one after the other, of each panel the rows one after the other, of `kRowBytes` bytes. A matrix unit reads groups of
+/// 8 rows. Aligned to 1024 bytes.
+template <int kRows, int kColumns>
+struct SwizzledTile {
+  static constexpr int kPanelColumns = kColumns < 64 ? kColumns : 64;
+  static constexpr int kRowBytes = kPanelColumns * 2;
+  static constexpr int kPanelBytes = kRows * kRowBytes;
+  static constexpr int kBytes = kRows * kColumns * 2;
+  static_assert(kPanelColumns == 32 || kPanelColumns == 64);
+  static_assert(kRows % 8 == 0 && kColumns % kPanelColumns == 0);
+
+  /// Where the 16 bytes with this column are.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t offset_of(std::uint32_t row, std::uint32_t column) {
+    std::uint32_t const linear = column / kPanelColumns * kPanelBytes + row * kRowBytes + column % kPanelColumns * 2;
+    return linear ^ ((linear >> 7 & (kRowBytes / 16 - 1)) << 4);
+  }
+
+  /// For rows from `first_row` (a multiple of 8) as index that is not summed, and columns from `first_column` (of 16)
+  /// as index that is.
+  [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_columns(std::uint32_t address,
+                                                                                    int first_row, int first_column) {
+    int const offset =
+        first_column / kPanelColumns * kPanelBytes + first_row * kRowBytes + first_column % kPanelColumns * 2;
+    return descriptor(address + static_cast<std::uint32_t>(offset), 1);
+  }
+
+  /// For columns from `first_column` (of a panel) as index that is not summed, and rows from `first_row` (of 16) as
+  /// index that is.
+  [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_rows(std::uint32_t address, int first_row,
+                                                                                 int first_column) {
+    int const offset = first_column / kPanelColumns * kPanelBytes + first_row * kRowBytes;
+    return descriptor(address + static_cast<std::uint32_t>(offset), kPanelBytes / 16);
+  }
+
+ private:
+  /// The descriptor's fields are 16-byte units: from bit 0 the address, from 16 the distance of panels, from 32 that of
+  /// groups of 8 rows; from 62 the swizzle, 1 for rows of 128 bytes, 2 for 64.
+  [[nodiscard]] static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address,
+                                                                           std::uint64_t panel_units) {
+    constexpr std::uint64_t kGroupUnits = 8 * kRowBytes / 16;
+    constexpr std::uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
+    return (address & 0x3ffff) >> 4 | panel_units << 16 | kGroupUnits << 32 | kSwizzle << 62;
+  }
+};
+
+/// d (+)= a * b for a (64, 16), b (16, kColumns), d (64, kColumns) by the four warps of a warpgroup. Thread 32 w + 4 g
+/// + t holds of each 8 columns 2t, 2t + 1 of row 16 w + g, then of row 16 w + g + 8. Operands in shared memory are
+/// named by descriptors; a in registers is laid out as for mma_m16n8k16. Done after wait_products(); until then nothing
+/// may touch d, nor a, nor what the descriptors name.
+///
+///   begin_products(d);  multiply<...>(d, ...);  ...  commit_products();  ...  wait_products<0>();  end_products(d);
+template <class T, Major kAMajor, Major kBMajor, int kNumSums>
+__device__ __forceinline__ void multiply(float (&d)[kNumSums], std::uint64_t a, std::uint64_t b, bool accumulate);
+template <class T, Major kBMajor, int kNumSums>
+__device__ __forceinline__ void multiply(float (&d)[kNumSums], std::uint32_t const (&a)[4], std::uint64_t b,
+                                         bool accumulate);
+
+#if defined(HEADWAY_DEVICE_EMULATOR)
+
+inline void begin_products() {}
+inline void commit_products() { device_emulator::commit_products(); }
+template <int kNumLeft>
+void wait_products() {
+  device_emulator::wait_products(kNumLeft);
+}
+template <class Number, int kSize>
+void pin_registers(Number (&)[kSize]) {}
+
+template <class T, Major kAMajor, Major kBMajor, int kNumSums>
+void multiply(float (&d)[kNumSums], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  device_emulator::multiply({.d = d,
+                             .num_sums = kNumSums,
+                             .a = a,
+                             .b = b,
+                             .is_a_transposed = kAMajor == Major::kOther,
+                             .is_b_transposed = kBMajor == Major::kOther,
+                             .accumulate = accumulate,
+                             .to_float = [](std::uint16_t bits) { return to_float(T{bits}); }});
+}
+template <class T, Major kBMajor, int kNumSums>
+void multiply(float (&d)[kNumSums], std::uint32_t const (&a)[4], std::uint64_t b, bool accumulate) {
+  device_emulator::multiply({.d = d,
+                             .num_sums = kNumSums,
+                             .a_registers = a,
+                             .b = b,
+                             .is_b_transposed = kBMajor == Major::kOther,
+                             .accumulate = accumulate,
+                             .to_float = [](std::uint16_t bits) { return to_float(T{bits}); }});
+}
+
+#else
+
+/// Before the first multiply() after registers of its operands were written.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/// Makes a group of the products since the last.
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kNumLeft>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumLeft) : "memory");
+}
+
+/// The compiler may not move reads and writes of these registers over this place: it does not know that products are
+/// asynchronous.
+template <int kSize>
+__device__ __forceinline__ void pin_registers(float (&registers)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int kSize>
+__device__ __forceinline__ void pin_registers(std::uint32_t (&registers)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+/// For how many sums of a thread there is an instruction here.
+template <int kNumSums>
+inline constexpr bool kHasShape =
+    kNumSums == 16 || kNumSums == 32 || kNumSums == 40 || kNumSums == 64 || kNumSums == 128;
+
+// clang-format off
+template <class T, Major kAMajor, Major kBMajor, int kNumSums>
+__device__ __forceinline__ void multiply(float (&d)[kNumSums], std::uint64_t a, std::uint64_t b, bool accumulate) {
+  static_assert(kHasShape<kNumSums>);
+  constexpr bool kIsBfloat16 = std::is_same_v<T, Bfloat16>;
+  if constexpr (kNumSums == 16 && kIsBfloat16) HEADWAY_MULTIPLY_SHARED(16, "32", "bf16", "16", "17", "18", "19", "20");
+  if constexpr (kNumSums == 16 && !kIsBfloat16) HEADWAY_MULTIPLY_SHARED(16, "32", "f16", "16", "17", "18", "19", "20");
+  if constexpr (kNumSums == 32 && kIsBfloat16) HEADWAY_MULTIPLY_SHARED(32, "64", "bf16", "32", "33", "34", "35", "36");
+  if constexpr (kNumSums == 32 && !kIsBfloat16) HEADWAY_MULTIPLY_SHARED(32, "64", "f16", "32", "33", "34", "35", "36");
+  if constexpr (kNumSums == 40 && kIsBfloat16) HEADWAY_MULTIPLY_SHARED(40, "80", "bf16", "40", "41", "42", "43", "44");
+  if constexpr (kNumSums == 40 && !kIsBfloat16) HEADWAY_MULTIPLY_SHARED(40, "80", "f16", "40", "41", "42", "43", "44");
+  if constexpr (kNumSums == 64 && kIsBfloat16) HEADWAY_MULTIPLY_SHARED(64, "128", "bf16", "64", "65", "66", "67", "68");
+  if constexpr (kNumSums == 64 && !kIsBfloat16) HEADWAY_MULTIPLY_SHARED(64, "128", "f16", "64", "65", "66", "67", "68");
+  if constexpr (kNumSums == 128 && kIsBfloat16) HEADWAY_MULTIPLY_SHARED(128, "256", "bf16", "128", "129", "130", "131", "132");
+  if constexpr (kNumSums == 128 && !kIsBfloat16) HEADWAY_MULTIPLY_SHARED(128, "256", "f16", "128", "129", "130", "131", "132");
+}
+
+template <class T, Major kBMajor, int kNumSums>
+__device__ __forceinline__ void multiply(float (&d)[kNumSums], std::uint32_t const (&a)[4], std::uint64_t b,
+                                         bool accumulate) {
+  static_assert(kHasShape<kNumSums>);
+  constexpr bool kIsBfloat16 = std::is_same_v<T, Bfloat16>;
+  if constexpr (kNumSums == 16 && kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(16, "32", "bf16", "16", "17", "18", "19", "20", "21", "22");
+  if constexpr (kNumSums == 16 && !kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(16, "32", "f16", "16", "17", "18", "19", "20", "21", "22");
+  if constexpr (kNumSums == 32 && kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(32, "64", "bf16", "32", "33", "34", "35", "36", "37", "38");
+  if constexpr (kNumSums == 32 && !kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(32, "64", "f16", "32", "33", "34", "35", "36", "37", "38");
+  if constexpr (kNumSums == 40 && kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(40, "80", "bf16", "40", "41", "42", "43", "44", "45", "46");
+  if constexpr (kNumSums == 40 && !kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(40, "80", "f16", "40", "41", "42", "43", "44", "45", "46");
+  if constexpr (kNumSums == 64 && kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(64, "128", "bf16", "64", "65", "66", "67", "68", "69", "70");
+  if constexpr (kNumSums == 64 && !kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(64, "128", "f16", "64", "65", "66", "67", "68", "69", "70");
+  if constexpr (kNumSums == 128 && kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(128, "256", "bf16", "128", "129", "130", "131", "132", "133", "134");
+  if constexpr (kNumSums == 128 && !kIsBfloat16) HEADWAY_MULTIPLY_REGISTERS(128, "256", "f16", "128", "129", "130", "131", "132", "133", "134");
+}
+// clang-format on
+
+#undef HEADWAY_MULTIPLY_SHARED
+#undef HEADWAY_MULTIPLY_REGISTERS
+
+#endif
+
+}  // namespace headway::kernels

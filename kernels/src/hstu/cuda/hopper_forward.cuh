@@ -1,0 +1,478 @@
+#pragma once
+
+// Forward pass on sm_90a. A warp brings tiles of queries, keys and values to shared memory (TMA); two warpgroups
+// multiply them (wgmma), 64 queries each: the products of the next keys run before those with the present values, and
+// weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
+
+#include "cuda/tensor_map.cuh"
+#include "hstu/cuda/hopper_forward_params.hpp"
+#include "hstu/cuda/hopper_forward_shape.cuh"
+#include "hstu/cuda/quad_transpose.cuh"
+#include "hstu/cuda/score_block.cuh"
+#include "hstu/cuda/sequence_tile.cuh"
+#include "hstu/cuda/visible_blocks.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Maps of queries, keys and values: (columns of a panel, tokens, panels, heads).
+struct HopperForwardMaps {
+  TensorMap query, key, value;
+};
+
+/// What the producer says of a tile of queries.
+struct QueryTileInfo {
+  SequenceView sequence;
+  std::int32_t head = 0, first_query = 0;
+  std::int64_t base_time = 0;
+  bool is_end = false;
+};
+
+struct KeyBlockInfo {
+  std::int32_t first_key = 0;
+  bool is_whole = false, is_last = false;
+};
+
+/// Behind the tiles in shared memory; behind it the table of times.
+template <class Shape>
+struct HopperForwardState {
+  Barrier query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
+  Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
+  Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
+  QueryTileInfo tiles[Shape::kQueryStages];
+  KeyBlockInfo blocks[Shape::kKeyStages];
+  alignas(16) SplitTime key_times[Shape::kKeyStages][Shape::kHasBias ? Shape::kBlockKeys : 1];
+};
+
+template <class Shape>
+[[nodiscard]] constexpr std::uint32_t hopper_forward_shared_bytes(HstuBias const& bias) {
+  std::uint32_t const state = Shape::kStateAt + sizeof(HopperForwardState<Shape>);
+  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) : state;
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ HopperForwardState<Shape>& forward_state() {
+  return *reinterpret_cast<HopperForwardState<Shape>*>(shared_memory() + Shape::kStateAt);
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ TimeTable forward_time_table(HstuBias const& bias) {
+  return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
+}
+
+/// The warp that brings tiles.
+template <class Shape>
+class HopperForwardProducer {
+ public:
+  __device__ __forceinline__ HopperForwardProducer(HopperForwardMaps const& maps, HopperForwardParams const& params)
+      : maps_(maps), params_(params), state_(forward_state<Shape>()) {}
+
+  __device__ __forceinline__ void run() {
+    TileCounter const counter{params_.tiles_taken};
+    TileSchedule schedule(params_.sequences.query_offsets, params_.sequences.num_sequences, params_.num_heads,
+                          Shape::kBlockQueries, params_.section_sequences);
+    SequenceTile tile;
+    std::int32_t next = 0;
+    for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
+      next = counter.next();
+      bring_tile(tile);
+      if (next == INT32_MAX) break;
+    }
+    wait(&state_.query_empty[query_.index], query_.parity ^ 1);
+    if (is_first_lane()) {
+      state_.tiles[query_.index].is_end = true;
+      arrive(&state_.query_full[query_.index]);
+    }
+  }
+
+ private:
+  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
+
+  __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
+    SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
+    std::int32_t const first_query = tile.block * Shape::kBlockQueries;
+    VisibleKeyBlocks blocks(sequence.mask, first_query,
+                            min(first_query + Shape::kBlockQueries, sequence.mask.num_queries), Shape::kBlockKeys);
+    bring_queries(sequence, tile.head, first_query);
+    bring_keys(sequence, tile.head, blocks);
+    while (true) {
+      std::int32_t const present = blocks.block();
+      blocks.advance();
+      // Keys are needed a step before values.
+      bool const is_last = blocks.is_done();
+      if (!is_last) bring_keys(sequence, tile.head, blocks);
+      bring_values(sequence, tile.head, present);
+      if (is_last) break;
+    }
+  }
+
+  __device__ __forceinline__ void bring_queries(SequenceView const& sequence, std::int32_t head,
+                                                std::int32_t first_query) {
+    std::uint32_t const i = query_.index;
+    wait(&state_.query_empty[i], query_.parity ^ 1);
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time())
+        base_time_ = __ldg(params_.bias.query_times + sequence.first_query_row + first_query);
+    }
+    if (is_first_lane()) {
+      state_.tiles[i] = {sequence, head, first_query, base_time_, false};
+      arrive_expecting(&state_.query_full[i], Shape::QueryTile::kBytes);
+      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
+                static_cast<std::int32_t>(sequence.first_query_row) + first_query, 0, head);
+    }
+    query_.advance();
+  }
+
+  __device__ __forceinline__ void bring_keys(SequenceView const& sequence, std::int32_t head,
+                                             VisibleKeyBlocks const& blocks) {
+    std::uint32_t const i = key_.index;
+    std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
+    VisibleKeyBlocks following = blocks;
+    following.advance();
+    wait(&state_.key_empty[i], key_.parity ^ 1);
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) bring_times(sequence, first_key, state_.key_times[i]);
+    }
+    if (is_first_lane()) {
+      state_.blocks[i] = {first_key, blocks.is_whole(), following.is_done()};
+      arrive_expecting(&state_.key_full[i], Shape::KeyTile::kBytes);
+      load_tile(shared_memory() + Shape::kKeysAt + i * Shape::KeyTile::kBytes, &maps_.key, &state_.key_full[i], 0,
+                static_cast<std::int32_t>(sequence.first_key_row) + first_key, 0, head);
+    }
+    key_.advance();
+  }
+
+  __device__ __forceinline__ void bring_values(SequenceView const& sequence, std::int32_t head, std::int32_t block) {
+    std::uint32_t const i = value_.index;
+    wait(&state_.value_empty[i], value_.parity ^ 1);
+    if (is_first_lane()) {
+      arrive_expecting(&state_.value_full[i], Shape::KeyTile::kBytes);
+      load_tile(shared_memory() + Shape::kValuesAt + i * Shape::KeyTile::kBytes, &maps_.value, &state_.value_full[i], 0,
+                static_cast<std::int32_t>(sequence.first_key_row) + block * Shape::kBlockKeys, 0, head);
+    }
+    value_.advance();
+  }
+
+  /// The first lane, which then arrives, sees what the others wrote.
+  __device__ __forceinline__ void bring_times(SequenceView const& sequence, std::int32_t first_key,
+                                              SplitTime (&times)[Shape::kHasBias ? Shape::kBlockKeys : 1]) const {
+    std::int64_t const* const all = params_.bias.key_times + sequence.first_key_row;
+    for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < Shape::kBlockKeys; i += kWarpThreads) {
+      times[i] = {__ldg(all + min(first_key + i, sequence.mask.num_keys - 1)), base_time_};
+    }
+    __syncwarp();
+  }
+
+  HopperForwardMaps const& maps_;
+  HopperForwardParams const& params_;
+  HopperForwardState<Shape>& state_;
+  RingPosition<Shape::kQueryStages> query_;
+  RingPosition<Shape::kKeyStages> key_, value_;
+  std::int64_t base_time_ = 0;
+};
+
+/// A warpgroup that computes 64 rows of each tile.
+template <class T, class Shape>
+class HopperForwardConsumer {
+ public:
+  /// @param warpgroup of those that compute
+  __device__ __forceinline__ HopperForwardConsumer(HopperForwardParams const& params, int warpgroup)
+      : params_(params), state_(forward_state<Shape>()), warpgroup_(warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    prepare_time_table();
+    // The first may begin.
+    if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
+    while (true) {
+      wait(&state_.query_full[query_.index], query_.parity);
+      QueryTileInfo const& tile = state_.tiles[query_.index];
+      if (tile.is_end) return;
+      compute_tile(tile);
+    }
+  }
+
+ private:
+  static constexpr int kTurnBarrier = 1;  ///< And the next, for the second warpgroup.
+  static constexpr int kTableBarrier = 3;
+  static constexpr int kTurnThreads = 256;
+  static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
+  static constexpr int kSums = Shape::kDim / 2;
+  static constexpr int kSteps = Shape::kBlockKeys / 16;
+  static_assert(!Shape::kTakesTurns || Shape::kConsumers == 2);
+
+  /// What a thread keeps of a tile.
+  struct Rows {
+    FragmentPlace place;
+    RowsVisibility visibility;
+    std::int32_t first_token;
+    SplitTime times[2];
+  };
+
+  __device__ __forceinline__ void prepare_time_table() {
+    if constexpr (Shape::kHasBias) {
+      if (!params_.bias.has_time()) return;
+      constexpr int kComputing = 128 * Shape::kConsumers;
+      int const thread = static_cast<int>(threadIdx.x) - 128;
+      TimeTable table = time_table();
+      table.copy_bounds(params_.bias, thread, kComputing);
+      sync_named(kTableBarrier, kComputing);
+      table.fill_cells(thread, kComputing);
+      sync_named(kTableBarrier, kComputing);
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ TimeTable time_table() const {
+    return forward_time_table<Shape>(params_.bias);
+  }
+
+  __device__ __forceinline__ void compute_tile(QueryTileInfo const& tile) {
+    Rows const rows = rows_of(tile);
+    std::int64_t const first_row = tile.sequence.first_query_row;
+    std::int32_t const num_queries = tile.sequence.mask.num_queries, num_keys = tile.sequence.mask.num_keys;
+    std::int32_t const head = tile.head;
+    std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
+
+    float scores[kScores];
+    std::uint32_t weights[kSteps][4];
+    float sums[kSums];
+
+    wait(&state_.key_full[key_.index], key_.parity);
+    KeyBlockInfo block = state_.blocks[key_.index];
+    take_turn();
+    start_scores(scores, queries);
+    pass_turn();
+    wait_products<0>();
+    pin_registers(scores);
+    if (block.is_last) release_queries();
+    compute_weights(scores, rows, block);
+    release_keys();
+    pack_weights(scores, weights);
+
+    bool has_sums = false;
+    while (!block.is_last) {
+      wait(&state_.key_full[key_.index], key_.parity);
+      block = state_.blocks[key_.index];
+      take_turn();
+      start_scores(scores, queries);
+      wait(&state_.value_full[value_.index], value_.parity);
+      start_sums(sums, weights, has_sums);
+      pass_turn();
+      wait_products<1>();
+      pin_registers(scores);
+      if (block.is_last) release_queries();
+      compute_weights(scores, rows, block);
+      release_keys();
+      wait_products<0>();
+      pin_registers(sums);
+      release_values();
+      pack_weights(scores, weights);
+      has_sums = true;
+    }
+    wait(&state_.value_full[value_.index], value_.parity);
+    take_turn();
+    start_sums(sums, weights, has_sums);
+    pass_turn();
+    wait_products<0>();
+    pin_registers(sums);
+    release_values();
+    store(sums, rows.place, num_queries, scale_for(num_keys),
+          params_.out.data + first_row * params_.out.token_stride + head * params_.out.head_stride);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {
+    FragmentPlace const place(tile.first_query + 64 * warpgroup_);
+    Rows rows{place, {tile.sequence.mask, place.row}, tile.sequence.mask.token_of(place.row), {}};
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        for (int r = 0; r < 2; ++r) {
+          std::int32_t const query = min(place.row + 8 * r, tile.sequence.mask.num_queries - 1);
+          rows.times[r] = {__ldg(params_.bias.query_times + tile.sequence.first_query_row + query), tile.base_time};
+        }
+      }
+    }
+    return rows;
+  }
+
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t queries) const {
+    std::uint32_t const keys = shared_address(shared_memory()) + Shape::kKeysAt + key_.index * Shape::KeyTile::kBytes;
+    pin_registers(scores);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kDim / 16; ++step) {
+      multiply<T, Major::kSummed, Major::kSummed>(
+          scores, Shape::QueryTile::summed_over_columns(queries, 64 * warpgroup_, 16 * step),
+          Shape::KeyTile::summed_over_columns(keys, 0, 16 * step), step > 0);
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t (&weights)[kSteps][4],
+                                             bool has_sums) const {
+    std::uint32_t const values =
+        shared_address(shared_memory()) + Shape::kValuesAt + value_.index * Shape::KeyTile::kBytes;
+    pin_registers(sums);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pin_registers(weights[step]);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      multiply<T, Major::kOther>(sums, weights[step], Shape::KeyTile::summed_over_rows(values, 16 * step, 0),
+                                 has_sums || step > 0);
+    }
+    commit_products();
+  }
+
+  /// From products to weights, in place.
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
+                                                  KeyBlockInfo const& block) const {
+    if (block.is_whole) {
+      compute_weights_with_bias<false>(scores, rows, block.first_key);
+    } else {
+      compute_weights_with_bias<true>(scores, rows, block.first_key);
+    }
+  }
+
+  template <bool kIsMasked>
+  __device__ __forceinline__ void compute_weights_with_bias(float (&scores)[kScores], Rows const& rows,
+                                                            std::int32_t first_key) const {
+    if constexpr (!Shape::kHasBias) {
+      compute_weights_of<kIsMasked, false, false, false>(scores, rows, first_key);
+    } else if (!params_.bias.has_time()) {
+      compute_weights_of<kIsMasked, true, false, false>(scores, rows, first_key);
+    } else if (time_table().is_crowded()) {
+      compute_weights_of<kIsMasked, true, true, true>(scores, rows, first_key);
+    } else if (params_.bias.has_position()) {
+      compute_weights_of<kIsMasked, true, true, false>(scores, rows, first_key);
+    } else {
+      compute_weights_of<kIsMasked, false, true, false>(scores, rows, first_key);
+    }
+  }
+
+  template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
+  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
+                                                     std::int32_t first_key) const {
+    // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
+    bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
+    PositionBias position =
+        has_position ? PositionBias(params_.bias, first_key + rows.place.column - rows.first_token) : PositionBias();
+    TimeBias const time(kHasTime ? time_table() : TimeTable(), rows.times, state_.key_times[key_.index]);
+#pragma unroll
+    for (int group = 0; group < kScores / 4; ++group) {
+      std::int32_t const column = 8 * group;
+      float bias[2][2] = {};
+      if (has_position) position.move_to(column, bias);
+      if constexpr (kHasTime) time.template add<kIsCrowded>(column + rows.place.column, bias);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        std::int32_t const key = first_key + rows.place.column + column + i % 2;
+        float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
+        float const weight = silu_of_twice(sum * params_.half_alpha);
+        score = kIsMasked && !rows.visibility.sees(i / 2, key) ? 0.0F : weight;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void pack_weights(float const (&scores)[kScores],
+                                                      std::uint32_t (&weights)[kSteps][4]) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ float scale_for(std::int32_t num_keys) const {
+    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
+    return is_by_length ? params_.scale / static_cast<float>(num_keys) : params_.scale;
+  }
+
+  /// @param out the first row of the sequence and head
+  __device__ __forceinline__ void store(float const (&sums)[kSums], FragmentPlace const& place,
+                                        std::int32_t num_queries, float scale, std::uint16_t* out) const {
+#pragma unroll
+    for (int first = 0; first < kSums / 4; first += 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int const at = 4 * (first + i) + 2 * r;
+          words[i] = pack<T>(sums[at] * scale, sums[at + 1] * scale);
+        }
+        transpose_in_quad(words);
+        std::int32_t const query = place.row + 8 * r, column = 8 * first + 4 * place.column;
+        if (query < num_queries) {
+          *reinterpret_cast<uint4*>(out + query * params_.out.token_stride + column) =
+              make_uint4(words[0], words[1], words[2], words[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (Shape::kTakesTurns) sync_named(kTurnBarrier + warpgroup_, kTurnThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (Shape::kTakesTurns) arrive_named(kTurnBarrier + (warpgroup_ ^ 1), kTurnThreads);
+  }
+
+  /// By each warp for itself.
+  static __device__ __forceinline__ void release(Barrier* empty) {
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
+  }
+  __device__ __forceinline__ void release_queries() {
+    release(&state_.query_empty[query_.index]);
+    query_.advance();
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(&state_.key_empty[key_.index]);
+    key_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(&state_.value_empty[value_.index]);
+    value_.advance();
+  }
+
+  HopperForwardParams const& params_;
+  HopperForwardState<Shape>& state_;
+  int warpgroup_;
+  RingPosition<Shape::kQueryStages> query_;
+  RingPosition<Shape::kKeyStages> key_, value_;
+};
+
+template <class Shape>
+__device__ __forceinline__ void init_forward_barriers() {
+  auto& state = forward_state<Shape>();
+  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kQueryStages; ++i) {
+      init_barrier(&state.query_full[i], 1);
+      init_barrier(&state.query_empty[i], kComputingWarps);
+    }
+    for (int i = 0; i < Shape::kKeyStages; ++i) {
+      init_barrier(&state.key_full[i], 1);
+      init_barrier(&state.key_empty[i], kComputingWarps);
+      init_barrier(&state.value_full[i], 1);
+      init_barrier(&state.value_empty[i], kComputingWarps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+}
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    hopper_forward_kernel(__grid_constant__ HopperForwardMaps const maps,
+                          __grid_constant__ HopperForwardParams const params) {
+  init_forward_barriers<Shape>();
+  // 128 * 40 + 256 * 232 of the 64 K registers.
+  if (threadIdx.x < 128) {
+    lower_registers<40>();
+    if (threadIdx.x < kWarpThreads) HopperForwardProducer<Shape>(maps, params).run();
+  } else {
+    raise_registers<232>();
+    HopperForwardConsumer<T, Shape>(params, static_cast<int>(threadIdx.x / 128) - 1).run();
+  }
+}
+
+}  // namespace headway::kernels

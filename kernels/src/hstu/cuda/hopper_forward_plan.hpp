@@ -1,0 +1,41 @@
+#pragma once
+
+#include "hstu/cuda/hopper_forward_params.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Tiles of queries there may be at most.
+[[nodiscard]] inline std::int64_t most_query_tiles(HstuForwardArgs const& args, std::int32_t block_queries) {
+  std::int64_t const per_sequence = (args.sequences.max_queries + block_queries - 1) / block_queries;
+  return std::min(per_sequence * args.sequences.num_sequences,
+                  args.sequences.num_queries / block_queries + args.sequences.num_sequences) *
+         args.num_heads;
+}
+
+/// So many sequences have keys and values of about half the L2 cache of an H100 or H200 (50 MB).
+[[nodiscard]] inline std::int32_t sequences_in_cache(HstuForwardArgs const& args) {
+  constexpr std::int64_t kCacheBytes = 24 << 20;
+  std::int64_t const bytes =
+      std::max<std::int64_t>(args.sequences.num_keys * args.num_heads * (args.dim + args.value_dim) * 2, 1);
+  std::int64_t const fitting = kCacheBytes * args.sequences.num_sequences / bytes;
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(fitting, 1, args.sequences.num_sequences));
+}
+
+/// @param tiles_taken a counter that is 0, or null where each block of threads has one tile at most
+[[nodiscard]] inline HopperForwardParams hopper_forward_params(HstuForwardArgs const& args, std::int32_t* tiles_taken) {
+  return {.sequences = args.sequences,
+          .mask = args.options.mask,
+          .bias = args.bias,
+          .length_scaling = args.options.length_scaling,
+          .half_alpha = static_cast<float>(args.options.alpha / 2),
+          .scale = static_cast<float>(args.options.scale),
+          .num_heads = args.num_heads,
+          .out = {static_cast<std::uint16_t*>(args.out.data), args.out.token_stride, args.out.head_stride},
+          .section_sequences = sequences_in_cache(args),
+          .tiles_taken = tiles_taken};
+}
+
+}  // namespace headway::kernels

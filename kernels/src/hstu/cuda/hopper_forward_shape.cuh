@@ -1,0 +1,35 @@
+#pragma once
+
+#include "cuda/wgmma.cuh"
+#include "hstu/cuda/time_table.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// How a block of threads works on a tile of queries: one warpgroup brings tiles, each of the others computes 64 rows.
+template <int kDim_, bool kHasBias_>
+struct HopperForwardShape {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kHasBias = kHasBias_;
+  static constexpr int kConsumers = 2;  ///< Warpgroups.
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlockQueries = 64 * kConsumers;
+  /// As many as registers and shared memory let be: of dim 256 the latter leaves no room for a table of times
+  /// beside 80.
+  static constexpr int kBlockKeys = kDim < 256 ? 128 : kHasBias ? 64 : 80;
+  static constexpr int kKeyStages = 2;
+  /// With two the next queries come while the last products with the present ones run.
+  static constexpr int kQueryStages = kDim < 256 ? 2 : 1;
+  /// Warpgroups take turns, so that one computes weights while the other has the matrix units.
+  static constexpr bool kTakesTurns = kDim < 256;
+
+  using QueryTile = SwizzledTile<kBlockQueries, kDim>;
+  using KeyTile = SwizzledTile<kBlockKeys, kDim>;
+
+  static constexpr std::uint32_t kKeysAt = kQueryStages * QueryTile::kBytes;
+  static constexpr std::uint32_t kValuesAt = kKeysAt + kKeyStages * KeyTile::kBytes;
+  static constexpr std::uint32_t kStateAt = kValuesAt + kKeyStages * KeyTile::kBytes;
+};
+
+}  // namespace headway::kernels

@@ -1,0 +1,184 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention.hpp"
+#include "headway/kernels/hstu_mask.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace headway::kernels {
+
+/// An input of HSTU attention, in numbers that 16-bit formats hold; for tests beside attention_oracle().
+struct AttentionCase {
+  std::string name{};
+  std::vector<std::int64_t> num_queries{}, num_keys{};  ///< By sequence.
+  std::int32_t num_heads = 1, dim = 64;
+  HstuAttentionOptions options{};
+  std::vector<std::int32_t> num_contextual{}, num_targets{};
+  bool has_position = false;
+  std::vector<float> time_bounds{};
+  std::int64_t longest_gap = 100;  ///< Of the times of neighbouring tokens.
+  std::int64_t padding = 0;        ///< Elements behind the heads of a token.
+};
+
+/// All tensors of a case as float; `grad_out` for the backward pass. Rows are (tokens, heads, dim) without padding.
+struct AttentionTensors {
+  std::vector<std::int64_t> query_offsets{0}, key_offsets{0};
+  std::int64_t max_queries = 0, max_keys = 0;
+  std::vector<float> query, key, value, grad_out;
+  std::vector<float> position_weights, time_weights;
+  std::vector<std::int64_t> query_times, key_times;
+
+  /// @param round to what the 16-bit format holds
+  template <class Round>
+  AttentionTensors(AttentionCase const& of, Round round) {
+    std::mt19937_64 generator(of.num_queries.size() * 31 + static_cast<std::size_t>(of.dim));
+    std::normal_distribution<float> normal;
+    auto const fill = [&](std::vector<float>& values, std::int64_t rows) {
+      values.resize(static_cast<std::size_t>(rows * of.num_heads * of.dim));
+      for (float& number : values) number = round(normal(generator));
+    };
+    for (std::size_t b = 0; b < of.num_queries.size(); ++b)
+      add_sequence(of, of.num_queries[b], of.num_keys[b], generator);
+    fill(query, query_offsets.back());
+    fill(key, key_offsets.back());
+    fill(value, key_offsets.back());
+    fill(grad_out, query_offsets.back());
+    if (of.has_position) position_weights.resize(static_cast<std::size_t>(2 * max_keys - 1));
+    if (!of.time_bounds.empty()) time_weights.resize(of.time_bounds.size() + 1);
+    for (float& weight : position_weights) weight = normal(generator);
+    for (float& weight : time_weights) weight = normal(generator);
+  }
+
+ private:
+  void add_sequence(AttentionCase const& of, std::int64_t queries, std::int64_t keys, std::mt19937_64& generator) {
+    query_offsets.push_back(query_offsets.back() + queries);
+    key_offsets.push_back(key_offsets.back() + keys);
+    max_queries = std::max(max_queries, queries);
+    max_keys = std::max(max_keys, keys);
+    std::int64_t time = 1'600'000'000;
+    for (std::int64_t i = 0; i < keys; ++i) {
+      time += std::uniform_int_distribution<std::int64_t>(0, of.longest_gap)(generator);
+      key_times.push_back(time);
+      if (i >= keys - queries) query_times.push_back(time);
+    }
+  }
+};
+
+struct AttentionGradients {
+  std::vector<double> query, key, value, position_weights, time_weights;
+};
+
+/// Goes through each pair of query and key that the mask lets see each other, in float64.
+class AttentionOracle {
+ public:
+  AttentionOracle(AttentionCase const& of, AttentionTensors const& tensors) : case_(of), tensors_(tensors) {}
+
+  [[nodiscard]] std::vector<double> out() const {
+    std::vector<double> out(tensors_.query.size());
+    for_each_pair([&](Pair const& pair) {
+      double const weight = pair.score / (1 + std::exp(-pair.score)) * pair.scale;
+      for (std::size_t d = 0; d < dim(); ++d) out[pair.query + d] += weight * tensors_.value[pair.key + d];
+    });
+    return out;
+  }
+
+  [[nodiscard]] AttentionGradients gradients() const {
+    AttentionGradients grads;
+    grads.query.resize(tensors_.query.size());
+    grads.key.resize(tensors_.key.size());
+    grads.value.resize(tensors_.value.size());
+    grads.position_weights.resize(tensors_.position_weights.size());
+    grads.time_weights.resize(tensors_.time_weights.size());
+    for_each_pair([&](Pair const& pair) { add_gradients(pair, grads); });
+    return grads;
+  }
+
+ private:
+  struct Pair {
+    std::size_t query, key;  ///< Where their rows begin.
+    double score, scale;     ///< The score with alpha.
+    std::size_t position_weight, time_weight;
+  };
+
+  [[nodiscard]] std::size_t dim() const { return static_cast<std::size_t>(case_.dim); }
+
+  template <class Visit>
+  void for_each_pair(Visit visit) const {
+    for (std::size_t b = 0; b < case_.num_queries.size(); ++b) {
+      HstuSequenceMask mask{.options = case_.options.mask,
+                            .num_queries = static_cast<std::int32_t>(case_.num_queries[b]),
+                            .num_keys = static_cast<std::int32_t>(case_.num_keys[b])};
+      if (!case_.num_contextual.empty()) mask.num_contextual = case_.num_contextual[b];
+      if (!case_.num_targets.empty()) mask.num_targets = case_.num_targets[b];
+      for (std::int32_t i = 0; i < mask.num_queries; ++i) {
+        for (std::int32_t j = 0; j < mask.num_keys; ++j) {
+          for (std::int32_t head = 0; head < case_.num_heads && mask.sees(i, j); ++head) {
+            visit(pair_of(mask, i, j, tensors_.query_offsets[b] + i, tensors_.key_offsets[b] + j, head));
+          }
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] Pair pair_of(HstuSequenceMask const& mask, std::int32_t i, std::int32_t j, std::int64_t query,
+                             std::int64_t key, std::int32_t head) const {
+    Pair pair{};
+    pair.query = static_cast<std::size_t>(query * case_.num_heads + head) * dim();
+    pair.key = static_cast<std::size_t>(key * case_.num_heads + head) * dim();
+    double sum = 0;
+    for (std::size_t d = 0; d < dim(); ++d) sum += double{tensors_.query[pair.query + d]} * tensors_.key[pair.key + d];
+    if (case_.has_position) {
+      pair.position_weight = static_cast<std::size_t>(tensors_.max_keys - 1 + j - mask.token_of(i));
+      sum += tensors_.position_weights[pair.position_weight];
+    }
+    if (!case_.time_bounds.empty()) {
+      auto const apart = static_cast<float>(std::abs(tensors_.query_times[static_cast<std::size_t>(query)] -
+                                                     tensors_.key_times[static_cast<std::size_t>(key)]));
+      while (pair.time_weight < case_.time_bounds.size() && apart >= case_.time_bounds[pair.time_weight]) {
+        ++pair.time_weight;
+      }
+      sum += tensors_.time_weights[pair.time_weight];
+    }
+    pair.score = case_.options.alpha * sum;
+    bool const is_by_length = case_.options.length_scaling == LengthScaling::kByNumKeys;
+    pair.scale = case_.options.scale / (is_by_length ? mask.num_keys : 1);
+    return pair;
+  }
+
+  void add_gradients(Pair const& pair, AttentionGradients& grads) const {
+    double const sigmoid = 1 / (1 + std::exp(-pair.score));
+    double grad_weight = 0;
+    for (std::size_t d = 0; d < dim(); ++d) {
+      grad_weight += double{tensors_.grad_out[pair.query + d]} * tensors_.value[pair.key + d];
+      grads.value[pair.key + d] += pair.score * sigmoid * pair.scale * tensors_.grad_out[pair.query + d];
+    }
+    double const grad_sum = grad_weight * pair.scale * case_.options.alpha * sigmoid * (1 + pair.score * (1 - sigmoid));
+    for (std::size_t d = 0; d < dim(); ++d) {
+      grads.query[pair.query + d] += grad_sum * tensors_.key[pair.key + d];
+      grads.key[pair.key + d] += grad_sum * tensors_.query[pair.query + d];
+    }
+    if (case_.has_position) grads.position_weights[pair.position_weight] += grad_sum;
+    if (!case_.time_bounds.empty()) grads.time_weights[pair.time_weight] += grad_sum;
+  }
+
+  AttentionCase const& case_;
+  AttentionTensors const& tensors_;
+};
+
+/// |values - expected| / |expected|.
+template <class Values>
+[[nodiscard]] double relative_error(Values const& values, std::vector<double> const& expected) {
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    error += (static_cast<double>(values[i]) - expected[i]) * (static_cast<double>(values[i]) - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  return size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+}
+
+}  // namespace headway::kernels

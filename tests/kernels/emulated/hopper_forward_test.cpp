@@ -1,0 +1,83 @@
+// The forward pass for sm_90a, run by the emulator.
+
+#include "hstu/cuda/hopper_forward.cuh"
+
+#include "attention_cases.hpp"
+#include "cuda_dialect.hpp"
+#include "emulated_attention.hpp"
+#include "hstu/cuda/hopper_forward_plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace headway::kernels {
+namespace {
+
+using device_emulator::AsyncTiming;
+
+template <class T, class Shape>
+void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
+  auto const map = [&args](JaggedHeads<void const*> const& rows, std::int64_t tokens, int tile_rows) {
+    return emulated_map({rows, tokens, args.num_heads, args.dim, tile_rows});
+  };
+  HopperForwardMaps const maps{map(args.query, args.sequences.num_queries, Shape::kBlockQueries),
+                               map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
+                               map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
+  std::int32_t taken = 0;
+  HopperForwardParams params = hopper_forward_params(args, &taken);
+  params.section_sequences = std::min(params.section_sequences, 3);
+  device_emulator::launch({.grid = {2},
+                           .block = {Shape::kThreads},
+                           .shared_bytes = hopper_forward_shared_bytes<Shape>(args.bias),
+                           .timing = timing,
+                           .concurrent_blocks = 2},
+                          [&] { hopper_forward_kernel<T, Shape>(maps, params); });
+}
+
+template <class T, int kDim>
+void launch_forward_of_dim(HstuForwardArgs const& args, AsyncTiming timing) {
+  if (args.bias.has_position() || args.bias.has_time()) {
+    launch_forward<T, HopperForwardShape<kDim, true>>(args, timing);
+  } else {
+    launch_forward<T, HopperForwardShape<kDim, false>>(args, timing);
+  }
+}
+
+template <class T>
+void expect_forward_is_right(AttentionCase const& of, AsyncTiming timing, double tolerance) {
+  AttentionTensors const tensors(of, [](float x) { return to_float(from_float<T>(x)); });
+  PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);
+  PaddedRows<T> out(of, std::vector<float>(tensors.query.size(), NAN));
+  HstuForwardArgs args = forward_args(of, tensors);
+  args.query = query.heads();
+  args.key = key.heads();
+  args.value = value.heads();
+  args.out = out.heads();
+  if (of.dim == 32) launch_forward_of_dim<T, 32>(args, timing);
+  if (of.dim == 64) launch_forward_of_dim<T, 64>(args, timing);
+  if (of.dim == 128) launch_forward_of_dim<T, 128>(args, timing);
+  if (of.dim == 256) launch_forward_of_dim<T, 256>(args, timing);
+  EXPECT_LT(relative_error(out.values(tensors.query.size()), AttentionOracle(of, tensors).out()), tolerance);
+  EXPECT_TRUE(out.is_padding_untouched(tensors.query.size()));
+}
+
+class HopperForward : public testing::TestWithParam<AttentionCase> {};
+
+TEST_P(HopperForward, GivesWhatTheOracleSays) {
+  expect_forward_is_right<Bfloat16>(GetParam(), AsyncTiming::kLate, 4e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Emulated, HopperForward, testing::ValuesIn(attention_cases()),
+                         [](auto const& of) { return of.param.name; });
+
+TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
+  for (AttentionCase const& of : attention_cases()) {
+    if (of.name != "Dim128" && of.name != "Position") continue;
+    expect_forward_is_right<Float16>(of, AsyncTiming::kEarly, 1e-3);
+  }
+}
+
+}  // namespace
+}  // namespace headway::kernels

@@ -1,0 +1,77 @@
+#pragma once
+
+#include "barrier_emulation.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace headway::device_emulator {
+
+/// What cuTensorMapEncodeTiled is told of a tensor of rank 4 of 16-bit numbers: columns lie together.
+struct TensorMap {
+  std::byte const* data = nullptr;
+  std::array<std::int64_t, 4> size{}, stride_bytes{};
+  std::array<std::int32_t, 4> box{};
+};
+
+/// Rows of 128 bytes swizzle 8 units of 16 bytes by the address's bits 7 to 9, rows of 64 bytes 4 by bits 7 and 8.
+inline std::uint32_t swizzle(std::uint32_t address, std::uint32_t row_bytes) {
+  return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4);
+}
+
+inline void copy_box(Block& block, std::uint32_t start, TensorMap const& map, std::array<std::int32_t, 4> at) {
+  auto const row_bytes = static_cast<std::uint32_t>(map.box[0]) * 2;
+  std::uint32_t address = start;
+  std::array<std::int64_t, 4> i{};
+  for (i[3] = at[3]; i[3] < at[3] + map.box[3]; ++i[3]) {
+    for (i[2] = at[2]; i[2] < at[2] + map.box[2]; ++i[2]) {
+      for (i[1] = at[1]; i[1] < at[1] + map.box[1]; ++i[1]) {
+        for (i[0] = at[0]; i[0] < at[0] + map.box[0]; ++i[0], address += 2) {
+          bool is_inside = true;
+          std::int64_t offset = 0;
+          for (std::size_t d = 0; d < 4; ++d) {
+            is_inside = is_inside && i[d] >= 0 && i[d] < map.size[d];
+            offset += i[d] * map.stride_bytes[d];
+          }
+          std::byte* const to = block.shared() + swizzle(address, row_bytes);
+          std::memset(to, 0, 2);
+          if (is_inside) std::memcpy(to, map.data + offset, 2);
+        }
+      }
+    }
+  }
+}
+
+inline void load_tile(void* shared, TensorMap const* map, std::uint64_t* barrier, std::array<std::int32_t, 4> at) {
+  std::uint32_t const start = shared_address(shared);
+  if (start % 1024 != 0) throw KernelError("a tile in shared memory is not 1024-byte aligned");
+  std::int32_t const num_bytes = 2 * map->box[0] * map->box[1] * map->box[2] * map->box[3];
+  BarrierState& state = state_of(barrier);
+  Block& block = *this_thread().block;
+  block.do_sometime([&block, &state, start, map, at, num_bytes] {
+    copy_box(block, start, *map, at);
+    state.bytes -= num_bytes;
+    state.end_phase_if_complete();
+  });
+}
+
+inline void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
+  if ((reinterpret_cast<std::uintptr_t>(global) | shared_address(shared) | num_bytes) % 16 != 0) {
+    throw KernelError("a bulk addition is not of 16-byte units");
+  }
+  Thread& thread = this_thread();
+  auto const* source = static_cast<float const*>(shared);
+  auto add = [global, source, num_bytes] {
+    for (std::uint32_t i = 0; i < num_bytes / 4; ++i) global[i] += source[i];
+  };
+  if (thread.block->is_late()) {
+    thread.bulk_stores.open.emplace_back(add);
+  } else {
+    add();
+    thread.bulk_stores.open.emplace_back([] {});
+  }
+}
+
+}  // namespace headway::device_emulator
