@@ -1,12 +1,11 @@
 #pragma once
 
-// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it
-// (tests/support/device_emulator), so that what kernels do is tested where there is no GPU; it has included its own
-// dialect of CUDA before.
+// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it (tests/support/device_emulator),
+// so that what kernels do is tested where there is no GPU; its folder has its dialect of CUDA.
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
-#elif !defined(HEADWAY_DEVICE_EMULATOR)
-#error "for nvcc, or the emulator of the tests"
+#else
+#include "cuda_dialect.hpp"
 #endif
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What CUDA C++ adds to C++, for kernels that run in the emulator: included before their code.
+// What CUDA C++ adds to C++, for kernels that run in the emulator.
 
 #include "grid.hpp"
 

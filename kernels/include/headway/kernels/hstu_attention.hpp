@@ -1,5 +1,6 @@
 #pragma once
 
+#include "headway/kernels/host_device.hpp"
 #include "headway/kernels/hstu_mask.hpp"
 
 #include <cstdint>
@@ -47,8 +48,8 @@ struct HstuBias {
   std::int64_t const* query_times = nullptr;  ///< (queries of all sequences).
   std::int64_t const* key_times = nullptr;    ///< (keys of all sequences).
 
-  [[nodiscard]] bool has_position() const { return position_weights != nullptr; }
-  [[nodiscard]] bool has_time() const { return time_weights != nullptr; }
+  [[nodiscard]] HEADWAY_HOST_DEVICE bool has_position() const { return position_weights != nullptr; }
+  [[nodiscard]] HEADWAY_HOST_DEVICE bool has_time() const { return time_weights != nullptr; }
 };
 
 /// B sequences with their own numbers of queries and keys. Sequence b has queries query_offsets[b] to

@@ -90,76 +90,80 @@ class HopperForwardProducer {
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
   __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
-    SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
-    std::int32_t const first_query = tile.block * Shape::kBlockQueries;
-    VisibleKeyBlocks blocks(sequence.mask, first_query,
-                            min(first_query + Shape::kBlockQueries, sequence.mask.num_queries), Shape::kBlockKeys);
-    bring_queries(sequence, tile.head, first_query);
-    bring_keys(sequence, tile.head, blocks);
-    while (true) {
-      std::int32_t const present = blocks.block();
-      blocks.advance();
-      // Keys are needed a step before values.
-      bool const is_last = blocks.is_done();
-      if (!is_last) bring_keys(sequence, tile.head, blocks);
-      bring_values(sequence, tile.head, present);
-      if (is_last) break;
+    std::uint32_t const place = query_.index;
+    bring_queries(tile);
+    // From shared memory, as this warp has few registers.
+    QueryTileInfo const& info = state_.tiles[place];
+    HstuSequenceMask const& mask = info.sequence.mask;
+    VisibleKeyBlocks blocks(mask, info.first_query, min(info.first_query + Shape::kBlockQueries, mask.num_queries),
+                            Shape::kBlockKeys);
+    // Keys are needed a step before values.
+    std::int32_t present = bring_keys(info, blocks);
+    while (!blocks.is_done()) {
+      std::int32_t const next = bring_keys(info, blocks);
+      bring_values(info, present);
+      present = next;
     }
+    bring_values(info, present);
   }
 
-  __device__ __forceinline__ void bring_queries(SequenceView const& sequence, std::int32_t head,
-                                                std::int32_t first_query) {
+  __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
     std::uint32_t const i = query_.index;
     wait(&state_.query_empty[i], query_.parity ^ 1);
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time())
-        base_time_ = __ldg(params_.bias.query_times + sequence.first_query_row + first_query);
-    }
     if (is_first_lane()) {
-      state_.tiles[i] = {sequence, head, first_query, base_time_, false};
+      SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
+      std::int32_t const first_query = tile.block * Shape::kBlockQueries;
+      std::int64_t const first_row = sequence.first_query_row + first_query;
+      std::int64_t base_time = 0;
+      if constexpr (Shape::kHasBias) {
+        if (params_.bias.has_time()) base_time = __ldg(params_.bias.query_times + first_row);
+      }
+      state_.tiles[i] = {sequence, tile.head, first_query, base_time, false};
       arrive_expecting(&state_.query_full[i], Shape::QueryTile::kBytes);
       load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
-                static_cast<std::int32_t>(sequence.first_query_row) + first_query, 0, head);
+                static_cast<std::int32_t>(first_row), 0, tile.head);
     }
+    __syncwarp();
     query_.advance();
   }
 
-  __device__ __forceinline__ void bring_keys(SequenceView const& sequence, std::int32_t head,
-                                             VisibleKeyBlocks const& blocks) {
+  /// Those of the present block; goes on to the next. @returns the block
+  __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, VisibleKeyBlocks& blocks) {
     std::uint32_t const i = key_.index;
-    std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
-    VisibleKeyBlocks following = blocks;
-    following.advance();
+    std::int32_t const block = blocks.block(), first_key = block * Shape::kBlockKeys;
+    bool const is_whole = blocks.is_whole();
+    blocks.advance();
     wait(&state_.key_empty[i], key_.parity ^ 1);
     if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) bring_times(sequence, first_key, state_.key_times[i]);
+      if (params_.bias.has_time()) bring_times(tile, first_key, state_.key_times[i]);
     }
     if (is_first_lane()) {
-      state_.blocks[i] = {first_key, blocks.is_whole(), following.is_done()};
+      state_.blocks[i] = {first_key, is_whole, blocks.is_done()};
       arrive_expecting(&state_.key_full[i], Shape::KeyTile::kBytes);
       load_tile(shared_memory() + Shape::kKeysAt + i * Shape::KeyTile::kBytes, &maps_.key, &state_.key_full[i], 0,
-                static_cast<std::int32_t>(sequence.first_key_row) + first_key, 0, head);
+                static_cast<std::int32_t>(tile.sequence.first_key_row) + first_key, 0, tile.head);
     }
     key_.advance();
+    return block;
   }
 
-  __device__ __forceinline__ void bring_values(SequenceView const& sequence, std::int32_t head, std::int32_t block) {
+  __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t block) {
     std::uint32_t const i = value_.index;
     wait(&state_.value_empty[i], value_.parity ^ 1);
     if (is_first_lane()) {
       arrive_expecting(&state_.value_full[i], Shape::KeyTile::kBytes);
       load_tile(shared_memory() + Shape::kValuesAt + i * Shape::KeyTile::kBytes, &maps_.value, &state_.value_full[i], 0,
-                static_cast<std::int32_t>(sequence.first_key_row) + block * Shape::kBlockKeys, 0, head);
+                static_cast<std::int32_t>(tile.sequence.first_key_row) + block * Shape::kBlockKeys, 0, tile.head);
     }
     value_.advance();
   }
 
   /// The first lane, which then arrives, sees what the others wrote.
-  __device__ __forceinline__ void bring_times(SequenceView const& sequence, std::int32_t first_key,
+  __device__ __forceinline__ void bring_times(QueryTileInfo const& tile, std::int32_t first_key,
                                               SplitTime (&times)[Shape::kHasBias ? Shape::kBlockKeys : 1]) const {
-    std::int64_t const* const all = params_.bias.key_times + sequence.first_key_row;
+    std::int64_t const* const all = params_.bias.key_times + tile.sequence.first_key_row;
     for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < Shape::kBlockKeys; i += kWarpThreads) {
-      times[i] = {__ldg(all + min(first_key + i, sequence.mask.num_keys - 1)), base_time_};
+      times[i] = {__ldg(all + min(first_key + i, tile.sequence.mask.num_keys - 1)), tile.base_time};
     }
     __syncwarp();
   }
@@ -169,7 +173,6 @@ class HopperForwardProducer {
   HopperForwardState<Shape>& state_;
   RingPosition<Shape::kQueryStages> query_;
   RingPosition<Shape::kKeyStages> key_, value_;
-  std::int64_t base_time_ = 0;
 };
 
 /// A warpgroup that computes 64 rows of each tile.
@@ -205,8 +208,13 @@ class HopperForwardConsumer {
   struct Rows {
     FragmentPlace place;
     RowsVisibility visibility;
-    std::int32_t first_token;
     SplitTime times[2];
+  };
+
+  struct OutputRows {
+    std::uint16_t* data;    ///< Of a thread's first row and columns.
+    std::int32_t num_rows;  ///< Of the sequence, from the thread's first.
+    float scale;
   };
 
   __device__ __forceinline__ void prepare_time_table() {
@@ -228,9 +236,7 @@ class HopperForwardConsumer {
 
   __device__ __forceinline__ void compute_tile(QueryTileInfo const& tile) {
     Rows const rows = rows_of(tile);
-    std::int64_t const first_row = tile.sequence.first_query_row;
-    std::int32_t const num_queries = tile.sequence.mask.num_queries, num_keys = tile.sequence.mask.num_keys;
-    std::int32_t const head = tile.head;
+    OutputRows const output = output_of(tile, rows.place);
     std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
 
     float scores[kScores];
@@ -276,13 +282,23 @@ class HopperForwardConsumer {
     wait_products<0>();
     pin_registers(sums);
     release_values();
-    store(sums, rows.place, num_queries, scale_for(num_keys),
-          params_.out.data + first_row * params_.out.token_stride + head * params_.out.head_stride);
+    store(sums, output);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
+                                                                FragmentPlace const& place) const {
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
+    // After transpose_in_quad() a thread has the 8 columns from 4 times its first.
+    return {params_.out.data + (tile.sequence.first_query_row + place.row) * params_.out.token_stride +
+                tile.head * params_.out.head_stride + 4 * place.column,
+            mask.num_queries - place.row,
+            is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale};
   }
 
   [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {
     FragmentPlace const place(tile.first_query + 64 * warpgroup_);
-    Rows rows{place, {tile.sequence.mask, place.row}, tile.sequence.mask.token_of(place.row), {}};
+    Rows rows{place, {tile.sequence.mask, place.row}, {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
         for (int r = 0; r < 2; ++r) {
@@ -326,7 +342,9 @@ class HopperForwardConsumer {
   /// From products to weights, in place.
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
                                                   KeyBlockInfo const& block) const {
-    if (block.is_whole) {
+    bool has_time = false;
+    if constexpr (Shape::kHasBias) has_time = params_.bias.has_time();
+    if (block.is_whole && !has_time) {
       compute_weights_with_bias<false>(scores, rows, block.first_key);
     } else {
       compute_weights_with_bias<true>(scores, rows, block.first_key);
@@ -336,16 +354,17 @@ class HopperForwardConsumer {
   template <bool kIsMasked>
   __device__ __forceinline__ void compute_weights_with_bias(float (&scores)[kScores], Rows const& rows,
                                                             std::int32_t first_key) const {
+    // Beside the time bias a mask costs little: it is always there, as code with time bias takes long to compile.
     if constexpr (!Shape::kHasBias) {
       compute_weights_of<kIsMasked, false, false, false>(scores, rows, first_key);
-    } else if (!params_.bias.has_time()) {
+    } else if (!kIsMasked || !params_.bias.has_time()) {
       compute_weights_of<kIsMasked, true, false, false>(scores, rows, first_key);
     } else if (time_table().is_crowded()) {
-      compute_weights_of<kIsMasked, true, true, true>(scores, rows, first_key);
+      compute_weights_of<true, true, true, true>(scores, rows, first_key);
     } else if (params_.bias.has_position()) {
-      compute_weights_of<kIsMasked, true, true, false>(scores, rows, first_key);
+      compute_weights_of<true, true, true, false>(scores, rows, first_key);
     } else {
-      compute_weights_of<kIsMasked, false, true, false>(scores, rows, first_key);
+      compute_weights_of<true, false, true, false>(scores, rows, first_key);
     }
   }
 
@@ -355,7 +374,8 @@ class HopperForwardConsumer {
     // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
     bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
     PositionBias position =
-        has_position ? PositionBias(params_.bias, first_key + rows.place.column - rows.first_token) : PositionBias();
+        has_position ? PositionBias(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
+                     : PositionBias();
     TimeBias const time(kHasTime ? time_table() : TimeTable(), rows.times, state_.key_times[key_.index]);
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
@@ -380,14 +400,7 @@ class HopperForwardConsumer {
     for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  [[nodiscard]] __device__ __forceinline__ float scale_for(std::int32_t num_keys) const {
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    return is_by_length ? params_.scale / static_cast<float>(num_keys) : params_.scale;
-  }
-
-  /// @param out the first row of the sequence and head
-  __device__ __forceinline__ void store(float const (&sums)[kSums], FragmentPlace const& place,
-                                        std::int32_t num_queries, float scale, std::uint16_t* out) const {
+  __device__ __forceinline__ void store(float const (&sums)[kSums], OutputRows const& output) const {
 #pragma unroll
     for (int first = 0; first < kSums / 4; first += 4) {
 #pragma unroll
@@ -396,12 +409,11 @@ class HopperForwardConsumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           int const at = 4 * (first + i) + 2 * r;
-          words[i] = pack<T>(sums[at] * scale, sums[at + 1] * scale);
+          words[i] = pack<T>(sums[at] * output.scale, sums[at + 1] * output.scale);
         }
         transpose_in_quad(words);
-        std::int32_t const query = place.row + 8 * r, column = 8 * first + 4 * place.column;
-        if (query < num_queries) {
-          *reinterpret_cast<uint4*>(out + query * params_.out.token_stride + column) =
+        if (8 * r < output.num_rows) {
+          *reinterpret_cast<uint4*>(output.data + 8 * r * params_.out.token_stride + 8 * first) =
               make_uint4(words[0], words[1], words[2], words[3]);
         }
       }
@@ -465,12 +477,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_forward_kernel(__grid_constant__ HopperForwardMaps const maps,
                           __grid_constant__ HopperForwardParams const params) {
   init_forward_barriers<Shape>();
-  // 128 * 40 + 256 * 232 of the 64 K registers.
   if (threadIdx.x < 128) {
-    lower_registers<40>();
+    lower_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < kWarpThreads) HopperForwardProducer<Shape>(maps, params).run();
   } else {
-    raise_registers<232>();
+    raise_registers<Shape::kConsumerRegisters>();
     HopperForwardConsumer<T, Shape>(params, static_cast<int>(threadIdx.x / 128) - 1).run();
   }
 }

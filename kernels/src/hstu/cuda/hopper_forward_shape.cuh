@@ -24,6 +24,10 @@ struct HopperForwardShape {
   /// Warpgroups take turns, so that one computes weights while the other has the matrix units.
   static constexpr bool kTakesTurns = kDim < 256;
 
+  /// Of each thread; 64 K in all.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
 

@@ -20,25 +20,24 @@ struct FragmentPlace {
   }
 };
 
-/// Which keys the two rows of a thread see.
+/// Which keys the two rows of a thread see. What rows behind the sequence see does not matter.
 struct RowsVisibility {
-  std::int32_t token[2], begin[2], length[2];
+  std::int32_t first_token, begin[2], length[2];
 
-  RowsVisibility() = default;
-  __device__ __forceinline__ RowsVisibility(HstuSequenceMask const& mask, std::int32_t row) {
+  __device__ __forceinline__ RowsVisibility(HstuSequenceMask const& mask, std::int32_t row)
+      : first_token(mask.token_of(row)) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      std::int32_t const query = row + 8 * r;
-      bool const is_query = query < mask.num_queries;
-      HstuKeyRange const range = is_query ? mask.keys_seen_by(query) : HstuKeyRange{};
-      token[r] = is_query ? mask.token_of(query) : -1;
+      HstuKeyRange const range = mask.keys_seen_by(row + 8 * r);
       begin[r] = range.begin;
-      length[r] = max(range.end - range.begin, 0);
+      length[r] = min(range.end, mask.num_keys) - range.begin;
     }
   }
 
+  /// Keys behind the sequence are not seen by rows of it.
   [[nodiscard]] __device__ __forceinline__ bool sees(int r, std::int32_t key) const {
-    return static_cast<std::uint32_t>(key - begin[r]) < static_cast<std::uint32_t>(length[r]) || key == token[r];
+    return static_cast<std::uint32_t>(key - begin[r]) < static_cast<std::uint32_t>(length[r]) ||
+           key == first_token + 8 * r;
   }
 };
 

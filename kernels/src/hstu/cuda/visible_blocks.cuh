@@ -8,7 +8,7 @@
 namespace headway::kernels {
 
 /// Goes through the blocks of keys that some query of a range sees. By all lanes of a warp, which look at 32 blocks at
-/// a time.
+/// a time. The mask stays with the caller.
 class VisibleKeyBlocks {
  public:
   __device__ __forceinline__ VisibleKeyBlocks(HstuSequenceMask const& mask, std::int32_t query_begin,
@@ -44,7 +44,7 @@ class VisibleKeyBlocks {
     }
   }
 
-  HstuSequenceMask mask_;
+  HstuSequenceMask const& mask_;
   std::int32_t query_begin_, query_end_, block_keys_, chunk_ = 0;
   unsigned seen_ = 0, whole_ = 0;
 };

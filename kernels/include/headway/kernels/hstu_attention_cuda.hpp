@@ -1,0 +1,27 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention.hpp"
+
+#include <cstddef>
+
+struct CUstream_st;
+
+namespace headway::kernels {
+
+/// A stream of the CUDA runtime or driver; nullptr is the default one.
+using CudaStream = CUstream_st*;
+
+/// hstu_attention_forward() on the current CUDA device, of which all pointers are. Enqueues and returns; allocates
+/// nothing, and may be captured in a graph. Rows of all sequences are read in tiles, so that one with a value that is
+/// not finite may spoil its neighbours.
+///
+/// On GPUs of compute capability 9.0: elements of 16 bits, `dim` = `value_dim` of 32, 64, 128 or 256, rows that begin
+/// at multiples of 16 bytes, at most 1,023 bounds of times, fewer than 2^31 tokens. Times are told apart exactly where
+/// those of a sequence lie within 2^47.
+/// @param workspace hstu_attention_forward_workspace_bytes() of device memory, 16-byte aligned; whatever is in it
+/// @throws std::invalid_argument if no kernel of this build is for such arguments or such a device, saying why;
+///         std::runtime_error if CUDA refuses
+void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream, void* workspace);
+[[nodiscard]] std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& args);
+
+}  // namespace headway::kernels
