@@ -7,9 +7,9 @@
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/hopper_forward_params.hpp"
 #include "hstu/cuda/hopper_forward_shape.cuh"
-#include "hstu/cuda/quad_transpose.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
+#include "hstu/cuda/store_rows.cuh"
 #include "hstu/cuda/visible_blocks.cuh"
 
 #include <cstdint>
@@ -71,7 +71,7 @@ class HopperForwardProducer {
   __device__ __forceinline__ void run() {
     TileCounter const counter{params_.tiles_taken};
     TileSchedule schedule(params_.sequences.query_offsets, params_.sequences.num_sequences, params_.num_heads,
-                          Shape::kBlockQueries, params_.section_sequences);
+                          Shape::kBlockQueries, params_.section_sequences, BlockOrder::kLastFirst);
     SequenceTile tile;
     std::int32_t next = 0;
     for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
@@ -87,6 +87,8 @@ class HopperForwardProducer {
   }
 
  private:
+  using Blocks = VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>;
+
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
   __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
@@ -95,8 +97,7 @@ class HopperForwardProducer {
     // From shared memory, as this warp has few registers.
     QueryTileInfo const& info = state_.tiles[place];
     HstuSequenceMask const& mask = info.sequence.mask;
-    VisibleKeyBlocks blocks(mask, info.first_query, min(info.first_query + Shape::kBlockQueries, mask.num_queries),
-                            Shape::kBlockKeys);
+    Blocks blocks({mask, info.first_query, min(info.first_query + Shape::kBlockQueries, mask.num_queries)});
     // Keys are needed a step before values.
     std::int32_t present = bring_keys(info, blocks);
     while (!blocks.is_done()) {
@@ -128,7 +129,7 @@ class HopperForwardProducer {
   }
 
   /// Those of the present block; goes on to the next. @returns the block
-  __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, VisibleKeyBlocks& blocks) {
+  __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, Blocks& blocks) {
     std::uint32_t const i = key_.index;
     std::int32_t const block = blocks.block(), first_key = block * Shape::kBlockKeys;
     bool const is_whole = blocks.is_whole();
@@ -211,12 +212,6 @@ class HopperForwardConsumer {
     SplitTime times[2];
   };
 
-  struct OutputRows {
-    std::uint16_t* data;    ///< Of a thread's first row and columns.
-    std::int32_t num_rows;  ///< Of the sequence, from the thread's first.
-    float scale;
-  };
-
   __device__ __forceinline__ void prepare_time_table() {
     if constexpr (Shape::kHasBias) {
       if (!params_.bias.has_time()) return;
@@ -282,18 +277,16 @@ class HopperForwardConsumer {
     wait_products<0>();
     pin_registers(sums);
     release_values();
-    store(sums, output);
+    store_rows<T>(sums, output);
   }
 
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
                                                                 FragmentPlace const& place) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
     bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    // After transpose_in_quad() a thread has the 8 columns from 4 times its first.
-    return {params_.out.data + (tile.sequence.first_query_row + place.row) * params_.out.token_stride +
-                tile.head * params_.out.head_stride + 4 * place.column,
-            mask.num_queries - place.row,
-            is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale};
+    return {params_.out,      tile.sequence.first_query_row,
+            tile.head,        place,
+            mask.num_queries, is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale};
   }
 
   [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {
@@ -373,9 +366,8 @@ class HopperForwardConsumer {
                                                      std::int32_t first_key) const {
     // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
     bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
-    PositionBias position =
-        has_position ? PositionBias(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
-                     : PositionBias();
+    PositionBias<1> position = has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
+                     : PositionBias<1>();
     TimeBias const time(kHasTime ? time_table() : TimeTable(), rows.times, state_.key_times[key_.index]);
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
@@ -398,26 +390,6 @@ class HopperForwardConsumer {
                                                       std::uint32_t (&weights)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
-  }
-
-  __device__ __forceinline__ void store(float const (&sums)[kSums], OutputRows const& output) const {
-#pragma unroll
-    for (int first = 0; first < kSums / 4; first += 4) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        std::uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int const at = 4 * (first + i) + 2 * r;
-          words[i] = pack<T>(sums[at] * output.scale, sums[at + 1] * output.scale);
-        }
-        transpose_in_quad(words);
-        if (8 * r < output.num_rows) {
-          *reinterpret_cast<uint4*>(output.data + 8 * r * params_.out.token_stride + 8 * first) =
-              make_uint4(words[0], words[1], words[2], words[3]);
-        }
-      }
-    }
   }
 
   __device__ __forceinline__ void take_turn() const {

@@ -2,23 +2,12 @@
 
 #include "headway/kernels/hstu_attention.hpp"
 #include "headway/kernels/hstu_mask.hpp"
+#include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/time_table.cuh"
 
 #include <cstdint>
 
 namespace headway::kernels {
-
-/// Where a thread's sums of a product lie: see multiply() in wgmma.cuh. Of each 8 columns a thread has two in two rows.
-struct FragmentPlace {
-  std::int32_t row = 0, column = 0;  ///< The first; the other row is 8 further.
-
-  /// @param first_row of the warpgroup
-  explicit __device__ __forceinline__ FragmentPlace(std::int32_t first_row) {
-    auto const thread = static_cast<std::int32_t>(threadIdx.x % 128);
-    row = first_row + thread / 32 * 16 + thread % 32 / 4;
-    column = thread % 4 * 2;
-  }
-};
 
 /// Which keys the two rows of a thread see. What rows behind the sequence see does not matter.
 struct RowsVisibility {
@@ -43,10 +32,12 @@ struct RowsVisibility {
 
 /// A weight of the position bias depends on the distance of tokens alone, so that of a thread's values those of the
 /// second row are those of the first one, 8 columns before.
+/// @tparam kSign of the distance from key to query by columns: 1 if those are keys, -1 if those are queries
+template <int kSign>
 class PositionBias {
  public:
   PositionBias() = default;
-  /// @param distance of the first key from the token of the first row
+  /// @param distance of key from query in the first row, column 0 of the thread
   __device__ __forceinline__ PositionBias(HstuBias const& bias, std::int32_t distance)
       : weights_(static_cast<float const*>(bias.position_weights)),
         last_(static_cast<std::int32_t>(2 * bias.max_position_distance - 2)),
@@ -54,7 +45,7 @@ class PositionBias {
     load(-8, before_);
   }
 
-  /// Those of columns `column`, `column` + 1 in row r of the thread, for each 8 columns one after the other.
+  /// Those of columns `column`, `column` + 1 in both rows of the thread, for each 8 columns one after the other.
   __device__ __forceinline__ void move_to(std::int32_t column, float (&rows)[2][2]) {
     rows[1][0] = before_[0];
     rows[1][1] = before_[1];
@@ -67,7 +58,7 @@ class PositionBias {
   // Rows and columns beyond a sequence have a place as well, which may be beyond the weights.
   __device__ __forceinline__ void load(std::int32_t column, float (&pair)[2]) const {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) pair[e] = __ldg(weights_ + min(max(place_ + column + e, 0), last_));
+    for (int e = 0; e < 2; ++e) pair[e] = __ldg(weights_ + min(max(place_ + kSign * (column + e), 0), last_));
   }
 
   float const* weights_ = nullptr;
@@ -75,20 +66,20 @@ class PositionBias {
   float before_[2] = {};
 };
 
-/// The time bias of the two rows of a thread; `key_times` are those of the block of keys, in shared memory.
+/// The time bias of the two rows of a thread; those of the columns are in shared memory.
 class TimeBias {
  public:
-  __device__ __forceinline__ TimeBias(TimeTable const& table, SplitTime const (&rows)[2], SplitTime const* key_times)
-      : table_(table), rows_{rows[0], rows[1]}, key_times_(key_times) {}
+  __device__ __forceinline__ TimeBias(TimeTable const& table, SplitTime const (&rows)[2], SplitTime const* column_times)
+      : table_(table), rows_{rows[0], rows[1]}, column_times_(column_times) {}
 
   template <bool kIsCrowded>
   __device__ __forceinline__ void add(std::int32_t column, float (&rows)[2][2]) const {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      SplitTime const key = key_times_[column + e];
+      SplitTime const other = column_times_[column + e];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        rows[r][e] += table_.weight(table_.template bucket_of<kIsCrowded>(time_apart(rows_[r], key)));
+        rows[r][e] += table_.weight(table_.template bucket_of<kIsCrowded>(time_apart(rows_[r], other)));
       }
     }
   }
@@ -96,7 +87,7 @@ class TimeBias {
  private:
   TimeTable table_;
   SplitTime rows_[2];
-  SplitTime const* key_times_;
+  SplitTime const* column_times_;
 };
 
 /// SiLU(2 h) = 2 h / (1 + exp(-2 h)).

@@ -29,16 +29,20 @@ struct SequenceTile {
   std::int32_t sequence = 0, head = 0, block = 0;
 };
 
+enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst };
+
 /// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter.
 /// A section of sequences, whose keys and values the L2 cache holds together, comes after the other; within one, last
-/// blocks of all its sequences before the last but one, and so on: with a causal mask those take longest, and what runs
-/// at the end is short. Heads count fastest. Numbers are asked for in ascending order, by all lanes of a warp.
+/// blocks of all its sequences before the last but one, and so on, or first ones first: so that with a causal mask
+/// those that take longest come first, and what runs at the end is short. Heads count fastest. Numbers are asked for in
+/// ascending order, by all lanes of a warp.
 class TileSchedule {
  public:
   __device__ __forceinline__ TileSchedule(std::int64_t const* offsets, std::int32_t num_sequences,
                                           std::int32_t num_heads, std::int32_t block_rows,
-                                          std::int32_t section_sequences)
+                                          std::int32_t section_sequences, BlockOrder order)
       : offsets_(offsets),
+        order_(order),
         num_sequences_(num_sequences),
         num_heads_(num_heads),
         block_rows_(block_rows),
@@ -81,19 +85,22 @@ class TileSchedule {
       most = max(most, num_blocks_of(i));
     }
     for (int bits = 1; bits < kWarpThreads; bits *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
-    block_ = most - 1;
+    most_ = most;
+    block_ = order_ == BlockOrder::kLastFirst ? most - 1 : 0;
   }
 
   __device__ __forceinline__ void go_on() {
     chunk_begin_ += kWarpThreads;
     if (chunk_begin_ < section_end_) return;
     chunk_begin_ = section_begin_;
-    if (--block_ < 0) enter_section(section_end_);
+    block_ += order_ == BlockOrder::kLastFirst ? -1 : 1;
+    if (block_ < 0 || block_ == most_) enter_section(section_end_);
   }
 
   std::int64_t const* offsets_;
+  BlockOrder order_;
   std::int32_t num_sequences_, num_heads_, block_rows_, section_sequences_;
-  std::int32_t section_begin_ = 0, section_end_ = 0, chunk_begin_ = 0, block_ = 0;
+  std::int32_t section_begin_ = 0, section_end_ = 0, chunk_begin_ = 0, block_ = 0, most_ = 0;
   std::int32_t passed_ = 0;
 };
 
