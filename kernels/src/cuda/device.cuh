@@ -33,6 +33,9 @@ void spin_until(Ready is_ready) {
   device_emulator::wait_until("spin_until", is_ready);
 }
 
+inline std::int32_t load_acquire(std::int32_t const* address) { return *address; }
+inline void store_release(std::int32_t* address, std::int32_t value) { *address = value; }
+
 inline float tanh_approximate(float x) { return std::tanh(x); }
 
 #else
@@ -59,6 +62,16 @@ __device__ __forceinline__ void arrive_named(int barrier, int num_threads) {
 template <class Ready>
 __device__ __forceinline__ void spin_until(Ready is_ready) {
   while (!is_ready()) __nanosleep(20);
+}
+
+/// Of a number in global memory, that other blocks look at.
+__device__ __forceinline__ std::int32_t load_acquire(std::int32_t const* address) {
+  std::int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(std::int32_t* address, std::int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
 /// Of relative error 2^-11 at most.

@@ -366,7 +366,8 @@ class HopperForwardConsumer {
                                                      std::int32_t first_key) const {
     // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
     bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
-    PositionBias<1> position = has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
+    PositionBias<1> position =
+        has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
                      : PositionBias<1>();
     TimeBias const time(kHasTime ? time_table() : TimeTable(), rows.times, state_.key_times[key_.index]);
 #pragma unroll

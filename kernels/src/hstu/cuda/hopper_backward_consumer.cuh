@@ -1,0 +1,298 @@
+#pragma once
+
+#include "hstu/cuda/fragment_place.cuh"
+#include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/score_block.cuh"
+#include "hstu/cuda/store_rows.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// A warpgroup that computes for 64 keys of each tile. Of a block of queries it computes scores and gradients of
+/// weights with keys as rows: so weights and gradients of scores are where the products that sum over queries want
+/// them, and stay in registers.
+template <class T, class Shape>
+class HopperBackwardConsumer {
+ public:
+  /// @param warpgroup of those that compute
+  __device__ __forceinline__ HopperBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
+      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    prepare_time_table();
+    while (true) {
+      wait(&state_.keys_full, keys_parity_);
+      if (state_.tile.is_end) break;
+      compute_tile(state_.tile);
+      keys_parity_ ^= 1;
+    }
+    hand_out_sums({-1, 0});
+  }
+
+ private:
+  static constexpr int kScores = Shape::kBlockQueries / 2;  ///< Of a thread.
+  static constexpr int kSums = Shape::kDim / 2;
+  static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;
+  static constexpr int kSteps = Shape::kBlockQueries / 16;
+
+  /// What a thread keeps of a tile.
+  struct Rows {
+    FragmentPlace place;
+    SplitTime times[2];
+  };
+
+  __device__ __forceinline__ void prepare_time_table() {
+    if constexpr (Shape::kHasBias) {
+      if (!params_.bias.has_time()) return;
+      constexpr int kComputing = 128 * Shape::kConsumers;
+      int const thread = static_cast<int>(threadIdx.x) - 128;
+      TimeTable table = backward_time_table<Shape>(params_.bias);
+      table.copy_bounds(params_.bias, thread, kComputing);
+      sync_named(kTableFilled, kComputing);
+      table.fill_cells(thread, kComputing);
+      sync_named(kTableFilled, kComputing);
+    }
+  }
+
+  __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
+    Rows const rows = rows_of(tile);
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
+    float const scale = is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale;
+    std::int64_t const first_row = tile.sequence.first_key_row;
+    OutputRows const to_key(params_.grad_key, first_row, tile.head, rows.place, mask.num_keys,
+                            scale * params_.half_alpha);
+    OutputRows const to_value(params_.grad_value, first_row, tile.head, rows.place, mask.num_keys, scale);
+    std::int32_t const head = tile.head, num_behind = mask.num_keys - mask.num_queries;
+    bool is_last = !tile.is_seen;
+
+    float key_sums[kSums], value_sums[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
+    while (!is_last) {
+      wait(&state_.queries_full[queries_.index], queries_.parity);
+      QueryBlockInfo const block = state_.blocks[queries_.index];
+      is_last = block.is_last;
+      compute_block(rows, block, head, num_behind, key_sums, value_sums);
+    }
+    release(&state_.keys_empty);
+    store_rows<T>(value_sums, to_value);
+    store_rows<T>(key_sums, to_key);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ Rows rows_of(KeyTileInfo const& tile) const {
+    Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        for (int r = 0; r < 2; ++r) {
+          std::int32_t const key = min(rows.place.row + 8 * r, tile.sequence.mask.num_keys - 1);
+          rows.times[r] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
+        }
+      }
+    }
+    return rows;
+  }
+
+  /// @param num_behind how much a token's number is more than its query's
+  __device__ __forceinline__ void compute_block(Rows const& rows, QueryBlockInfo const& block, std::int32_t head,
+                                                std::int32_t num_behind, float (&key_sums)[kSums],
+                                                float (&value_sums)[kSums]) {
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];
+    start_scores(scores, 0, Shape::kQueriesAt);
+    start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
+    wait_products<1>();
+    pin_registers(scores);
+    compute_weights(scores, weights, rows, block, num_behind);
+    wait_products<0>();
+    pin_registers(grads);
+    start_sums(value_sums, weights, Shape::kGradsAt);
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      grad_scores[i / 4][i % 4] = pack<T>(scores[2 * i] * grads[2 * i], scores[2 * i + 1] * grads[2 * i + 1]);
+    }
+    start_sums(key_sums, grad_scores, Shape::kQueriesAt);
+    write_grad_scores(grad_scores);
+    float query_sums[kQuerySums];
+    start_query_sums(query_sums);
+    wait_products<1>();
+    pin_registers(value_sums);
+    pin_registers(key_sums);
+    release(&state_.queries_empty[queries_.index]);
+    queries_.advance();
+    wait_products<0>();
+    pin_registers(query_sums);
+    written_ ^= 1;
+    write_query_sums(query_sums, block, head);
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
+    return shared_address(shared_memory()) + offset;
+  }
+
+  /// Products of 64 keys (or values) with queries (or gradients of the output).
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t rows_at,
+                                               std::uint32_t columns_at) const {
+    std::uint32_t const rows = address_of(rows_at);
+    std::uint32_t const columns = address_of(columns_at + queries_.index * Shape::QueryTile::kBytes);
+    pin_registers(scores);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kDim / 16; ++step) {
+      multiply<T, Major::kSummed, Major::kSummed>(
+          scores, Shape::KeyTile::summed_over_columns(rows, 64 * warpgroup_, 16 * step),
+          Shape::QueryTile::summed_over_columns(columns, 0, 16 * step), step > 0);
+    }
+    commit_products();
+  }
+
+  /// Sums over queries: of weights times gradients of the output, or gradients of scores times queries.
+  __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t (&factors)[kSteps][4],
+                                             std::uint32_t queries_at) const {
+    std::uint32_t const queries = address_of(queries_at + queries_.index * Shape::QueryTile::kBytes);
+    pin_registers(sums);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pin_registers(factors[step]);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      multiply<T, Major::kOther>(sums, factors[step], Shape::QueryTile::summed_over_rows(queries, 16 * step, 0), true);
+    }
+    commit_products();
+  }
+
+  /// Sums over keys of gradients of scores times keys.
+  __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums]) const {
+    std::uint32_t const grads = address_of(Shape::kScoresAt + written_ * Shape::ScoreTile::kBytes);
+    std::uint32_t const keys = address_of(0);
+    int const first_key = Shape::kSplitsColumns ? 0 : 64 * warpgroup_;
+    int const first_column = Shape::kSplitsColumns ? Shape::kQuerySumColumns * warpgroup_ : 0;
+    pin_registers(sums);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kQuerySumKeys / 16; ++step) {
+      multiply<T, Major::kOther, Major::kOther>(
+          sums, Shape::ScoreTile::summed_over_rows(grads, first_key + 16 * step, 0),
+          Shape::KeyTile::summed_over_rows(keys, first_key + 16 * step, first_column), step > 0);
+    }
+    commit_products();
+  }
+
+  /// Makes weights of scores, and of these what gradients of weights are to be multiplied by, but for alpha / 2.
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
+                                                  Rows const& rows, QueryBlockInfo const& block,
+                                                  std::int32_t num_behind) const {
+    if constexpr (!Shape::kHasBias) {
+      if (block.is_whole) {
+        compute_weights_of<false, false, false, false>(scores, weights, rows, block, num_behind);
+      } else {
+        compute_weights_of<true, false, false, false>(scores, weights, rows, block, num_behind);
+      }
+    } else if (!params_.bias.has_time()) {
+      compute_weights_of<true, true, false, false>(scores, weights, rows, block, num_behind);
+    } else if (backward_time_table<Shape>(params_.bias).is_crowded()) {
+      compute_weights_of<true, true, true, true>(scores, weights, rows, block, num_behind);
+    } else {
+      compute_weights_of<true, true, true, false>(scores, weights, rows, block, num_behind);
+    }
+  }
+
+  template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
+  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
+                                                     Rows const& rows, QueryBlockInfo const& block,
+                                                     std::int32_t num_behind) const {
+    bool const has_position = kMayHavePosition && (!kHasTime || params_.bias.has_position());
+    std::int32_t const first_token = block.first_query + rows.place.column + num_behind;
+    PositionBias<-1> position =
+        has_position ? PositionBias<-1>(params_.bias, rows.place.row - first_token) : PositionBias<-1>();
+    TimeBias const time(kHasTime ? backward_time_table<Shape>(params_.bias) : TimeTable(), rows.times,
+                        state_.query_times[queries_.index]);
+#pragma unroll
+    for (int group = 0; group < kScores / 4; ++group) {
+      std::int32_t const column = 8 * group;
+      float bias[2][2] = {};
+      if (has_position) position.move_to(column, bias);
+      if constexpr (kHasTime) time.template add<kIsCrowded>(column + rows.place.column, bias);
+      QueryVisibility const* const seen = state_.visibility[queries_.index] + column + rows.place.column;
+      float values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
+        float const h = sum * params_.half_alpha;
+        float const t = tanh_approximate(h);
+        // SiLU(2 h) = h (1 + t); its derivative is (1 + t) (1 + h (1 - t)) / 2.
+        values[i] = fmaf(h, t, h);
+        score = (1 + t) * fmaf(h, 1 - t, 1.0F);
+        if (kIsMasked && !is_seen(seen[i % 2], rows.place.row + 8 * (i / 2))) values[i] = score = 0;
+      }
+      weights[group / 2][group % 2 * 2] = pack<T>(values[0], values[1]);
+      weights[group / 2][group % 2 * 2 + 1] = pack<T>(values[2], values[3]);
+    }
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ bool is_seen(QueryVisibility const& query, std::int32_t key) {
+    return static_cast<std::uint32_t>(key - query.begin) < static_cast<std::uint32_t>(query.length) ||
+           key == query.token;
+  }
+
+  /// For the products that sum over keys. There are two buffers: whoever has come to the barrier after it has written
+  /// one has done with the products of the other, so that this may be written.
+  __device__ __forceinline__ void write_grad_scores(std::uint32_t const (&grad_scores)[kSteps][4]) const {
+    FragmentPlace const place(64 * warpgroup_);
+    std::byte* const tile = shared_memory() + Shape::kScoresAt + written_ * Shape::ScoreTile::kBytes;
+#pragma unroll
+    for (int i = 0; i < kSteps * 4; ++i) {
+      std::uint32_t const offset = Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(place.row + i % 2 * 8),
+                                                               static_cast<std::uint32_t>(place.column + i / 2 * 8));
+      *reinterpret_cast<std::uint32_t*>(tile + offset) = grad_scores[i / 4][i % 4];
+    }
+    fence_async_proxy();
+    if constexpr (Shape::kSplitsColumns) {
+      sync_named(kScoresWritten, 128 * Shape::kConsumers);
+    } else {
+      sync_named(kScoresWritten + warpgroup_, 128);
+    }
+  }
+
+  __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QueryBlockInfo const& block,
+                                                   std::int32_t head) const {
+    auto* const part = reinterpret_cast<float4*>(shared_memory() + Shape::kQuerySumsAt) +
+                       warpgroup_ * Shape::kQuerySums / 4 + threadIdx.x % 128;
+    sync_named(kSumsEmpty + warpgroup_, 128 + kWarpThreads);
+#pragma unroll
+    for (int i = 0; i < kQuerySums / 4; ++i) {
+      part[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    }
+    fence_async_proxy();
+    std::int64_t const place = block.tile * params_.num_heads + head;
+    bool const is_part = Shape::kSplitsColumns;
+    if (threadIdx.x % 128 == 0) {
+      state_.places[warpgroup_] = {is_part ? 2 * place + warpgroup_ : place,
+                                   is_part ? block.turn : block.turn + warpgroup_};
+    }
+    arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
+  }
+
+  /// That no more come.
+  __device__ __forceinline__ void hand_out_sums(QuerySumsPlace const& place) const {
+    sync_named(kSumsEmpty + warpgroup_, 128 + kWarpThreads);
+    if (threadIdx.x % 128 == 0) state_.places[warpgroup_] = place;
+    arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
+  }
+
+  /// By each warp for itself.
+  static __device__ __forceinline__ void release(Barrier* empty) {
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
+  }
+
+  HopperBackwardParams const& params_;
+  HopperBackwardState<Shape>& state_;
+  int warpgroup_;
+  std::uint32_t keys_parity_ = 0, written_ = 0;
+  RingPosition<Shape::kStages> queries_;
+};
+
+}  // namespace headway::kernels

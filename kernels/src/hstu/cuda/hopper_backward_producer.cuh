@@ -1,0 +1,180 @@
+#pragma once
+
+#include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/visible_blocks.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// The warp that brings tiles of keys and values, and then of the queries that see them and the gradients of their
+/// output.
+template <class Shape>
+class HopperBackwardProducer {
+ public:
+  __device__ __forceinline__ HopperBackwardProducer(HopperBackwardMaps const& maps, HopperBackwardParams const& params)
+      : maps_(maps), params_(params), state_(backward_state<Shape>()) {}
+
+  __device__ __forceinline__ void run() {
+    TileCounter const counter{params_.tiles_taken};
+    // First keys are seen by most queries. Where tiles add to sums in turns, a tile waits for those with later keys:
+    // these have been taken before then, and with a causal mask come to the queries early.
+    TileSchedule schedule(params_.sequences.key_offsets, params_.sequences.num_sequences, params_.num_heads,
+                          Shape::kBlockKeys, params_.section_sequences,
+                          params_.turns != nullptr ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
+    SequenceTile tile;
+    std::int32_t next = 0;
+    for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
+      next = counter.next();
+      bring_tile(tile);
+      if (next == INT32_MAX) break;
+    }
+    wait(&state_.keys_empty, keys_parity_ ^ 1);
+    if (is_first_lane()) {
+      state_.tile.is_end = true;
+      arrive(&state_.keys_full);
+    }
+  }
+
+ private:
+  using Blocks = VisibleBlocks<QueriesThatSee, Shape::kBlockQueries>;
+
+  [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
+    return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+  }
+  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
+
+  __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
+    wait(&state_.keys_empty, keys_parity_ ^ 1);
+    keys_parity_ ^= 1;
+    if (is_first_lane()) describe_tile(tile);
+    __syncwarp();
+    // From shared memory, as this warp has few registers.
+    HstuSequenceMask const& mask = state_.tile.sequence.mask;
+    std::int32_t const first_key = state_.tile.first_key;
+    Blocks blocks({mask, first_key, min(first_key + Shape::kBlockKeys, mask.num_keys)});
+    if (is_first_lane()) {
+      state_.tile.is_seen = !blocks.is_done();
+      bring_keys();
+    }
+    __syncwarp();
+    while (!blocks.is_done()) bring_queries(blocks, tile.sequence);
+  }
+
+  __device__ __forceinline__ void describe_tile(SequenceTile const& tile) {
+    SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
+    std::int32_t const first_key = tile.block * Shape::kBlockKeys;
+    std::int64_t base_time = 0;
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) base_time = __ldg(params_.bias.key_times + sequence.first_key_row + first_key);
+    }
+    state_.tile = {sequence, tile.head, first_key, base_time, false, false};
+  }
+
+  __device__ __forceinline__ void bring_keys() {
+    KeyTileInfo const& tile = state_.tile;
+    auto const row = static_cast<std::int32_t>(tile.sequence.first_key_row) + tile.first_key;
+    arrive_expecting(&state_.keys_full, 2 * Shape::KeyTile::kBytes);
+    load_tile(shared_memory(), &maps_.key, &state_.keys_full, 0, row, 0, tile.head);
+    load_tile(shared_memory() + Shape::kValuesAt, &maps_.value, &state_.keys_full, 0, row, 0, tile.head);
+  }
+
+  /// Those of the present block; goes on to the next.
+  __device__ __forceinline__ void bring_queries(Blocks& blocks, std::int32_t sequence_index) {
+    std::uint32_t const i = queries_.index;
+    std::int32_t const block = blocks.block(), first_query = block * Shape::kBlockQueries;
+    KeyTileInfo const& tile = state_.tile;
+    bool const is_whole = blocks.is_whole() && tile.first_key + Shape::kBlockKeys <= tile.sequence.mask.num_keys;
+    blocks.advance();
+    std::int32_t const turn = params_.turns == nullptr ? 0 : num_tiles_behind(first_query) * Shape::kAdders;
+    wait(&state_.queries_empty[i], queries_.parity ^ 1);
+    describe_queries(i, first_query);
+    if (is_first_lane()) {
+      std::int64_t const tile_number =
+          first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block;
+      state_.blocks[i] = {tile_number, first_query, turn, is_whole, blocks.is_done()};
+      auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
+      arrive_expecting(&state_.queries_full[i], 2 * Shape::QueryTile::kBytes);
+      load_tile(shared_memory() + Shape::kQueriesAt + i * Shape::QueryTile::kBytes, &maps_.query,
+                &state_.queries_full[i], 0, row, 0, tile.head);
+      load_tile(shared_memory() + Shape::kGradsAt + i * Shape::QueryTile::kBytes, &maps_.grad_out,
+                &state_.queries_full[i], 0, row, 0, tile.head);
+    }
+    queries_.advance();
+  }
+
+  /// What each query of a block sees, and its time. The first lane, which then arrives, sees what the others wrote.
+  __device__ __forceinline__ void describe_queries(std::uint32_t stage, std::int32_t first_query) {
+    SequenceView const& sequence = state_.tile.sequence;
+    HstuSequenceMask const& mask = sequence.mask;
+    for (std::int32_t i = lane(); i < Shape::kBlockQueries; i += kWarpThreads) {
+      std::int32_t const query = first_query + i;
+      QueryVisibility seen{0, 0, -1};  // Behind the sequence: nothing.
+      if (query < mask.num_queries) {
+        HstuKeyRange const range = mask.keys_seen_by(query);
+        seen = {range.begin, min(range.end, mask.num_keys) - range.begin, mask.token_of(query)};
+      }
+      state_.visibility[stage][i] = seen;
+      if constexpr (Shape::kHasBias) {
+        if (params_.bias.has_time()) {
+          std::int64_t const row = sequence.first_query_row + min(query, mask.num_queries - 1);
+          state_.query_times[stage][i] = {__ldg(params_.bias.query_times + row), state_.tile.base_time};
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  /// How many tiles of keys behind this one some query of a block sees.
+  [[nodiscard]] __device__ __forceinline__ std::int32_t num_tiles_behind(std::int32_t first_query) const {
+    HstuSequenceMask const& mask = state_.tile.sequence.mask;
+    KeysSeenBy const seen{mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
+    std::int32_t count = 0;
+    std::int32_t const behind = state_.tile.first_key + Shape::kBlockKeys;
+    for (std::int32_t chunk = behind; chunk < mask.num_keys; chunk += kWarpThreads * Shape::kBlockKeys) {
+      std::int32_t const begin = chunk + lane() * Shape::kBlockKeys;
+      bool const is_seen =
+          begin < mask.num_keys && seen(begin, min(begin + Shape::kBlockKeys, mask.num_keys)) != BlockVisibility::kNone;
+      count += __popc(__ballot_sync(kAllLanes, is_seen));
+    }
+    return count;
+  }
+
+  HopperBackwardMaps const& maps_;
+  HopperBackwardParams const& params_;
+  HopperBackwardState<Shape>& state_;
+  std::uint32_t keys_parity_ = 0;
+  RingPosition<Shape::kStages> queries_;
+};
+
+/// A warp that adds sums of a warpgroup from shared memory to those in global memory, in turns if they are given.
+template <class Shape>
+__device__ __forceinline__ void add_query_sums(HopperBackwardParams const& params, int warpgroup) {
+  auto& state = backward_state<Shape>();
+  constexpr int kThreads = 128 + kWarpThreads;
+  auto const* sums =
+      reinterpret_cast<float const*>(shared_memory() + Shape::kQuerySumsAt) + warpgroup * Shape::kQuerySums;
+  arrive_named(kSumsEmpty + warpgroup, kThreads);
+  while (true) {
+    sync_named(kSumsFull + warpgroup, kThreads);
+    QuerySumsPlace const place = state.places[warpgroup];
+    if (place.part < 0) return;
+    if (threadIdx.x % kWarpThreads == 0) {
+      std::int32_t* const turn = params.turns == nullptr ? nullptr : params.turns + place.part;
+      if (turn != nullptr) spin_until([&] { return load_acquire(turn) == place.turn; });
+      add_to_global(params.query_sums + place.part * Shape::kQuerySums, sums, Shape::kQuerySums * 4);
+      commit_bulk();
+      if (turn != nullptr) {
+        wait_bulk<0>();
+        __threadfence();
+        store_release(turn, place.turn + 1);
+      } else {
+        wait_bulk_read<0>();
+      }
+    }
+    __syncwarp();
+    arrive_named(kSumsEmpty + warpgroup, kThreads);
+  }
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "cuda/wgmma.cuh"
+#include "hstu/cuda/time_table.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// How a block of threads works on a tile of keys: it goes through the queries that see them, and keeps the gradients
+/// of keys and values in registers. Warpgroups have half of the keys each.
+template <int kDim_, bool kHasBias_>
+struct HopperBackwardShape {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kHasBias = kHasBias_;
+  static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
+  static constexpr int kThreads = 128 * (kConsumers + (kHasBias ? 2 : 1));
+  static constexpr int kBlockKeys = 64 * kConsumers;
+  static constexpr int kBlockQueries = 64;
+  static constexpr int kStages = 2;
+  /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
+  /// do not let it, half of the columns.
+  static constexpr bool kSplitsColumns = kDim == 128;
+  static constexpr int kQuerySumColumns = kSplitsColumns ? kDim / 2 : kDim;
+  static constexpr int kQuerySumKeys = kSplitsColumns ? kBlockKeys : 64;
+  /// Those that add to sums of a tile of queries for each tile of keys.
+  static constexpr int kAdders = kSplitsColumns ? 1 : kConsumers;
+
+  /// Of each thread; 64 K in all.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = kHasBias ? 216 : 232;
+
+  using KeyTile = SwizzledTile<kBlockKeys, kDim>;
+  using QueryTile = SwizzledTile<kBlockQueries, kDim>;
+  using ScoreTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< Gradients of scores: keys, queries.
+  static constexpr int kQuerySums = kBlockQueries * kQuerySumColumns;
+
+  static constexpr std::uint32_t kValuesAt = KeyTile::kBytes;
+  static constexpr std::uint32_t kQueriesAt = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
+  static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
+  static constexpr std::uint32_t kQuerySumsAt = kScoresAt + 2 * ScoreTile::kBytes;
+  static constexpr std::uint32_t kStateAt = kQuerySumsAt + kConsumers * kQuerySums * 4;
+};
+
+}  // namespace headway::kernels

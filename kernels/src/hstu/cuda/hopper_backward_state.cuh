@@ -1,0 +1,80 @@
+#pragma once
+
+#include "cuda/tensor_map.cuh"
+#include "hstu/cuda/hopper_backward_params.hpp"
+#include "hstu/cuda/hopper_backward_shape.cuh"
+#include "hstu/cuda/sequence_tile.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Maps of tiles: (columns of a panel, tokens, panels, heads).
+struct HopperBackwardMaps {
+  TensorMap key, value, query, grad_out;
+};
+
+/// What the producer says of a tile of keys.
+struct KeyTileInfo {
+  SequenceView sequence;
+  std::int32_t head = 0, first_key = 0;
+  std::int64_t base_time = 0;
+  bool is_seen = false;  ///< By some query.
+  bool is_end = false;
+};
+
+/// Which keys a query sees.
+struct alignas(16) QueryVisibility {
+  std::int32_t begin, length, token;
+};
+
+struct QueryBlockInfo {
+  std::int64_t tile = 0;  ///< Its number among those of sums.
+  std::int32_t first_query = 0;
+  std::int32_t turn = 0;  ///< Tiles of keys that add to its sums before.
+  bool is_whole = false, is_last = false;
+};
+
+/// Where sums in shared memory are to be added.
+struct QuerySumsPlace {
+  std::int64_t part = 0;  ///< Number of the part of sums; less than 0: no more come.
+  std::int32_t turn = 0;
+};
+
+/// Behind the tiles in shared memory; behind it the table of times.
+template <class Shape>
+struct HopperBackwardState {
+  Barrier keys_full, keys_empty;
+  Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
+  KeyTileInfo tile;
+  QueryBlockInfo blocks[Shape::kStages];
+  QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
+  QuerySumsPlace places[Shape::kConsumers];
+  alignas(16) SplitTime query_times[Shape::kStages][Shape::kHasBias ? Shape::kBlockQueries : 1];
+};
+
+template <class Shape>
+[[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
+  std::uint32_t const state = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
+  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) : state;
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ HopperBackwardState<Shape>& backward_state() {
+  return *reinterpret_cast<HopperBackwardState<Shape>*>(shared_memory() + Shape::kStateAt);
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ TimeTable backward_time_table(HstuBias const& bias) {
+  return {shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>), bias};
+}
+
+/// Named barriers; those of a warpgroup that computes are followed by those of the other.
+enum BackwardBarrier : int {
+  kScoresWritten = 1,  ///< By both, or by a warpgroup for itself.
+  kSumsFull = 3,
+  kSumsEmpty = 5,
+  kTableFilled = 7,
+};
+
+}  // namespace headway::kernels
