@@ -2,10 +2,12 @@
 
 // Backward pass on sm_90a. A block of threads takes a tile of keys and values and goes through the queries that see it:
 // one warp brings tiles (TMA), two warpgroups multiply (wgmma), a warp for each adds its sums for the gradients of
-// queries to those in global memory, as floats; convert_query_sums() makes gradients of these.
+// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. With a bias another
+// warpgroup adds up the gradients of its weights.
 
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"
+#include "hstu/cuda/hopper_bias_gradients.cuh"
 
 #include <cstdint>
 
@@ -14,13 +16,14 @@ namespace headway::kernels {
 template <class Shape>
 __device__ __forceinline__ void init_backward_barriers() {
   auto& state = backward_state<Shape>();
-  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers;
+  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kReadingWarps = Shape::kThreads / kWarpThreads - 4;
   if (threadIdx.x == 0) {
     init_barrier(&state.keys_full, 1);
-    init_barrier(&state.keys_empty, kComputingWarps);
+    init_barrier(&state.keys_empty, kReadingWarps);
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&state.queries_full[i], 1);
-      init_barrier(&state.queries_empty[i], kComputingWarps);
+      init_barrier(&state.queries_empty[i], kReadingWarps);
+      init_barrier(&state.grads_full[i], kComputingWarps);
     }
     fence_barrier_init();
   }
@@ -37,9 +40,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);
     if (warp == 0) HopperBackwardProducer<Shape>(maps, params).run();
     if (warp == 1 || warp == 2) add_query_sums<Shape>(params, warp - 1);
-  } else {
+  } else if (threadIdx.x < 128 * (Shape::kConsumers + 1)) {
     raise_registers<Shape::kConsumerRegisters>();
     HopperBackwardConsumer<T, Shape>(params, static_cast<int>(threadIdx.x / 128) - 1).run();
+  } else {
+    if constexpr (Shape::kHasBias) {
+      lower_registers<Shape::kProducerRegisters>();
+      HopperBiasGradients<T, Shape>(params).run();
+    }
   }
 }
 

@@ -20,7 +20,7 @@ class HopperBackwardConsumer {
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    prepare_time_table();
+    prepare_backward_time_table<Shape>(params_.bias);
     while (true) {
       wait(&state_.keys_full, keys_parity_);
       if (state_.tile.is_end) break;
@@ -41,19 +41,6 @@ class HopperBackwardConsumer {
     FragmentPlace place;
     SplitTime times[2];
   };
-
-  __device__ __forceinline__ void prepare_time_table() {
-    if constexpr (Shape::kHasBias) {
-      if (!params_.bias.has_time()) return;
-      constexpr int kComputing = 128 * Shape::kConsumers;
-      int const thread = static_cast<int>(threadIdx.x) - 128;
-      TimeTable table = backward_time_table<Shape>(params_.bias);
-      table.copy_bounds(params_.bias, thread, kComputing);
-      sync_named(kTableFilled, kComputing);
-      table.fill_cells(thread, kComputing);
-      sync_named(kTableFilled, kComputing);
-    }
-  }
 
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     Rows const rows = rows_of(tile);
@@ -123,7 +110,6 @@ class HopperBackwardConsumer {
     queries_.advance();
     wait_products<0>();
     pin_registers(query_sums);
-    written_ ^= 1;
     write_query_sums(query_sums, block, head);
   }
 
@@ -164,7 +150,7 @@ class HopperBackwardConsumer {
 
   /// Sums over keys of gradients of scores times keys.
   __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums]) const {
-    std::uint32_t const grads = address_of(Shape::kScoresAt + written_ * Shape::ScoreTile::kBytes);
+    std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes);
     std::uint32_t const keys = address_of(0);
     int const first_key = Shape::kSplitsColumns ? 0 : 64 * warpgroup_;
     int const first_column = Shape::kSplitsColumns ? Shape::kQuerySumColumns * warpgroup_ : 0;
@@ -241,7 +227,7 @@ class HopperBackwardConsumer {
   /// one has done with the products of the other, so that this may be written.
   __device__ __forceinline__ void write_grad_scores(std::uint32_t const (&grad_scores)[kSteps][4]) const {
     FragmentPlace const place(64 * warpgroup_);
-    std::byte* const tile = shared_memory() + Shape::kScoresAt + written_ * Shape::ScoreTile::kBytes;
+    std::byte* const tile = shared_memory() + Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes;
 #pragma unroll
     for (int i = 0; i < kSteps * 4; ++i) {
       std::uint32_t const offset = Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(place.row + i % 2 * 8),
@@ -249,6 +235,7 @@ class HopperBackwardConsumer {
       *reinterpret_cast<std::uint32_t*>(tile + offset) = grad_scores[i / 4][i % 4];
     }
     fence_async_proxy();
+    if constexpr (Shape::kHasBias) release(&state_.grads_full[queries_.index]);
     if constexpr (Shape::kSplitsColumns) {
       sync_named(kScoresWritten, 128 * Shape::kConsumers);
     } else {
@@ -282,16 +269,16 @@ class HopperBackwardConsumer {
     arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
   }
 
-  /// By each warp for itself.
-  static __device__ __forceinline__ void release(Barrier* empty) {
+  /// Arrives, each warp for itself.
+  static __device__ __forceinline__ void release(Barrier* barrier) {
     __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
+    if (threadIdx.x % kWarpThreads == 0) arrive(barrier);
   }
 
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   int warpgroup_;
-  std::uint32_t keys_parity_ = 0, written_ = 0;
+  std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
 };
 

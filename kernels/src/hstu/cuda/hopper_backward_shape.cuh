@@ -14,6 +14,7 @@ struct HopperBackwardShape {
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
+  /// One more brings tiles, and one adds up gradients of bias weights.
   static constexpr int kThreads = 128 * (kConsumers + (kHasBias ? 2 : 1));
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;
@@ -39,7 +40,7 @@ struct HopperBackwardShape {
   static constexpr std::uint32_t kQueriesAt = 2 * KeyTile::kBytes;
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
-  static constexpr std::uint32_t kQuerySumsAt = kScoresAt + 2 * ScoreTile::kBytes;
+  static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
   static constexpr std::uint32_t kStateAt = kQuerySumsAt + kConsumers * kQuerySums * 4;
 };
 

@@ -41,11 +41,12 @@ struct QuerySumsPlace {
   std::int32_t turn = 0;
 };
 
-/// Behind the tiles in shared memory; behind it the table of times.
+/// Behind the tiles in shared memory; behind it the table of times, and sums for the gradients of its weights.
 template <class Shape>
 struct HopperBackwardState {
   Barrier keys_full, keys_empty;
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
+  Barrier grads_full[Shape::kStages];  ///< Gradients of scores, for those of bias weights.
   KeyTileInfo tile;
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
@@ -56,7 +57,8 @@ struct HopperBackwardState {
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
   std::uint32_t const state = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
-  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) : state;
+  auto const sums_bytes = static_cast<std::uint32_t>((bias.num_time_bounds + 1) * sizeof(float));
+  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) + sums_bytes : state;
 }
 
 template <class Shape>
@@ -75,6 +77,22 @@ enum BackwardBarrier : int {
   kSumsFull = 3,
   kSumsEmpty = 5,
   kTableFilled = 7,
+  kTimeSums = 8,
 };
+
+/// By all warpgroups but the first.
+template <class Shape>
+__device__ __forceinline__ void prepare_backward_time_table(HstuBias const& bias) {
+  if constexpr (Shape::kHasBias) {
+    if (!bias.has_time()) return;
+    constexpr int kFilling = Shape::kThreads - 128;
+    int const thread = static_cast<int>(threadIdx.x) - 128;
+    TimeTable table = backward_time_table<Shape>(bias);
+    table.copy_bounds(bias, thread, kFilling);
+    sync_named(kTableFilled, kFilling);
+    table.fill_cells(thread, kFilling);
+    sync_named(kTableFilled, kFilling);
+  }
+}
 
 }  // namespace headway::kernels
