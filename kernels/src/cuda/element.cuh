@@ -34,6 +34,11 @@ std::uint32_t pack(float low, float high) {
   return from_float<T>(low).bits | std::uint32_t(from_float<T>(high).bits) << 16;
 }
 
+template <class T>
+float2 unpack(std::uint32_t pair) {
+  return {to_float(T{static_cast<std::uint16_t>(pair)}), to_float(T{static_cast<std::uint16_t>(pair >> 16)})};
+}
+
 #else
 
 __device__ __forceinline__ float to_float(Bfloat16 x) { return __uint_as_float(std::uint32_t(x.bits) << 16); }
@@ -63,6 +68,17 @@ __device__ __forceinline__ std::uint32_t pack<Float16>(float low, float high) {
   std::uint32_t result;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
+}
+
+template <class T>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<Bfloat16>(std::uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+template <>
+__device__ __forceinline__ float2 unpack<Float16>(std::uint32_t pair) {
+  return __half22float2(*reinterpret_cast<__half2 const*>(&pair));
 }
 
 #endif

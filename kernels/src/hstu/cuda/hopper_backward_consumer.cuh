@@ -42,8 +42,17 @@ class HopperBackwardConsumer {
     SplitTime times[2];
   };
 
+  // What is of the tile stays in shared memory until it is needed: registers are few.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     Rows const rows = rows_of(tile);
+    float key_sums[kSums], value_sums[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
+    for (bool is_last = !tile.is_seen; !is_last;) {
+      wait(&state_.queries_full[queries_.index], queries_.parity);
+      is_last = state_.blocks[queries_.index].is_last;
+      compute_block(rows, key_sums, value_sums);
+    }
     HstuSequenceMask const& mask = tile.sequence.mask;
     bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
     float const scale = is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale;
@@ -51,18 +60,6 @@ class HopperBackwardConsumer {
     OutputRows const to_key(params_.grad_key, first_row, tile.head, rows.place, mask.num_keys,
                             scale * params_.half_alpha);
     OutputRows const to_value(params_.grad_value, first_row, tile.head, rows.place, mask.num_keys, scale);
-    std::int32_t const head = tile.head, num_behind = mask.num_keys - mask.num_queries;
-    bool is_last = !tile.is_seen;
-
-    float key_sums[kSums], value_sums[kSums];
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
-    while (!is_last) {
-      wait(&state_.queries_full[queries_.index], queries_.parity);
-      QueryBlockInfo const block = state_.blocks[queries_.index];
-      is_last = block.is_last;
-      compute_block(rows, block, head, num_behind, key_sums, value_sums);
-    }
     release(&state_.keys_empty);
     store_rows<T>(value_sums, to_value);
     store_rows<T>(key_sums, to_key);
@@ -81,28 +78,28 @@ class HopperBackwardConsumer {
     return rows;
   }
 
-  /// @param num_behind how much a token's number is more than its query's
-  __device__ __forceinline__ void compute_block(Rows const& rows, QueryBlockInfo const& block, std::int32_t head,
-                                                std::int32_t num_behind, float (&key_sums)[kSums],
+  __device__ __forceinline__ void compute_block(Rows const& rows, float (&key_sums)[kSums],
                                                 float (&value_sums)[kSums]) {
     float scores[kScores], grads[kScores];
-    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];
+    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
     wait_products<1>();
     pin_registers(scores);
-    compute_weights(scores, weights, rows, block, num_behind);
+    compute_weights(scores, weights, grad_scores, rows);
     wait_products<0>();
     pin_registers(grads);
     start_sums(value_sums, weights, Shape::kGradsAt);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      grad_scores[i / 4][i % 4] = pack<T>(scores[2 * i] * grads[2 * i], scores[2 * i + 1] * grads[2 * i + 1]);
+      float2 const factors = unpack<T>(grad_scores[i / 4][i % 4]);
+      grad_scores[i / 4][i % 4] = pack<T>(factors.x * grads[2 * i], factors.y * grads[2 * i + 1]);
     }
     start_sums(key_sums, grad_scores, Shape::kQueriesAt);
     write_grad_scores(grad_scores);
     float query_sums[kQuerySums];
     start_query_sums(query_sums);
+    QuerySumsPlace const place = place_of_query_sums();
     wait_products<1>();
     pin_registers(value_sums);
     pin_registers(key_sums);
@@ -110,7 +107,7 @@ class HopperBackwardConsumer {
     queries_.advance();
     wait_products<0>();
     pin_registers(query_sums);
-    write_query_sums(query_sums, block, head);
+    write_query_sums(query_sums, place);
   }
 
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
@@ -165,31 +162,32 @@ class HopperBackwardConsumer {
     commit_products();
   }
 
-  /// Makes weights of scores, and of these what gradients of weights are to be multiplied by, but for alpha / 2.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                  Rows const& rows, QueryBlockInfo const& block,
-                                                  std::int32_t num_behind) const {
+  /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
+  /// in 16 bits as well, for the sake of registers.
+  __device__ __forceinline__ void compute_weights(float const (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
+                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     if constexpr (!Shape::kHasBias) {
-      if (block.is_whole) {
-        compute_weights_of<false, false, false, false>(scores, weights, rows, block, num_behind);
+      if (state_.blocks[queries_.index].is_whole) {
+        compute_weights_of<false, false, false, false>(scores, weights, factors, rows);
       } else {
-        compute_weights_of<true, false, false, false>(scores, weights, rows, block, num_behind);
+        compute_weights_of<true, false, false, false>(scores, weights, factors, rows);
       }
     } else if (!params_.bias.has_time()) {
-      compute_weights_of<true, true, false, false>(scores, weights, rows, block, num_behind);
+      compute_weights_of<true, true, false, false>(scores, weights, factors, rows);
     } else if (backward_time_table<Shape>(params_.bias).is_crowded()) {
-      compute_weights_of<true, true, true, true>(scores, weights, rows, block, num_behind);
+      compute_weights_of<true, true, true, true>(scores, weights, factors, rows);
     } else {
-      compute_weights_of<true, true, true, false>(scores, weights, rows, block, num_behind);
+      compute_weights_of<true, true, true, false>(scores, weights, factors, rows);
     }
   }
 
   template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
-  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                     Rows const& rows, QueryBlockInfo const& block,
-                                                     std::int32_t num_behind) const {
+  __device__ __forceinline__ void compute_weights_of(float const (&scores)[kScores],
+                                                     std::uint32_t (&weights)[kSteps][4],
+                                                     std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     bool const has_position = kMayHavePosition && (!kHasTime || params_.bias.has_position());
-    std::int32_t const first_token = block.first_query + rows.place.column + num_behind;
+    HstuSequenceMask const& mask = state_.tile.sequence.mask;
+    std::int32_t const first_token = mask.token_of(state_.blocks[queries_.index].first_query + rows.place.column);
     PositionBias<-1> position =
         has_position ? PositionBias<-1>(params_.bias, rows.place.row - first_token) : PositionBias<-1>();
     TimeBias const time(kHasTime ? backward_time_table<Shape>(params_.bias) : TimeTable(), rows.times,
@@ -201,26 +199,29 @@ class HopperBackwardConsumer {
       if (has_position) position.move_to(column, bias);
       if constexpr (kHasTime) time.template add<kIsCrowded>(column + rows.place.column, bias);
       QueryVisibility const* const seen = state_.visibility[queries_.index] + column + rows.place.column;
-      float values[4];
+      float values[4], slopes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& score = scores[4 * group + i];
+        float const score = scores[4 * group + i];
         float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
         float const h = sum * params_.half_alpha;
         float const t = tanh_approximate(h);
         // SiLU(2 h) = h (1 + t); its derivative is (1 + t) (1 + h (1 - t)) / 2.
-        values[i] = fmaf(h, t, h);
-        score = (1 + t) * fmaf(h, 1 - t, 1.0F);
-        if (kIsMasked && !is_seen(seen[i % 2], rows.place.row + 8 * (i / 2))) values[i] = score = 0;
+        bool const is_on = !kIsMasked || is_seen(seen[i % 2], rows.place.row + 8 * (i / 2));
+        values[i] = is_on ? fmaf(h, t, h) : 0.0F;
+        slopes[i] = is_on ? (1 + t) * fmaf(h, 1 - t, 1.0F) : 0.0F;
       }
-      weights[group / 2][group % 2 * 2] = pack<T>(values[0], values[1]);
-      weights[group / 2][group % 2 * 2 + 1] = pack<T>(values[2], values[3]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        weights[group / 2][group % 2 * 2 + r] = pack<T>(values[2 * r], values[2 * r + 1]);
+        factors[group / 2][group % 2 * 2 + r] = pack<T>(slopes[2 * r], slopes[2 * r + 1]);
+      }
     }
   }
 
   [[nodiscard]] static __device__ __forceinline__ bool is_seen(QueryVisibility const& query, std::int32_t key) {
-    return static_cast<std::uint32_t>(key - query.begin) < static_cast<std::uint32_t>(query.length) ||
-           key == query.token;
+    bool const is_in_range = static_cast<std::uint32_t>(key - query.begin) < static_cast<std::uint32_t>(query.length);
+    return is_in_range | (key == query.token);  // Without branches.
   }
 
   /// For the products that sum over keys. There are two buffers: whoever has come to the barrier after it has written
@@ -243,8 +244,14 @@ class HopperBackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QueryBlockInfo const& block,
-                                                   std::int32_t head) const {
+  [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
+    QueryBlockInfo const& block = state_.blocks[queries_.index];
+    std::int64_t const place = block.tile * params_.num_heads + state_.tile.head;
+    if constexpr (Shape::kSplitsColumns) return {2 * place + warpgroup_, block.turn};
+    return {place, block.turn + warpgroup_};
+  }
+
+  __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QuerySumsPlace const& place) const {
     auto* const part = reinterpret_cast<float4*>(shared_memory() + Shape::kQuerySumsAt) +
                        warpgroup_ * Shape::kQuerySums / 4 + threadIdx.x % 128;
     sync_named(kSumsEmpty + warpgroup_, 128 + kWarpThreads);
@@ -253,12 +260,7 @@ class HopperBackwardConsumer {
       part[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
     }
     fence_async_proxy();
-    std::int64_t const place = block.tile * params_.num_heads + head;
-    bool const is_part = Shape::kSplitsColumns;
-    if (threadIdx.x % 128 == 0) {
-      state_.places[warpgroup_] = {is_part ? 2 * place + warpgroup_ : place,
-                                   is_part ? block.turn : block.turn + warpgroup_};
-    }
+    if (threadIdx.x % 128 == 0) state_.places[warpgroup_] = place;
     arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
   }
 

@@ -28,8 +28,8 @@ struct HopperBackwardShape {
   static constexpr int kAdders = kSplitsColumns ? 1 : kConsumers;
 
   /// Of each thread; 64 K in all.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = kHasBias ? 216 : 232;
+  static constexpr int kProducerRegisters = kHasBias ? 32 : 40;
+  static constexpr int kConsumerRegisters = kHasBias ? 224 : 232;
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;

@@ -25,8 +25,8 @@ struct RowsVisibility {
 
   /// Keys behind the sequence are not seen by rows of it.
   [[nodiscard]] __device__ __forceinline__ bool sees(int r, std::int32_t key) const {
-    return static_cast<std::uint32_t>(key - begin[r]) < static_cast<std::uint32_t>(length[r]) ||
-           key == first_token + 8 * r;
+    bool const is_in_range = static_cast<std::uint32_t>(key - begin[r]) < static_cast<std::uint32_t>(length[r]);
+    return is_in_range | (key == first_token + 8 * r);  // Without branches.
   }
 };
 
