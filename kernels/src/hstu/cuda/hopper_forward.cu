@@ -1,21 +1,11 @@
 #include "hstu/cuda/hopper_forward.hpp"
+#include "hstu/cuda/rows_alignment.hpp"
 #include "hstu/cuda/time_table.cuh"
 
-#include <cstdint>
 #include <limits>
 #include <string>
 
 namespace headway::kernels {
-namespace {
-
-template <class Pointer>
-bool begins_at_units_of_16_bytes(JaggedHeads<Pointer> const& rows) {
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.token_stride % 8 == 0 &&
-         rows.head_stride % 8 == 0;
-}
-
-}  // namespace
-
 std::string why_not_for_hopper(HstuForwardArgs const& args) {
   if (args.type != ElementType::kBfloat16 && args.type != ElementType::kFloat16) return "elements are not of 16 bits";
   bool const has_dim = args.dim == 32 || args.dim == 64 || args.dim == 128 || args.dim == 256;
@@ -26,7 +16,7 @@ std::string why_not_for_hopper(HstuForwardArgs const& args) {
   }
   if (args.bias.has_time() && args.bias.num_time_bounds > TimeTable::kMostBounds)
     return "there are too many time bounds";
-  if (args.sequences.num_keys > std::numeric_limits<std::int32_t>::max()) return "there are 2^31 tokens or more";
+  if (args.sequences.num_keys > std::numeric_limits<int>::max()) return "there are 2^31 tokens or more";
   return "";
 }
 

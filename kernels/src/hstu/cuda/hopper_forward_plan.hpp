@@ -7,12 +7,20 @@
 
 namespace headway::kernels {
 
-/// Tiles of queries there may be at most.
+/// Tiles of so many rows there may be at most.
+[[nodiscard]] inline std::int64_t most_tiles(HstuForwardArgs const& args, std::int64_t num_rows, std::int64_t max_rows,
+                                             std::int32_t block_rows) {
+  std::int64_t const num_sequences = args.sequences.num_sequences;
+  std::int64_t const per_sequence = (max_rows + block_rows - 1) / block_rows;
+  return std::min(per_sequence * num_sequences, num_rows / block_rows + num_sequences) * args.num_heads;
+}
+
 [[nodiscard]] inline std::int64_t most_query_tiles(HstuForwardArgs const& args, std::int32_t block_queries) {
-  std::int64_t const per_sequence = (args.sequences.max_queries + block_queries - 1) / block_queries;
-  return std::min(per_sequence * args.sequences.num_sequences,
-                  args.sequences.num_queries / block_queries + args.sequences.num_sequences) *
-         args.num_heads;
+  return most_tiles(args, args.sequences.num_queries, args.sequences.max_queries, block_queries);
+}
+
+[[nodiscard]] inline std::int64_t most_key_tiles(HstuForwardArgs const& args, std::int32_t block_keys) {
+  return most_tiles(args, args.sequences.num_keys, args.sequences.max_keys, block_keys);
 }
 
 /// So many sequences have keys and values of about half the L2 cache of an H100 or H200 (50 MB).

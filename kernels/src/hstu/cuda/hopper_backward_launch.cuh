@@ -1,0 +1,63 @@
+#pragma once
+
+#include "cuda/cuda_check.hpp"
+#include "hstu/cuda/encode_map.hpp"
+#include "hstu/cuda/hopper_backward.cuh"
+#include "hstu/cuda/hopper_backward.hpp"
+#include "hstu/cuda/hopper_backward_plan.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::kernels {
+
+template <class Shape>
+[[nodiscard]] HopperBackwardMaps hopper_backward_maps(HstuBackwardArgs const& args) {
+  HstuForwardArgs const& forward = args.forward;
+  auto const map = [&forward](JaggedHeads<void const*> const& rows, std::int64_t tokens, int tile_rows) {
+    return encode_map({rows, tokens, forward.num_heads, Shape::kDim, tile_rows});
+  };
+  // Without queries nothing is read through their maps, but maps of nothing cannot be made.
+  bool const has_queries = forward.sequences.num_queries > 0;
+  std::int64_t const num_queries = has_queries ? forward.sequences.num_queries : 1;
+  return {map(forward.key, forward.sequences.num_keys, Shape::kBlockKeys),
+          map(forward.value, forward.sequences.num_keys, Shape::kBlockKeys),
+          map(has_queries ? forward.query : forward.key, num_queries, Shape::kBlockQueries),
+          map(has_queries ? args.grad_out : forward.key, num_queries, Shape::kBlockQueries)};
+}
+
+template <class T, class Shape>
+void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
+  HstuForwardArgs const& forward = args.forward;
+  HopperBackwardWorkspace const places(forward);
+  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.size_bytes), stream), "cudaMemsetAsync");
+  auto* const kernel = &hopper_backward_kernel<T, Shape>;
+  std::uint32_t const shared_bytes = hopper_backward_shared_bytes<Shape>(forward.bias);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+        "cudaFuncSetAttribute");
+  HopperBackwardParams const params = hopper_backward_params(args, workspace);
+  std::int64_t const num_blocks = std::min<std::int64_t>(most_key_tiles(forward, Shape::kBlockKeys),
+                                                         device_attribute(cudaDevAttrMultiProcessorCount));
+  kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
+      hopper_backward_maps<Shape>(args), params);
+  check(cudaGetLastError(), "hopper_backward_kernel");
+
+  dim3 const tiles(static_cast<unsigned>(places.num_tiles), static_cast<unsigned>(forward.num_heads));
+  convert_query_sums_kernel<T, Shape><<<tiles, 128, 0, stream>>>(params);
+  check(cudaGetLastError(), "convert_query_sums_kernel");
+}
+
+template <int kDim>
+void hopper_backward_of_dim(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
+  HstuBias const& bias = args.forward.bias;
+  auto const launch = [&]<class T>(T /*element*/) {
+    if (bias.has_position() || bias.has_time()) {
+      launch_hopper_backward<T, HopperBackwardShape<kDim, true>>(args, stream, workspace);
+    } else {
+      launch_hopper_backward<T, HopperBackwardShape<kDim, false>>(args, stream, workspace);
+    }
+  };
+  args.forward.type == ElementType::kBfloat16 ? launch(Bfloat16{}) : launch(Float16{});
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "cuda/cuda_check.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace headway::kernels {
+
+/// An array on the device. Its copies wait for all that was enqueued.
+template <class T>
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::vector<T> const& values) : size_(values.size()) {
+    check(cudaMalloc(&data_, std::max<std::size_t>(size_ * sizeof(T), 16)), "cudaMalloc");
+    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  DeviceMemory(DeviceMemory const&) = delete;
+  DeviceMemory& operator=(DeviceMemory const&) = delete;
+  ~DeviceMemory() { static_cast<void>(cudaFree(data_)); }
+
+  [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
+  [[nodiscard]] T* data_or_null() const { return size_ == 0 ? nullptr : data(); }
+  [[nodiscard]] std::vector<T> values() const {
+    std::vector<T> values(size_);
+    check(cudaMemcpy(values.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_;
+};
+
+}  // namespace headway::kernels
