@@ -1,9 +1,12 @@
 // torch.ops.headway.hstu_attention and its backward pass. Torch hands arguments over on a stack, last one on top.
 
+#include "headway/kernels/hstu_attention_cuda.hpp"
 #include "hstu_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <stdexcept>
 
@@ -23,11 +26,32 @@ void call_kernel(Call call) {
   }
 }
 
+/// Enqueues a kernel on torch's current stream of the device of `like`, with device memory to work in.
+template <class Args>
+void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*workspace_bytes)(Args const&),
+             Args const& args, at::Tensor const& like) {
+  c10::DeviceGuard const guard(like.device());
+  auto const stream = c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device());
+  auto const size = static_cast<std::int64_t>(workspace_bytes(args));
+  at::Tensor const workspace = at::empty({size}, like.options().dtype(at::kByte));
+  kernel(args, static_cast<CudaStream>(stream.native_handle()), workspace.data_ptr());
+}
+
+void run(HstuForwardArgs const& args, at::Tensor const& like) {
+  if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads());
+  enqueue(&hstu_attention_forward_async, &hstu_attention_forward_workspace_bytes, args, like);
+}
+
+void run(HstuBackwardArgs const& args, at::Tensor const& like) {
+  if (like.is_cpu()) return hstu_attention_backward(args, at::get_num_threads());
+  enqueue(&hstu_attention_backward_async, &hstu_attention_backward_workspace_bytes, args, like);
+}
+
 at::Tensor forward(HstuArguments const& arguments) {
   HstuForwardArgs args = view_of(arguments);
   at::Tensor out = empty_like_heads(arguments.q, arguments.v.size(2));
   args.out = heads_of<void*>(out);
-  call_kernel([&] { hstu_attention_forward(args, at::get_num_threads()); });
+  call_kernel([&] { run(args, out); });
   return out;
 }
 
@@ -60,7 +84,7 @@ Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
       .grad_value = heads_of<void*>(gradients.v),
       .grad_position_weights = arguments.position_weights ? gradients.position_weights.data_ptr() : nullptr,
       .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
-  call_kernel([&] { hstu_attention_backward(backward_args, at::get_num_threads()); });
+  call_kernel([&] { run(backward_args, q); });
   return gradients;
 }
 
@@ -89,6 +113,15 @@ void cast_heads_of_stack(c10::OperatorHandle const& op, Stack* stack) {
   op.callBoxed(stack);
 }
 
+void register_kernels(torch::Library& library) {
+  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&forward_of_stack>());
+  library.impl("hstu_attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_of_stack>());
+}
+
+void register_cast(torch::Library& library) {
+  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&cast_heads_of_stack>());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(headway, library) {
@@ -98,17 +131,9 @@ TORCH_LIBRARY_FRAGMENT(headway, library) {
       ("hstu_attention_backward(Tensor grad_out, " + inputs + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
 }
 
-TORCH_LIBRARY_IMPL(headway, CPU, library) {
-  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&forward_of_stack>());
-  library.impl("hstu_attention_backward", torch::CppFunction::makeFromBoxedFunction<&backward_of_stack>());
-}
-
-TORCH_LIBRARY_IMPL(headway, AutocastCPU, library) {
-  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&cast_heads_of_stack>());
-}
-
-TORCH_LIBRARY_IMPL(headway, AutocastCUDA, library) {
-  library.impl("hstu_attention", torch::CppFunction::makeFromBoxedFunction<&cast_heads_of_stack>());
-}
+TORCH_LIBRARY_IMPL(headway, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(headway, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(headway, AutocastCPU, library) { register_cast(library); }
+TORCH_LIBRARY_IMPL(headway, AutocastCUDA, library) { register_cast(library); }
 
 }  // namespace headway::kernels

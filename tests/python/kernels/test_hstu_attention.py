@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from headway import reference
 from headway.ops import hstu_attention
 from hstu_cases import CASES, Case, batch_of, offsets_of
+from hstu_runs import TYPES, expect_as_good_as_reference, run, run_truth, wanted
 from torch import Tensor
-
-_TYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def _wanted(inputs: list[Tensor], named: dict[str, Any]) -> list[Tensor]:
-    return [
-        each for each in (*inputs[:3], named.get("position_weights"), named.get("time_weights")) if each is not None
-    ]
-
-
-def _run(call: Callable[..., Tensor], case: Case, dtype: torch.dtype) -> list[Tensor]:
-    """Output and gradients, in float64, of a batch that has the values of ``dtype`` whatever it is computed in."""
-    inputs, named = batch_of(case, dtype)
-    if call is _in_float64:
-        inputs = [each.double() if each.is_floating_point() else each for each in inputs]
-        named |= {name: named[name].double() for name in ("position_weights", "time_weights") if name in named}
-    leaves = [each.requires_grad_() for each in _wanted(inputs, named)]
-    out = call(*inputs, **named)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-    gradients = torch.autograd.grad(out, leaves, grad.to(out.dtype), allow_unused=True, materialize_grads=True)
-    return [out.detach().double(), *(each.double() for each in gradients)]
-
-
-def _in_float64(*inputs: Tensor, **named: Any) -> Tensor:
-    return reference.hstu_attention(*inputs, **named)
-
-
-def _error(values: Tensor, truth: Tensor) -> float:
-    return float((values - truth).norm() / truth.norm().clamp(min=1e-30)) if truth.numel() else 0.0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_the_reference_to_rounding(name: str) -> None:
-    for ours, truth in zip(
-        _run(hstu_attention, CASES[name], torch.float64), _run(_in_float64, CASES[name], torch.float64), strict=True
-    ):
-        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-11)
+    ours, truth = run(hstu_attention, CASES[name], torch.float64), run_truth(CASES[name], torch.float64)
+    torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("dtype", _TYPES)
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_error_is_at_most_twice_that_of_the_reference(name: str, dtype: torch.dtype) -> None:
-    truth = _run(_in_float64, CASES[name], dtype)
-    plain = _run(reference.hstu_attention, CASES[name], dtype)
-    ours = _run(hstu_attention, CASES[name], dtype)
-    for which, (each, reference_each, truth_each) in enumerate(zip(ours, plain, truth, strict=True)):
-        limit = 2 * _error(reference_each, truth_each) + torch.finfo(dtype).eps / 4
-        assert _error(each, truth_each) <= limit, f"output or gradient {which}"
+    expect_as_good_as_reference(hstu_attention, CASES[name], dtype)
 
 
 def test_gradients_pass_gradcheck() -> None:
     case = Case(key_lengths=(3, 0, 5), dim=3, value_dim=2, contextual=1, targets=1, has_position=True, has_time=True)
     inputs, named = batch_of(case, torch.float64)
-    leaves = [each.requires_grad_() for each in _wanted(inputs, named)]
+    leaves = [each.requires_grad_() for each in wanted(inputs, named)]
 
     def call(q: Tensor, k: Tensor, v: Tensor, position: Tensor, time: Tensor) -> Tensor:
         return hstu_attention(q, k, v, inputs[3], **named | {"position_weights": position, "time_weights": time})
@@ -102,7 +65,7 @@ def test_under_autocast_heads_take_its_type_and_weights_do_not() -> None:
 @pytest.mark.parametrize("name", ["causal", "both_biases", "cached_history"])
 def test_torch_checks_the_operator(name: str) -> None:
     inputs, named = batch_of(CASES[name], torch.float32)
-    for each in _wanted(inputs, named):
+    for each in wanted(inputs, named):
         each.requires_grad_()
     torch.library.opcheck(torch.ops.headway.hstu_attention.default, tuple(_operator_arguments(inputs, named)))
 
