@@ -2,11 +2,13 @@
 # Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
 # alone, beside other work, in training steps and in DLRM inference.
 # With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec.
-# Usage: tools/measure_gpu.sh [--quick] [--tables] OUTDIR
+# With --kernels, for HSTU attention and moves of jagged rows, on one GPU: beside Triton, PyTorch and FBGEMM.
+# Usage: tools/measure_gpu.sh [--quick] [--tables | --kernels] OUTDIR
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
 #   --quick  no tests, and few sizes
 #   --tables HIERARCHICALKV names a folder with merlin_hashtable.cuh, if it is to be measured; FBGEMM and TorchRec are
 #            where Python finds them
+#   --kernels HSTU_TRITON names a checkout of generative-recommenders, if its Triton kernels are to be measured
 # Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
 # into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes, tables 6 to 7.
 set -uo pipefail
@@ -34,7 +36,7 @@ bench() {
 build() {
   cmake -S . -B "$out/build" -DCMAKE_BUILD_TYPE=Release -DHEADWAY_BUILD_TESTS="$tests" -DHEADWAY_BUILD_BENCHMARKS=OFF \
     -DPython_EXECUTABLE="$(command -v python3)" --no-warn-unused-cli --log-level=WARNING "$@" &&
-    cmake --build "$out/build" -j "$(nproc)" --target headway_c10d $targets >"$out/compiler.log"
+    cmake --build "$out/build" -j "$(nproc)" --target $targets >"$out/compiler.log"
 }
 
 # test_python NAME LIMIT_S FILE...: a test spends most of its time in starting its ranks; those of one file share no time with
@@ -64,6 +66,31 @@ measure_tables() {
   stage sequence_model 300 python3 -m benchmarks.cuda_sequence_model --json "$out/cuda_sequence_model.jsonl" --out "$out"
 }
 
+# attention NAME ARGUMENT...: points of HSTU attention in bfloat16, in OUTDIR/NAME.jsonl.
+attention() {
+  local name=$1
+  shift
+  stage "$name" 100 python3 -m benchmarks.hstu_attention --device cuda --dtype bfloat16 --rounds $((rounds * 5)) \
+    ${HSTU_TRITON:+--triton "$HSTU_TRITON"} --json "$out/$name.jsonl" --out "$out/$name" "$@"
+}
+
+measure_kernels() {
+  local dim bias
+  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON
+  if [ "$tests" = ON ]; then
+    stage kernels_cuda_test 120 "$out/build/tests/kernels/kernels_cuda_test" --gtest_brief=1
+    test_python test_kernels 200 tests/python/kernels
+  fi
+  for dim in 64 128 256; do
+    attention "hstu_attention_dim$dim" --batch 32 --heads 4 --dim "$dim" --lengths 128 256 512 1024 2048 4096
+  done
+  attention hstu_attention_long_tail --batch 128 --heads 2 --dim 256 --longest 3000 --lengths long_tail
+  for bias in position time; do
+    HSTU_TRITON='' attention "hstu_attention_$bias" --batch 32 --heads 4 --dim 128 --lengths 512 2048 --bias "$bias"
+  done
+  stage jagged_moves 100 python3 -m benchmarks.jagged_moves --device cuda --json "$out/jagged_moves.jsonl" --out "$out"
+}
+
 measure_exchanges() {
   local wire
   stage build 300 bash -c build
@@ -88,7 +115,7 @@ main() {
   rounds=5
   tests=ON
   local measure=measure_exchanges
-  targets=libcomm_gpu_test
+  targets="headway_c10d libcomm_gpu_test"
   while [ $# -gt 1 ]; do
     case $1 in
       --quick)
@@ -96,22 +123,25 @@ main() {
         rounds=3
         tests=OFF
         ;;
-      --tables) measure=measure_tables ;;
+      --tables)
+        measure=measure_tables
+        targets="headway_c10d headway_embedding_torch embedding_cuda_test bench_embedding_cuda_table"
+        ;;
+      --kernels)
+        measure=measure_kernels
+        targets="headway_c10d headway_kernels_torch kernels_cuda_test"
+        ;;
       *) break ;;
     esac
     shift
   done
   if [ $# != 1 ] || [ "${1#-}" != "$1" ]; then
-    echo "usage: tools/measure_gpu.sh [--quick] [--tables] OUTDIR" >&2
+    echo "usage: tools/measure_gpu.sh [--quick] [--tables | --kernels] OUTDIR" >&2
     exit 2
   fi
   mkdir -p "$1"
   out=$(cd "$1" && pwd)
-  [ $measure = measure_exchanges ] || targets="headway_embedding_torch embedding_cuda_test bench_embedding_cuda_table"
-  if [ "$tests" = OFF ]; then
-    targets=${targets/libcomm_gpu_test/}
-    targets=${targets/embedding_cuda_test/}
-  fi
+  [ "$tests" = ON ] || targets=$(printf '%s\n' $targets | grep -v _test)
   gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
   commit=$(git describe --always --dirty=+ 2>/dev/null || echo unknown)
   export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD/python:$PWD${PYTHONPATH:+:$PYTHONPATH}"
