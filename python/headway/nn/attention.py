@@ -1,0 +1,125 @@
+"""The attention of a layer, forward and backward, by the operator or by the reference.
+
+Shapes: B sequences, TQ queries and TK keys of all sequences, H heads, D columns of queries and keys, V of values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.nn.config import HSTUConfig
+from headway.nn.sequences import Sequences
+from headway.reference.hstu_attention import hstu_attention as reference_attention
+
+
+class BiasTables(NamedTuple):
+    """Of :class:`headway.nn.RelativeBias`."""
+
+    position_weights: Tensor | None
+    time_weights: Tensor | None
+    time_bounds: Tensor | None
+
+
+class AttentionGradients(NamedTuple):
+    """Of queries, keys, values and bias tables; None where there is no such table."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    position_weights: Tensor | None
+    time_weights: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAttention:
+    """What an attention depends on besides queries, keys, values and the tables of its bias.
+
+    Attributes:
+        config: of the layer.
+        sequences: of the queries.
+        key_offsets, key_times: of the keys, where these are not of the same tokens as the queries.
+    """
+
+    config: HSTUConfig
+    sequences: Sequences
+    key_offsets: Tensor | None = None
+    key_times: Tensor | None = None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> Tensor:
+        """(TQ, H, V)."""
+        if self.config.attention == "reference":
+            return reference_attention(q, k, v, **self._named(tables))
+        out: Tensor = torch.ops.headway.hstu_attention(q, k, v, **self._of_operator(tables))
+        return out
+
+    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> AttentionGradients:
+        """Gradients for that of the output, (TQ, H, V)."""
+        if self.config.attention == "reference":
+            return self._reference_backward(grad, q, k, v, tables)
+        grads = torch.ops.headway.hstu_attention_backward(grad, q, k, v, **self._of_operator(tables))
+        return AttentionGradients(
+            grads[0],
+            grads[1],
+            grads[2],
+            None if tables.position_weights is None else grads[3],
+            None if tables.time_weights is None else grads[4],
+        )
+
+    def _reference_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables
+    ) -> AttentionGradients:
+        q, k, v = (each.detach().requires_grad_() for each in (q, k, v))
+        learned = {
+            name: table.detach().requires_grad_()
+            for name, table in (("position_weights", tables.position_weights), ("time_weights", tables.time_weights))
+            if table is not None
+        }
+        with torch.enable_grad():
+            out = reference_attention(q, k, v, **self._named(tables._replace(**learned)))
+        inputs = (q, k, v, *learned.values())
+        grads = torch.autograd.grad(out, inputs, grad, allow_unused=True, materialize_grads=True)
+        of_tables = dict(zip(learned, grads[3:], strict=True))
+        return AttentionGradients(
+            grads[0], grads[1], grads[2], of_tables.get("position_weights"), of_tables.get("time_weights")
+        )
+
+    def _of_operator(self, tables: BiasTables) -> dict[str, Any]:
+        """The same, as the operators want it: each argument is given, and scaling by lengths has a name of its own."""
+        named = self._named(tables)
+        is_number = not isinstance(named["scale"], str)
+        return named | {
+            "key_offsets": self.sequences.offsets if self.key_offsets is None else self.key_offsets,
+            "scale": named["scale"] if is_number else 1.0,
+            "length_scaling": "none" if is_number else named["scale"],
+            "deterministic": self.config.deterministic,
+        }
+
+    @property
+    def _scale(self) -> float | str:
+        scale = self.config.scale
+        if scale == "max_length":
+            return 1 / self.config.max_length
+        return "max_length" if scale == "batch_length" else scale
+
+    def _named(self, tables: BiasTables) -> dict[str, Any]:
+        config, sequences = self.config, self.sequences
+        has_time = tables.time_weights is not None
+        return {
+            "offsets": sequences.offsets,
+            "max_length": sequences.max_length,
+            "key_offsets": self.key_offsets,
+            "alpha": config.alpha,
+            "scale": self._scale,
+            "causal": config.causal,
+            "num_contextual": sequences.num_contextual,
+            "num_targets": sequences.num_targets,
+            "window": config.window,
+            "full_attention_tail": config.full_attention_tail,
+            **tables._asdict(),
+            "query_times": sequences.query_times if has_time else None,
+            "key_times": (sequences.times if self.key_times is None else self.key_times) if has_time else None,
+        }

@@ -1,0 +1,54 @@
+"""Names of weights in checkpoints of the authors' code (generative-recommenders), as those of :class:`HSTUStack`.
+
+``SequentialTransductionUnitJagged`` is the layer of its experiments, for ``HSTUConfig.research()``; ``STULayer`` that
+of production, for ``HSTUConfig.production()``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+
+#: Name inside a layer there: name here. The research code keeps the matrix of ``_o`` as (outputs, inputs).
+_NAMES = {
+    "_uvqk": "uvqk_weight",
+    "_o.weight": "output_weight",
+    "_o.bias": "output_bias",
+    "_rel_attn_bias._pos_w": "bias.position_weights",
+    "_rel_attn_bias._w": "bias.position_weights",
+    "_rel_attn_bias._ts_w": "bias.time_weights",
+    "_uvqk_weight": "uvqk_weight",
+    "_uvqk_beta": "uvqk_bias",
+    "_input_norm_weight": "input_norm_weight",
+    "_input_norm_bias": "input_norm_bias",
+    "_output_weight": "output_weight",
+    "_output_norm_weight": "output_norm_weight",
+    "_output_norm_bias": "output_norm_bias",
+}
+_TRANSPOSED = {"_o.weight"}
+_LAYER = re.compile(r"(?:^|\.)(?:_attention_layers|_stu_layers)\.(\d+)\.(.+)$")
+
+
+def renamed_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What ``HSTUStack.load_state_dict()`` takes, out of a checkpoint of the authors' code.
+
+    Args:
+        state: of a whole model or of its layers; whatever is not of a layer, such as embeddings, is left out.
+
+    Raises:
+        ValueError: no layer is in it, or a layer has a weight that is not known here.
+    """
+    renamed = {}
+    for name, tensor in state.items():
+        found = _LAYER.search(name)
+        if found is None:
+            continue
+        layer, inner = found.groups()
+        if inner not in _NAMES:
+            raise ValueError(f"{name}: HSTU layers have no such weight; known are {', '.join(_NAMES)}")
+        renamed[f"layers.{layer}.{_NAMES[inner]}"] = tensor.t() if inner in _TRANSPOSED else tensor
+    if not renamed:
+        raise ValueError("no weight of an HSTU layer: names have _attention_layers.N. or _stu_layers.N. in them")
+    return renamed

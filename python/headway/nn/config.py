@@ -1,0 +1,166 @@
+"""What an HSTU layer computes. The definitions in use differ; each difference is an option here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Norm = Literal["layer", "rms"]
+Activated = Literal["all", "gate"]
+Scale = float | Literal["max_length", "batch_length", "length"]
+Gate = Literal["norm_then_gate", "gate_then_norm", "concat", "concat_norm"]
+Recompute = Literal["none", "norm_and_gate", "projection", "all"]
+Attention = Literal["kernel", "reference"]
+FinalNorm = Literal["layer", "rms", "l2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HSTUConfig:
+    """One layer: ``x + dropout(gate(attention(q, k, v), u)) W_out``, with ``u, v, q, k = silu(norm(x) W_uvqk)``.
+
+    ``HSTUConfig.research()`` and ``HSTUConfig.production()`` are the two definitions of the authors of HSTU (Zhai et
+    al. 2024): that of their paper and experiments, and that of their production code.
+
+    Attributes:
+        dim: columns of the input and output.
+        max_length: tokens of the longest sequence, targets and contextual tokens included.
+        num_heads: heads of the attention.
+        qk_dim: columns of queries and keys of a head.
+        v_dim: columns of values and of the gate u of a head.
+        norm: of the input and of the attention output: LayerNorm or RMSNorm.
+        affine: whether norms have learned weights (LayerNorm: and biases).
+        norm_eps: added to the variance or mean square.
+        projection_bias: whether u, v, q and k have a learned bias.
+        activated: which columns of the projection go through SiLU: "all", or u alone ("gate").
+        alpha: factor of products of queries and keys and of the relative bias.
+        scale: factor of SiLU(...): a number; 1 / ``max_length`` of this config; 1 / longest sequence of the batch
+            ("batch_length"); 1 / tokens of the sequence ("length").
+        gate: what goes into the output projection, of the attention output A, over all heads:
+            "norm_then_gate" norm(A) u; "gate_then_norm" norm(A u) (MTGRBoost, equation 3);
+            "concat" A, u and norm(A) u side by side; "concat_norm" norm(A), u and norm(A) u.
+        output_bias: whether the output projection has a bias.
+        causal: tokens see none behind them; window, full_attention_tail: see :func:`headway.reference.hstu_mask`.
+        position_bias: a learned bias by the distance of tokens.
+        num_time_buckets: bounds between buckets of a learned bias by the distance in time, which then has one weight
+            more; 0: no such bias.
+        time_bucket_width: of a bucket, in ln(seconds or whatever unit times have).
+        dropout: of what goes into the output projection.
+        recompute: what the backward pass computes anew instead of the forward pass keeping it; :class:`HSTULayer` has
+            the sizes.
+        attention: the operator, or the reference in plain PyTorch: slow, and the judge of the operator.
+        deterministic: the operator's backward pass gives the same bits from call to call.
+    """
+
+    dim: int
+    max_length: int
+    num_heads: int = 1
+    qk_dim: int = 64
+    v_dim: int = 64
+    norm: Norm = "layer"
+    affine: bool = False
+    norm_eps: float = 1e-6
+    projection_bias: bool = False
+    activated: Activated = "all"
+    alpha: float = 1.0
+    scale: Scale = "max_length"
+    gate: Gate = "norm_then_gate"
+    output_bias: bool = True
+    causal: bool = True
+    window: int = 0
+    full_attention_tail: int = 0
+    position_bias: bool = False
+    num_time_buckets: int = 0
+    time_bucket_width: float = 0.301
+    dropout: float = 0.0
+    recompute: Recompute = "norm_and_gate"
+    attention: Attention = "kernel"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "max_length", "num_heads", "qk_dim", "v_dim"):
+            _expect(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("window", "full_attention_tail", "num_time_buckets"):
+            _expect(getattr(self, name) >= 0, f"{name} must be at least 0, not {getattr(self, name)}")
+        for name in ("norm_eps", "time_bucket_width"):
+            _expect(getattr(self, name) > 0, f"{name} must be above 0, not {getattr(self, name)}")
+        for name, choices in _CHOICES.items():
+            _expect(getattr(self, name) in choices, f"{name} must be one of {choices}, not {getattr(self, name)!r}")
+        _expect(
+            not isinstance(self.scale, str) or self.scale in _SCALES,
+            f"scale must be a number or one of {_SCALES}, not {self.scale!r}",
+        )
+        _expect(0 <= self.dropout < 1, f"dropout must be from 0 to below 1, not {self.dropout}")
+        _expect(self.window > 0 or self.full_attention_tail == 0, "full_attention_tail needs a window")
+        _expect(not self.deterministic or self.attention == "kernel", "deterministic is an option of the kernel")
+
+    @classmethod
+    def research(cls, **changes: Any) -> HSTUConfig:
+        """The paper and its experiments: SiLU(q k' + bias) / max_length, norm(A) u."""
+        return cls(**{"position_bias": True, "num_time_buckets": 128} | changes)
+
+    @classmethod
+    def production(cls, **changes: Any) -> HSTUConfig:
+        """SiLU(q k' / sqrt(qk_dim)) / longest of the batch, learned norms, A, u and norm(A) u side by side."""
+        qk_dim = changes.get("qk_dim", cls.qk_dim)
+        definition: dict[str, Any] = {
+            "affine": True,
+            "projection_bias": True,
+            "activated": "gate",
+            "alpha": 1 / math.sqrt(qk_dim),
+            "scale": "batch_length",
+            "gate": "concat",
+            "output_bias": False,
+        }
+        return cls(**definition | changes)
+
+    @property
+    def gate_width(self) -> int:
+        """Columns of u and of the attention output, over all heads."""
+        return self.num_heads * self.v_dim
+
+    @property
+    def projection_widths(self) -> tuple[int, int, int, int]:
+        """Columns of u, v, q and k, over all heads."""
+        return (self.gate_width, self.gate_width, self.num_heads * self.qk_dim, self.num_heads * self.qk_dim)
+
+    @property
+    def output_width(self) -> int:
+        """Columns that go into the output projection."""
+        return self.gate_width * (3 if self.gate in ("concat", "concat_norm") else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HSTUStackConfig:
+    """Layers one after the other.
+
+    Attributes:
+        layer: of each of them.
+        num_layers: how many.
+        final_norm: LayerNorm or RMSNorm without learned weights, or division of each token by its length ("l2"), which
+            is what the research code does; None: the last layer's output as it is.
+    """
+
+    layer: HSTUConfig
+    num_layers: int
+    final_norm: FinalNorm | None = "layer"
+
+    def __post_init__(self) -> None:
+        _expect(self.num_layers >= 1, f"num_layers must be at least 1, not {self.num_layers}")
+        choices = (None, *get_args(FinalNorm))
+        _expect(self.final_norm in choices, f"final_norm must be one of {choices}, not {self.final_norm!r}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "norm": get_args(Norm),
+    "activated": get_args(Activated),
+    "gate": get_args(Gate),
+    "recompute": get_args(Recompute),
+    "attention": get_args(Attention),
+}
+_SCALES = ("max_length", "batch_length", "length")
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,132 @@
+"""One HSTU layer.
+
+Shapes: B sequences, T tokens of all of them, E columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headway.nn.attention import LayerAttention
+from headway.nn.config import HSTUConfig
+from headway.nn.fused_layer import FusedLayer, LayerStep, LayerWeights
+from headway.nn.key_value_cache import KeyValueCache
+from headway.nn.relative_bias import RelativeBias
+from headway.nn.sequences import Sequences
+
+
+class HSTULayer(nn.Module):
+    """Norm, projection to u, v, q and k, attention, gate, output projection, residual (Zhai et al. 2024, section 3.2).
+
+    What the forward pass keeps for the backward pass, in elements of each token, with E columns of the layer,
+    P = 2 H (D + V) of u, v, q and k, V' = H V of the attention output (H heads), G = ``config.output_width``:
+
+    ============== ======================= ===================================================
+    ``recompute``  kept                    computed anew
+    ============== ======================= ===================================================
+    none           2 E + 2 P + 2 V' + G    nothing (``activated`` "gate": 2 E + P + 3 V' + G)
+    norm_and_gate  E + P + V'              norms, SiLU and gate: no product of matrices
+    projection     E + V'                  these, and the projection
+    all            E                       these, and the attention: the whole forward pass
+    ============== ======================= ===================================================
+
+    LayerNorms of "none" keep 4 numbers of a token besides, learned weights of RMSNorms the normed columns once more.
+    Dropout keeps a byte for each of G. The input, E, is the output of the layer before, so with "all" a stack keeps
+    nothing else. Under autocast P, V' and G are in its type, the input in its own. With "none" alone, and the
+    reference's attention, gradients have gradients.
+    """
+
+    def __init__(self, config: HSTUConfig) -> None:
+        super().__init__()
+        if config.attention == "kernel":
+            import headway.ops  # noqa: F401 - registers the operator
+        self.config = config
+        self.uvqk_weight = nn.Parameter(torch.empty(config.dim, sum(config.projection_widths)))
+        self.output_weight = nn.Parameter(torch.empty(config.output_width, config.dim))
+        has_norm_bias = config.affine and config.norm == "layer"
+        self._add("uvqk_bias", sum(config.projection_widths), 0.0, config.projection_bias)
+        self._add("output_bias", config.dim, 0.0, config.output_bias)
+        self._add("input_norm_weight", config.dim, 1.0, config.affine)
+        self._add("input_norm_bias", config.dim, 0.0, has_norm_bias)
+        self._add("output_norm_weight", config.gate_width, 1.0, config.affine)
+        self._add("output_norm_bias", config.gate_width, 0.0, has_norm_bias)
+        self.bias = RelativeBias(
+            max_length=config.max_length,
+            position=config.position_bias,
+            num_time_buckets=config.num_time_buckets,
+            time_bucket_width=config.time_bucket_width,
+        )
+        nn.init.xavier_uniform_(self.uvqk_weight)
+        nn.init.xavier_uniform_(self.output_weight)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """Gives (T, E) of the type of ``x`` for x (T, E).
+
+        Raises:
+            ValueError: ``x`` or ``sequences`` do not fit the config or each other.
+        """
+        self._check(x, sequences)
+        step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
+        kept = self._kept(x)
+        if self.config.recompute == "none":
+            return step.forward(x, kept, self._weights())
+        out: Tensor = FusedLayer.apply(step, x, kept, *self._weights())  # type: ignore[no-untyped-call]
+        return out
+
+    def extend(self, x: Tensor, sequences: Sequences, cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
+        """Computes new tokens only, which come behind those of the cache; :meth:`HSTUStack.extend` has the conditions.
+
+        Args:
+            x: (T, E), new tokens.
+            sequences: of the new tokens; ``max_length`` is of cached and new ones together.
+            cache: of this layer; None: there are no earlier tokens.
+
+        Returns:
+            (T, E), and the cache with the new tokens.
+
+        Raises:
+            ValueError: arguments do not fit the config or each other.
+        """
+        self._check(x, sequences)
+        weights = self._weights()
+        step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
+        parts = step.activate(step.project(step.normed_input(x, weights), weights))
+        if cache is None:
+            cache = KeyValueCache(parts.k, parts.v, sequences.offsets, sequences.times)
+        else:
+            cache = cache.extended(parts.k, parts.v, sequences.offsets, sequences.times)
+        attention = LayerAttention(
+            config=self.config, sequences=sequences, key_offsets=cache.offsets, key_times=cache.times
+        )
+        attended = attention.forward(parts.q, cache.keys, cache.values, step.tables(weights)).flatten(1)
+        return step.output(x, attended, parts.u, self._kept(x), weights), cache
+
+    def _add(self, name: str, num_columns: int, value: float, is_there: bool) -> None:
+        self.register_parameter(name, nn.Parameter(torch.full((num_columns,), value)) if is_there else None)
+
+    def _weights(self) -> LayerWeights:
+        of_bias = ("position_weights", "time_weights")
+        return LayerWeights(*(getattr(self.bias if name in of_bias else self, name) for name in LayerWeights._fields))
+
+    def _step(self, x: Tensor, attention: LayerAttention) -> LayerStep:
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        return LayerStep(attention=attention, time_bounds=self.bias.time_bounds, dtype=dtype)
+
+    def _kept(self, x: Tensor) -> Tensor | None:
+        """Which inputs of the output projection dropout keeps, (T, G) bool; None: all."""
+        dropout = self.config.dropout if self.training else 0.0
+        if dropout == 0:
+            return None
+        shape = (x.shape[0], self.config.output_width)
+        return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1 - dropout)
+
+    def _check(self, x: Tensor, sequences: Sequences) -> None:
+        config = self.config
+        if x.dim() != 2 or x.shape[1] != config.dim:
+            raise ValueError(f"x must be (tokens, {config.dim}), not {tuple(x.shape)}")
+        if not 0 <= sequences.max_length <= config.max_length:
+            raise ValueError(f"sequences of up to {sequences.max_length} tokens; the layer takes {config.max_length}")
+        if config.num_time_buckets > 0 and (sequences.times is None or sequences.query_times is None):
+            raise ValueError("a layer with time buckets needs times and query_times of its sequences")

@@ -1,0 +1,94 @@
+"""What is added to products of queries and keys: learned weights of distances in tokens and in time.
+
+Shapes: B sequences, T tokens of all of them, N bounds between buckets.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_INITIAL_STD = 0.02
+
+
+class RelativeBias(nn.Module):
+    """The tables that attention gathers from; see ``position_weights`` and ``time_weights`` of its operator."""
+
+    position_weights: nn.Parameter | None
+    time_weights: nn.Parameter | None
+    _bound_bits: Tensor | None
+
+    def __init__(self, *, max_length: int, position: bool, num_time_buckets: int, time_bucket_width: float) -> None:
+        """Either table is left out if it is not asked for (``num_time_buckets`` 0)."""
+        super().__init__()
+        self.register_parameter("position_weights", _table(2 * max_length - 1) if position else None)
+        has_time = num_time_buckets > 0
+        self.register_parameter("time_weights", _table(num_time_buckets + 1) if has_time else None)
+        bounds = log_time_bounds(num_time_buckets, width=time_bucket_width) if has_time else None
+        # As bits, which stay as they are when the module changes its type.
+        self.register_buffer("_bound_bits", None if bounds is None else bounds.view(torch.int32), persistent=False)
+
+    @property
+    def time_bounds(self) -> Tensor | None:
+        """(``num_time_buckets``,) float32."""
+        return None if self._bound_bits is None else self._bound_bits.view(torch.float32)
+
+
+def _table(num_weights: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(num_weights).normal_(std=_INITIAL_STD))
+
+
+def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
+    """Bounds of buckets that are even in the logarithm of time.
+
+    The number of bounds that |dt| reaches is min(floor(ln(max(|dt|, 1)) / width), num_buckets), computed in float64,
+    for every float32 |dt|; whole numbers below 2^24 are float32. The research code computes that formula in float32,
+    which has a few times next to bounds in the other bucket.
+
+    Args:
+        num_buckets: bounds; weights of buckets are one more.
+        width: of a bucket in the logarithm.
+
+    Returns:
+        (num_buckets,) float32, ascending.
+    """
+    return torch.tensor([_first_of_bucket(bucket, width) for bucket in range(1, num_buckets + 1)])
+
+
+def _first_of_bucket(bucket: int, width: float) -> float:
+    """The least float32 whose logarithm is that of the bucket or a later one."""
+    time = torch.tensor(math.exp(bucket * width), dtype=torch.float32)
+    if not math.isfinite(time):
+        raise ValueError(f"bucket {bucket} of width {width} begins beyond the range of float32")
+    up, down = torch.tensor(math.inf), torch.tensor(0.0)
+    while math.floor(math.log(time.item()) / width) < bucket:
+        time = torch.nextafter(time, up)
+    while math.floor(math.log((before := torch.nextafter(time, down)).item()) / width) >= bucket:
+        time = before
+    return time.item()
+
+
+def next_times(times: Tensor, offsets: Tensor, last: Tensor | None = None) -> Tensor:
+    """When each token asks for what comes after it: the time of the next token of its sequence.
+
+    With ``last``, the time of the request, a token asks at the same time however many tokens follow, so that cached
+    tokens are what a full computation gives. Without it the last token of a sequence asks at its own time. The padded
+    batches of the research code have, in the place behind the last token, the time of the item asked for, as with
+    ``last``; without that they have 0 there, and bucket the last token's own time stamp.
+
+    Args:
+        times: (T,) int64, when tokens happened.
+        offsets: (B + 1,) int64.
+        last: (B,) int64, when the last token of each sequence asks.
+
+    Returns:
+        (T,) int64: ``Sequences.query_times``.
+    """
+    num_tokens, num_sequences = times.shape[0], offsets.shape[0] - 1
+    after = torch.cat([times[1:], times[-1:]])
+    lengths = offsets.diff()
+    sequence = torch.arange(num_sequences, device=times.device).repeat_interleave(lengths, output_size=num_tokens)
+    is_last = torch.arange(num_tokens, device=times.device) == offsets[1:][sequence] - 1
+    return torch.where(is_last, times if last is None else last[sequence], after)

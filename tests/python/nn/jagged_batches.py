@@ -1,0 +1,57 @@
+"""Batches for tests: jagged, with an empty sequence and one of a single token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from headway.nn import HSTUConfig, HSTULayer, Sequences, next_times
+from torch import Tensor
+
+LENGTHS = [5, 0, 1, 7]
+NUM_TOKENS = sum(LENGTHS)
+DAY_S = 86_400
+
+
+def offsets_of(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def batch_of(lengths: list[int] = LENGTHS, *, seed: int = 0) -> Sequences:
+    """Tokens from seconds to months apart; the last of each sequence asks an hour after it."""
+    generator = torch.Generator().manual_seed(seed)
+    gaps = torch.exp(torch.rand(sum(lengths), generator=generator) * 16).long()
+    times = 1_500_000_000 + gaps.cumsum(0)
+    offsets = offsets_of(lengths)
+    last = torch.tensor([int(times[end - 1]) + 3600 if end else 0 for end in offsets[1:].tolist()])
+    return Sequences(
+        offsets=offsets, max_length=max(lengths), times=times, query_times=next_times(times, offsets, last)
+    )
+
+
+def tokens(dim: int, *, num: int = NUM_TOKENS, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(num, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def layer_of(config: HSTUConfig, *, seed: int = 2, dtype: torch.dtype = torch.float64) -> HSTULayer:
+    """With weights, norms' and biases included, that are all random."""
+    layer = HSTULayer(config).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return layer
+
+
+def targets_of(sequences: Sequences, num_targets: list[int]) -> Sequences:
+    return replace(sequences, num_targets=torch.tensor(num_targets, dtype=torch.int32))
+
+
+def padded(values: Tensor, lengths: list[int]) -> Tensor:
+    """(B, N, ...) of (T, ...), with zeros."""
+    return torch.nn.utils.rnn.pad_sequence(list(values.split(lengths)), batch_first=True)
+
+
+def jagged(values: Tensor, lengths: list[int]) -> Tensor:
+    """(T, ...) of (B, N, ...)."""
+    return torch.cat([row[:length] for row, length in zip(values, lengths, strict=True)])

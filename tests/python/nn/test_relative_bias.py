@@ -1,0 +1,38 @@
+"""Buckets of time, and when tokens ask."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from headway.nn import RelativeBias, log_time_bounds, next_times
+
+
+@pytest.mark.parametrize("width", [0.301, 0.05, 1.7])
+def test_bounds_give_the_bucket_of_the_formula_in_float64(width: float) -> None:
+    num_buckets = 40
+    bounds = log_time_bounds(num_buckets, width=width)
+    beside = [torch.nextafter(bounds, torch.tensor(limit)) for limit in (0.0, math.inf)]
+    times = torch.cat([torch.arange(5000), (torch.rand(20_000) * 24 * math.log(2)).exp()])
+    apart = torch.cat([times.to(torch.float32), bounds, *beside])
+    expected = [min(math.floor(math.log(max(t, 1.0)) / width), num_buckets) for t in apart.tolist()]
+    assert torch.bucketize(apart, bounds, right=True).tolist() == expected
+
+
+def test_bounds_beyond_float32_are_refused() -> None:
+    with pytest.raises(ValueError, match="bucket 296 of width 0.3 begins beyond"):
+        log_time_bounds(400, width=0.3)
+
+
+def test_bounds_keep_their_type_when_the_module_changes_its_own() -> None:
+    bias = RelativeBias(max_length=3, position=True, num_time_buckets=128, time_bucket_width=0.301).half()
+    assert bias.time_weights is not None and bias.time_weights.dtype == torch.float16
+    torch.testing.assert_close(bias.time_bounds, log_time_bounds(128), rtol=0, atol=0)
+
+
+def test_tokens_ask_at_the_time_of_the_next_one() -> None:
+    times, offsets = torch.tensor([1, 5, 9, 2, 7]), torch.tensor([0, 3, 3, 5, 5])
+    assert next_times(times, offsets).tolist() == [5, 9, 9, 7, 7]
+    assert next_times(times, offsets, torch.tensor([20, 0, 30, 0])).tolist() == [5, 9, 20, 7, 30]
+    assert next_times(times[:0], torch.tensor([0, 0])).tolist() == []
