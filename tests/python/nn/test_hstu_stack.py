@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_tokens_that_come_one_part_after_the_other_give_what_all_give_together()
 
     out, caches = torch.zeros_like(expected), None
     cuts = [[0, 0, 0, 0], [3, 0, 1, 2], [3, 0, 1, 6], LENGTHS]
-    for begins, ends in zip(cuts, cuts[1:], strict=False):
+    for begins, ends in pairwise(cuts):
         part, x_of_part, places = part_of(sequences, x, begins, ends)
         out[places], caches = stack.extend(x_of_part, part, caches)
     torch.testing.assert_close(out, expected)

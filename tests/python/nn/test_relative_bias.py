@@ -21,7 +21,7 @@ def test_bounds_give_the_bucket_of_the_formula_in_float64(width: float) -> None:
 
 
 def test_bounds_beyond_float32_are_refused() -> None:
-    with pytest.raises(ValueError, match="bucket 296 of width 0.3 begins beyond"):
+    with pytest.raises(ValueError, match=r"bucket 296 of width 0\.3 begins beyond"):
         log_time_bounds(400, width=0.3)
 
 

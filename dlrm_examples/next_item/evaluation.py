@@ -1,0 +1,55 @@
+"""Ranks of the items asked for, by a model or by popularity.
+
+Shapes: U users, M items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dlrm_examples.next_item.batches import Batch, Part, evaluation_batches
+from dlrm_examples.next_item.histories import Histories
+from dlrm_examples.next_item.model import NextItemModel
+from dlrm_examples.next_item.ranking import Quality, quality_of, ranks_of
+
+_BATCH_SIZE = 64
+
+
+def evaluate(
+    score: Callable[[Batch], Tensor], histories: Histories, part: Part, *, max_length: int, device: torch.device
+) -> Quality:
+    """Of scores of all items for the users of a batch, (U, M)."""
+    ranks = []
+    for batch in evaluation_batches(histories, part, max_length=max_length, batch_size=_BATCH_SIZE, device=device):
+        wanted = batch.next_items[batch.last_tokens()]
+        ranks.append(ranks_of(score(batch), wanted, _seen(histories, batch.users, part).to(device)))
+    return quality_of(torch.cat(ranks))
+
+
+def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
+    """By a trained model."""
+
+    @torch.no_grad()
+    def score(batch: Batch) -> Tensor:
+        model.eval()
+        return model(batch)[batch.last_tokens()] @ model.candidates().T
+
+    return score
+
+
+def popularity_scores(histories: Histories) -> Callable[[Batch], Tensor]:
+    """By how often items were rated in the training part."""
+    counts = histories.train_counts().double()
+    return lambda batch: counts.to(batch.users.device).expand(len(batch.users), -1)
+
+
+def _seen(histories: Histories, users: Tensor, part: Part) -> Tensor:
+    """(U, M) bool: what they rated before the item of the part."""
+    is_seen = torch.zeros(len(users), histories.num_items, dtype=torch.bool)
+    for row, user in enumerate(users.tolist()):
+        end = int(histories.offsets[user + 1]) - (1 if part == "test" else 2)
+        is_seen[row, histories.items[int(histories.offsets[user]) : end]] = True
+    return is_seen

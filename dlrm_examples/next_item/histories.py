@@ -1,0 +1,75 @@
+"""What users rated, in order of time.
+
+Shapes: T ratings of all users, U users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm_examples.bls_dlrm.log_format import DataError
+from dlrm_examples.dynamic_ctr.csv_files import find_csv_files, integer_column, read_csv
+
+MIN_RATINGS = 3
+"""Of a user: one for the validation, one for the test, and one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histories:
+    """Ratings of users, one user after the other.
+
+    Attributes:
+        items: (T,) int64, numbers of films from 0.
+        times: (T,) int64, seconds, ascending in each user.
+        offsets: (U + 1,) int64: user u has ratings ``offsets[u]`` to ``offsets[u + 1]``.
+        num_items: films.
+    """
+
+    items: Tensor
+    times: Tensor
+    offsets: Tensor
+    num_items: int
+
+    @property
+    def num_users(self) -> int:
+        """U."""
+        return self.offsets.shape[0] - 1
+
+    def train_counts(self) -> Tensor:
+        """(num_items,) int64: ratings of each film but for the last two of each user."""
+        is_train = torch.ones(self.items.shape[0], dtype=torch.bool)
+        is_train[self.offsets[1:] - 1] = False
+        is_train[self.offsets[1:] - 2] = False
+        return torch.bincount(self.items[is_train], minlength=self.num_items)
+
+
+def read_histories(path: Path) -> Histories:
+    """Reads MovieLens' ``ratings*.csv``, also ``.gz``, or a directory with it; what a rating says is not used.
+
+    Ratings of a user with the same time stamp (one in six of ml-latest-small) come in an order drawn once and for all:
+    that of the file is by film, and would tell what comes next. Users with fewer than ``MIN_RATINGS`` are left out.
+
+    Raises:
+        DataError: the file does not follow the format, or no user has enough ratings.
+    """
+    file = find_csv_files(path, "ratings")[0] if path.is_dir() else path
+    rows = read_csv([file], integers=["userId", "movieId", "timestamp"])
+    users, films, times = (integer_column(rows, name) for name in ("userId", "movieId", "timestamp"))
+    _, users, counts = np.unique(users, return_inverse=True, return_counts=True)
+    drawn = np.random.default_rng(0).permutation(len(users))
+    order = np.lexsort((drawn, times, users))
+    order = order[counts[users[order]] >= MIN_RATINGS]
+    if not len(order):
+        raise DataError(f"{file}: no user has {MIN_RATINGS} ratings or more")
+    kept, items = np.unique(films[order], return_inverse=True)
+    return Histories(
+        items=torch.from_numpy(items.astype(np.int64)),
+        times=torch.from_numpy(times[order]),
+        offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(counts[counts >= MIN_RATINGS])])),
+        num_items=len(kept),
+    )

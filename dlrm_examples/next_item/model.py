@@ -1,0 +1,79 @@
+"""Items in, vectors of what comes next out: the same for all encoders.
+
+Shapes: T tokens, M items, E columns, K candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from headway.nn import HSTUConfig, HSTUStack, HSTUStackConfig
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dlrm_examples.next_item.batches import Batch
+from dlrm_examples.next_item.sasrec import SASRec
+from dlrm_examples.next_item.settings import ModelName, ModelSettings
+
+Attention = Literal["kernel", "reference"]
+
+
+class NextItemModel(nn.Module):
+    """Vectors of items and positions, an encoder, and cosines between what it gives and the vectors of items."""
+
+    def __init__(self, name: ModelName, settings: ModelSettings, *, num_items: int, attention: Attention) -> None:
+        super().__init__()
+        self.items = nn.Embedding(num_items, settings.dim)
+        self.positions = nn.Embedding(settings.max_length, settings.dim)
+        nn.init.normal_(self.items.weight, std=settings.dim**-0.5)
+        nn.init.normal_(self.positions.weight, std=settings.dim**-0.5)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.encoder = _encoder(name, settings, attention)
+        self.temperature = settings.temperature
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(T, E) of length 1: where the next item should be."""
+        x = self.items(batch.items) + self.positions(batch.positions)
+        return functional.normalize(self.encoder(self.dropout(x), batch.sequences), dim=1)
+
+    def candidates(self, items: Tensor | None = None) -> Tensor:
+        """(K, E) of length 1, of some items or of all."""
+        return functional.normalize(self.items.weight if items is None else self.items(items), dim=1)
+
+    def loss(self, batch: Batch, negatives: Tensor | None) -> Tensor:
+        """Cross entropy of the next items against others, mean over tokens.
+
+        Args:
+            batch: to learn from.
+            negatives: (K,) int64, drawn for the whole batch; None: all items.
+        """
+        predicted = self(batch)
+        if negatives is None:
+            return functional.cross_entropy(predicted @ self.candidates().T / self.temperature, batch.next_items)
+        positive = (predicted * self.candidates(batch.next_items)).sum(1, keepdim=True)
+        others = (predicted @ self.candidates(negatives).T).masked_fill(
+            batch.next_items[:, None] == negatives, float("-inf")
+        )
+        logits = torch.cat([positive, others], dim=1) / self.temperature
+        return functional.cross_entropy(logits, torch.zeros_like(batch.next_items))
+
+
+def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> nn.Module:
+    """The same numbers of layers, heads and columns."""
+    if name == "sasrec":
+        return SASRec(
+            dim=settings.dim, num_layers=settings.num_layers, num_heads=settings.num_heads, dropout=settings.dropout
+        )
+    head_dim = settings.dim // settings.num_heads
+    layer = HSTUConfig.research(
+        dim=settings.dim,
+        max_length=settings.max_length,
+        num_heads=settings.num_heads,
+        qk_dim=head_dim,
+        v_dim=head_dim,
+        num_time_buckets=0 if name == "hstu-no-time" else 128,
+        dropout=settings.dropout,
+        attention=attention,
+    )
+    return HSTUStack(HSTUStackConfig(layer=layer, num_layers=settings.num_layers, final_norm="layer"))

@@ -1,0 +1,54 @@
+"""SASRec's encoder (Kang and McAuley 2018): self-attention with softmax and a network of two layers, norms before each.
+
+Shapes: B sequences of up to N tokens, T tokens of all of them, E columns, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from headway.nn import Sequences
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class SASRec(nn.Module):
+    """(T, E) out of (T, E). Inside, sequences are padded: this is the baseline as people run it."""
+
+    def __init__(self, *, dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block(dim, num_heads, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        lengths = sequences.offsets.diff()
+        in_sequence = torch.arange(sequences.max_length, device=x.device) < lengths[:, None]
+        padded = x.new_zeros(*in_sequence.shape, x.shape[1])
+        padded[in_sequence] = x
+        for block in self.blocks:
+            padded = block(padded)
+        out: Tensor = self.norm(padded[in_sequence])
+        return out
+
+
+class _Block(nn.Module):
+    """What is behind the end of a sequence is behind all of its tokens, so the causal mask hides it."""
+
+    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.attention_norm, self.network_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.network = nn.Sequential(
+            nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, E)."""
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
+        )
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + functional.dropout(self.out(attended.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        out: Tensor = x + self.network(self.network_norm(x))
+        return out

@@ -1,0 +1,111 @@
+"""Trains one model for one seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dlrm_examples.next_item.batches import Batch, training_batches
+from dlrm_examples.next_item.evaluation import evaluate, model_scores
+from dlrm_examples.next_item.histories import Histories
+from dlrm_examples.next_item.model import Attention, NextItemModel
+from dlrm_examples.next_item.ranking import Quality
+from dlrm_examples.next_item.settings import ModelName, ModelSettings, TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """What a training came to.
+
+    Attributes:
+        validation, test: quality after the last epoch.
+        epoch_losses: mean over the steps of each epoch.
+        num_parameters: of the encoder alone.
+        train_s: seconds.
+    """
+
+    validation: Quality
+    test: Quality
+    epoch_losses: tuple[float, ...]
+    num_parameters: int
+    train_s: float
+
+
+def train(
+    name: ModelName,
+    histories: Histories,
+    model_settings: ModelSettings,
+    settings: TrainingSettings,
+    *,
+    attention: Attention,
+    device: torch.device,
+    seed: int,
+    say: Callable[[str], None],
+) -> TrainedRun:
+    """A run from start to end; ``say`` gets a line for each epoch."""
+    torch.manual_seed(seed)
+    model = NextItemModel(name, model_settings, num_items=histories.num_items, attention=attention).to(device)
+    start = time.perf_counter()
+    losses = []
+    for epoch, of_steps in enumerate(steps(model, histories, model_settings, settings, device=device, seed=seed)):
+        losses.append(sum(of_steps) / len(of_steps))
+        say(f"{name}, seed {seed}, epoch {epoch + 1} of {settings.epochs}: loss {losses[-1]:.4f}")
+    train_s = time.perf_counter() - start
+    score = model_scores(model)
+    where = {"max_length": model_settings.max_length, "device": device}
+    return TrainedRun(
+        validation=evaluate(score, histories, "validation", **where),
+        test=evaluate(score, histories, "test", **where),
+        epoch_losses=tuple(losses),
+        num_parameters=sum(parameter.numel() for parameter in model.encoder.parameters()),
+        train_s=train_s,
+    )
+
+
+def steps(
+    model: NextItemModel,
+    histories: Histories,
+    model_settings: ModelSettings,
+    settings: TrainingSettings,
+    *,
+    device: torch.device,
+    seed: int,
+) -> Iterator[list[float]]:
+    """Trains epoch by epoch; gives the losses of the steps of each. Batches and negatives depend on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    for _ in range(settings.epochs):
+        model.train()
+        yield [
+            _step(model, optimizer, batch, settings.num_negatives, generator)
+            for batch in training_batches(
+                histories,
+                max_length=model_settings.max_length,
+                batch_size=settings.batch_size,
+                device=device,
+                generator=generator,
+            )
+        ]
+        schedule.step()
+
+
+def _step(
+    model: NextItemModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    num_negatives: int,
+    generator: torch.Generator,
+) -> float:
+    negatives = None
+    if num_negatives:
+        drawn = torch.randint(model.items.num_embeddings, (num_negatives,), generator=generator)
+        negatives = drawn.to(batch.items.device)
+    loss = model.loss(batch, negatives)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()

@@ -1,0 +1,37 @@
+"""One thread, and ratings in MovieLens' format in which each film calls for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+NUM_FILMS = 30
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors of a batch are too small to share, and threads wait for each other where others use the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 users who rate films 100, 110, 120 ... in turn, from anywhere on; lines of the file are in no order."""
+    random = np.random.default_rng(5)
+    lines = []
+    for user in range(1, 81):
+        first, time = int(random.integers(NUM_FILMS)), int(random.integers(10**9))
+        for i in range(int(random.integers(5, 13))):
+            time += int(random.integers(1, 10**5))
+            lines.append(f"{user},{100 + 10 * ((first + i) % NUM_FILMS)},{random.integers(1, 11) / 2},{time}")
+    random.shuffle(lines)
+    path = tmp_path_factory.mktemp("movielens") / "ratings.csv"
+    path.write_text("\r\n".join(["userId,movieId,rating,timestamp", *lines, ""]))
+    return path
