@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace) -> None:
     device = _device_of(options.device)
     model_settings, training = settings_of(options)
     attention = options.attention or "kernel"
-    histories = read_histories(options.data)
+    histories = read_histories(options.data, min_count=options.min_count)
     _say(f"{histories.num_users} users, {histories.num_items} films, {histories.items.shape[0]} ratings")
     runs = [_popularity(histories, device)]
     for name in models:
@@ -57,7 +57,9 @@ def _run(options: argparse.Namespace) -> None:
             runs.append(Run(system=name, seed=seed, validation=trained.validation, test=trained.test, trained=trained))
     _say(report(runs))
     if options.out is not None:
-        params = params_of(model_settings, training, attention=attention, device=options.device)
+        params = params_of(
+            model_settings, training, attention=attention, device=options.device, min_count=options.min_count
+        )
         write_json_lines(options.out, params, runs)
 
 

@@ -17,6 +17,13 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="PATH", help="MovieLens' ratings.csv, also .gz, or its directory"
     )
+    parser.add_argument(
+        "--min-count",
+        type=at_least(1),
+        default=5,
+        metavar="N",
+        help="films with fewer ratings are left out (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="gets one JSON line a run")
     parser.add_argument(
         "--model", nargs="+", choices=MODEL_NAMES, default=["hstu", "sasrec"], help="(default: hstu sasrec)"

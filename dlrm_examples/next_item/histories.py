@@ -48,18 +48,24 @@ class Histories:
         return torch.bincount(self.items[is_train], minlength=self.num_items)
 
 
-def read_histories(path: Path) -> Histories:
+def read_histories(path: Path, *, min_count: int = 1) -> Histories:
     """Reads MovieLens' ``ratings*.csv``, also ``.gz``, or a directory with it; what a rating says is not used.
 
     Ratings of a user with the same time stamp (one in six of ml-latest-small) come in an order drawn once and for all:
     that of the file is by film, and would tell what comes next. Users with fewer than ``MIN_RATINGS`` are left out.
 
+    Args:
+        path: the file or its directory.
+        min_count: ratings of a film, of all users; films with fewer are left out first.
     Raises:
         DataError: the file does not follow the format, or no user has enough ratings.
     """
     file = find_csv_files(path, "ratings")[0] if path.is_dir() else path
     rows = read_csv([file], integers=["userId", "movieId", "timestamp"])
     users, films, times = (integer_column(rows, name) for name in ("userId", "movieId", "timestamp"))
+    _, film, film_counts = np.unique(films, return_inverse=True, return_counts=True)
+    is_common = film_counts[film] >= min_count
+    users, films, times = users[is_common], films[is_common], times[is_common]
     _, users, counts = np.unique(users, return_inverse=True, return_counts=True)
     drawn = np.random.default_rng(0).permutation(len(users))
     order = np.lexsort((drawn, times, users))

@@ -23,10 +23,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 users who rate films 100, 110, 120 ... in turn, from anywhere on; lines of the file are in no order."""
+    """60 users who rate films 100, 110, 120 ... in turn, from anywhere on; lines of the file are in no order."""
     random = np.random.default_rng(5)
     lines = []
-    for user in range(1, 81):
+    for user in range(1, 61):
         first, time = int(random.integers(NUM_FILMS)), int(random.integers(10**9))
         for i in range(int(random.integers(5, 13))):
             time += int(random.integers(1, 10**5))

@@ -24,7 +24,7 @@ def test_all_models_learn_what_popularity_does_not_know(
 ) -> None:
     out = tmp_path / "new" / "results.jsonl"
     models = ["hstu", "hstu-no-time", "sasrec"]
-    options = ["--model", *models, "--epochs", "8", "--out", str(out)]
+    options = ["--model", *models, "--epochs", "6", "--out", str(out)]
     assert main(["--data", str(ratings), *SMALL, *options]) == 0
 
     table = capsys.readouterr().out.splitlines()[-5:]
@@ -35,8 +35,8 @@ def test_all_models_learn_what_popularity_does_not_know(
         *(("next_item", model, 0) for model in models),
     ]
     popular, *trained = (row["quality"]["test"]["ndcg"] for row in rows)
-    assert popular < 0.4 and min(trained) > 0.7
-    assert all(len(row["epoch_losses"]) == 8 and row["epoch_losses"][-1] < row["epoch_losses"][0] for row in rows[1:])
+    assert popular < 0.3 and min(trained) > 0.5
+    assert all(len(row["epoch_losses"]) == 6 and row["epoch_losses"][-1] < row["epoch_losses"][0] for row in rows[1:])
     assert all(row["commit"] and "cores" in row["machine"] for row in rows)
 
 

@@ -47,6 +47,15 @@ def test_ratings_come_in_order_of_time_and_users_with_too_few_are_left_out(tmp_p
         assert (read.num_users, read.num_items) == (2, 4)
 
 
+def test_films_with_few_ratings_are_left_out_before_users_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.csv"
+    rows = [(user, film) for user in (1, 2) for film in (10, 20, 30)] + [(3, 10), (3, 20), (3, 40)]
+    path.write_text("\n".join([HEADER, *(f"{user},{film},3,{film}" for user, film in rows), ""]))
+    read = read_histories(path, min_count=2)
+    assert (read.num_users, read.num_items, read.items.tolist()) == (2, 3, [0, 1, 2, 0, 1, 2])
+    assert read_histories(path).num_users == 3
+
+
 def test_ratings_of_one_second_do_not_come_in_the_order_of_films(tmp_path: Path) -> None:
     path = tmp_path / "ratings.csv"
     path.write_text("\n".join([HEADER, *(f"1,{film},3,0" for film in range(50)), ""]))
