@@ -15,7 +15,7 @@ from torch.nn import functional
 from headway.nn.attention import BiasTables, LayerAttention
 from headway.nn.config import HSTUConfig
 from headway.nn.gates import gate_backward, gate_forward
-from headway.nn.norms import NormWeights, normalize, normalize_backward
+from headway.nn.norms import Normalized, NormWeights, normalize, normalize_backward
 
 
 class LayerWeights(NamedTuple):
@@ -50,6 +50,15 @@ class Projected(NamedTuple):
     k: Tensor
 
 
+class Activations(NamedTuple):
+    """What the backward pass starts from: normed input, projection before and after SiLU, attention output (T, H V)."""
+
+    normed: Normalized
+    projected: Tensor
+    parts: Projected
+    attended: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerStep:
     """One pass of a layer over a batch.
@@ -76,13 +85,13 @@ class LayerStep:
             None if position is None else position.to(wide), None if time is None else time.to(wide), self.time_bounds
         )
 
-    def normed_input(self, x: Tensor, weights: LayerWeights) -> Tensor:
-        """(T, E)."""
-        return normalize(self.config.norm, x, weights.input_norm, self.config.norm_eps).to(self.dtype)
+    def norm_input(self, x: Tensor, weights: LayerWeights) -> Normalized:
+        """(T, E) of the type of ``x``."""
+        return normalize(self.config.norm, x, weights.input_norm, self.config.norm_eps)
 
     def project(self, normed: Tensor, weights: LayerWeights) -> Tensor:
         """(T, P), before SiLU."""
-        return _linear(normed, weights.uvqk_weight, weights.uvqk_bias)
+        return _linear(normed.to(self.dtype), weights.uvqk_weight, weights.uvqk_bias)
 
     def activate(self, projected: Tensor) -> Projected:
         """SiLU of all or of u, split."""
@@ -114,12 +123,12 @@ class LayerStep:
 
     def output(self, x: Tensor, attended: Tensor, u: Tensor, kept: Tensor | None, weights: LayerWeights) -> Tensor:
         """(T, E) of the type of ``x``."""
-        gated = gate_forward(self.config, attended, u, weights.output_norm)
+        gated = gate_forward(self.config, attended, u, weights.output_norm).out
         return x + _linear(self.drop(gated, kept), weights.output_weight, weights.output_bias).to(x.dtype)
 
     def forward(self, x: Tensor, kept: Tensor | None, weights: LayerWeights) -> Tensor:
         """The whole layer in steps that autograd sees one by one."""
-        parts = self.activate(self.project(self.normed_input(x, weights), weights))
+        parts = self.activate(self.project(self.norm_input(x, weights).out, weights))
         return self.output(x, self.attend(parts, weights), parts.u, kept, weights)
 
 
@@ -132,7 +141,7 @@ class FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: LayerStep, x: Tensor, kept: Tensor | None, *tensors: Tensor | None) -> Tensor:
         weights = LayerWeights(*tensors)  # type: ignore[arg-type]
-        projected = step.project(step.normed_input(x, weights), weights)
+        projected = step.project(step.norm_input(x, weights).out, weights)
         parts = step.activate(projected)
         attended = step.attend(parts, weights)
         recompute = step.config.recompute
@@ -152,38 +161,37 @@ class FusedLayer(torch.autograd.Function):
         step: LayerStep = ctx.step
         x, kept, projected, attended, *tensors = ctx.saved_tensors
         weights = LayerWeights(*tensors)
-        normed = step.normed_input(x, weights)
+        normed = step.norm_input(x, weights)
         if projected is None:
-            projected = step.project(normed, weights)
+            projected = step.project(normed.out, weights)
         parts = step.activate(projected)
         if attended is None:
             attended = step.attend(parts, weights)
-        grad_x, grad_weights = _backward(step, grad, x, kept, normed, projected, parts, attended, weights)
+        found = Activations(normed, projected, parts, attended)
+        grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
         return None, grad_x, None, *grad_weights
 
 
 def _backward(
-    step: LayerStep,
-    grad: Tensor,
-    x: Tensor,
-    kept: Tensor | None,
-    normed: Tensor,
-    projected: Tensor,
-    parts: Projected,
-    attended: Tensor,
-    weights: LayerWeights,
+    step: LayerStep, grad: Tensor, x: Tensor, kept: Tensor | None, found: Activations, weights: LayerWeights
 ) -> tuple[Tensor, LayerWeights]:
     """Gradients of the input and of the weights, from the output back to the input."""
-    config = step.config
-    gated = step.drop(gate_forward(config, attended, parts.u, weights.output_norm), kept)
-    output = _linear_backward(grad.to(step.dtype), gated, weights.output_weight, weights.output_bias)
-    gate = gate_backward(config, step.drop(output.x, kept), attended, parts.u, weights.output_norm)
+    config, parts = step.config, found.parts
+    gated = gate_forward(config, found.attended, parts.u, weights.output_norm)
+    output = _linear_backward(
+        grad.to(step.dtype), step.drop(gated.out, kept), weights.output_weight, weights.output_bias
+    )
+    gate = gate_backward(
+        config, step.drop(output.x, kept), found.attended, parts.u, weights.output_norm, gated.normalized
+    )
     attention = step.attention.backward(
         _by_head(gate.attended, config), parts.q, parts.k, parts.v, step.tables(weights)
     )
-    grad_projected = step.activate_backward(projected, Projected(gate.gate, attention.v, attention.q, attention.k))
-    uvqk = _linear_backward(grad_projected, normed, weights.uvqk_weight, weights.uvqk_bias)
-    norm = normalize_backward(config.norm, uvqk.x.to(x.dtype), x, weights.input_norm, config.norm_eps)
+    grad_projected = step.activate_backward(
+        found.projected, Projected(gate.gate, attention.v, attention.q, attention.k)
+    )
+    uvqk = _linear_backward(grad_projected, found.normed.out.to(step.dtype), weights.uvqk_weight, weights.uvqk_bias)
+    norm = normalize_backward(config.norm, uvqk.x.to(x.dtype), x, weights.input_norm, found.normed)
     grads = LayerWeights(
         uvqk_weight=uvqk.weight,
         uvqk_bias=uvqk.bias,

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from headway.nn.config import HSTUConfig
-from headway.nn.norms import NormWeights, normalize, normalize_backward
+from headway.nn.norms import Normalized, NormWeights, normalize, normalize_backward
+
+
+class Gated(NamedTuple):
+    """The outcome (T, G), and the norm of it all for its gradients."""
+
+    out: Tensor
+    normalized: Normalized
 
 
 class GateGradients(NamedTuple):
@@ -23,31 +30,33 @@ class GateGradients(NamedTuple):
     bias: Tensor | None
 
 
-def gate_forward(config: HSTUConfig, attended: Tensor, gate: Tensor, weights: NormWeights) -> Tensor:
-    """(T, G) by ``config.gate``; ``attended`` and ``gate`` are (T, V)."""
-    if config.gate == "gate_then_norm":
-        return normalize(config.norm, attended * gate, weights, config.norm_eps)
-    normed = normalize(config.norm, attended, weights, config.norm_eps)
+def gate_forward(config: HSTUConfig, attended: Tensor, gate: Tensor, weights: NormWeights) -> Gated:
+    """By ``config.gate``; ``attended`` and ``gate`` are (T, V)."""
+    is_gated_before = config.gate == "gate_then_norm"
+    normalized = normalize(config.norm, attended * gate if is_gated_before else attended, weights, config.norm_eps)
+    normed = normalized.out
+    if is_gated_before:
+        return Gated(normed, normalized)
     if config.gate == "norm_then_gate":
-        return normed * gate
-    return torch.cat([gate, attended if config.gate == "concat" else normed, normed * gate], dim=1)
+        return Gated(normed * gate, normalized)
+    middle = attended if config.gate == "concat" else normed
+    return Gated(torch.cat([gate, middle, normed * gate], dim=1), normalized)
 
 
 def gate_backward(
-    config: HSTUConfig, grad: Tensor, attended: Tensor, gate: Tensor, weights: NormWeights
+    config: HSTUConfig, grad: Tensor, attended: Tensor, gate: Tensor, weights: NormWeights, normalized: Normalized
 ) -> GateGradients:
-    """Gradients of ``gate_forward()`` for that of its output, (T, G)."""
+    """Gradients of ``gate_forward()``, which gave ``normalized``, for that of its output, (T, G)."""
     if config.gate == "gate_then_norm":
-        product = normalize_backward(config.norm, grad, attended * gate, weights, config.norm_eps)
+        product = normalize_backward(config.norm, grad, attended * gate, weights, normalized)
         return GateGradients(product.x * gate, product.x * attended, product.weight, product.bias)
-    normed = normalize(config.norm, attended, weights, config.norm_eps)
     if config.gate == "norm_then_gate":
-        through = normalize_backward(config.norm, grad * gate, attended, weights, config.norm_eps)
-        return GateGradients(through.x, grad * normed, through.weight, through.bias)
+        through = normalize_backward(config.norm, grad * gate, attended, weights, normalized)
+        return GateGradients(through.x, grad * normalized.out, through.weight, through.bias)
     of_gate, of_middle, of_product = grad.tensor_split(3, dim=1)
-    grad_gate, grad_normed = of_gate + of_product * normed, of_product * gate
+    grad_gate, grad_normed = torch.addcmul(of_gate, of_product, normalized.out), of_product * gate
     if config.gate == "concat_norm":
-        through = normalize_backward(config.norm, grad_normed + of_middle, attended, weights, config.norm_eps)
+        through = normalize_backward(config.norm, grad_normed + of_middle, attended, weights, normalized)
         return GateGradients(through.x, grad_gate, through.weight, through.bias)
-    through = normalize_backward(config.norm, grad_normed, attended, weights, config.norm_eps)
+    through = normalize_backward(config.norm, grad_normed, attended, weights, normalized)
     return GateGradients(through.x + of_middle, grad_gate, through.weight, through.bias)

@@ -91,7 +91,7 @@ class HSTULayer(nn.Module):
         self._check(x, sequences)
         weights = self._weights()
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
-        parts = step.activate(step.project(step.normed_input(x, weights), weights))
+        parts = step.activate(step.project(step.norm_input(x, weights).out, weights))
         if cache is None:
             cache = KeyValueCache(parts.k, parts.v, sequences.offsets, sequences.times)
         else:

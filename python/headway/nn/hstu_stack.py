@@ -85,4 +85,4 @@ class HSTUStack(nn.Module):
             return x
         if kind == "l2":
             return functional.normalize(x, dim=1, eps=eps)
-        return normalize(kind, x, NormWeights(None, None), eps)
+        return normalize(kind, x, NormWeights(None, None), eps).out

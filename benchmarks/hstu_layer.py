@@ -1,0 +1,198 @@
+"""One HSTU layer, forward and backward: PyTorch's operations one by one, what the layer recomputes instead of keeping,
+and both compiled. All have the same attention, and must agree in output and gradients before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from headway.nn import HSTUConfig, HSTULayer, Sequences
+from torch import Tensor
+
+from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.pairing import median_interval
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
+from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.table import format_ratio, format_table, format_time
+
+DESCRIPTION = "HSTU layer over jagged sequences, forward and backward: eager, with recomputation, and compiled"
+
+EAGER = "none"  #: of the layer's ``recompute``: autograd sees every operation
+_RECOMPUTE = (EAGER, "norm_and_gate", "projection", "all")
+_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_DEFINITIONS = {"research": HSTUConfig.research, "production": HSTUConfig.production}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit status."""
+    parser = make_parser("hstu_layer", DESCRIPTION, ranks=(1,), rounds=15)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=list(_TYPES), default="float32", help="(default: %(default)s)")
+    parser.add_argument(
+        "--definition", choices=list(_DEFINITIONS), default="production", help="of the layer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="also with torch.compile: a minute or more before the first time"
+    )
+    for name, default, text in (
+        ("--length", 256, "tokens of each sequence"),
+        ("--batch", 8, "sequences"),
+        ("--dim", 512, "columns of the layer"),
+        ("--heads", 4, "heads, with dim / heads columns each"),
+        ("--threads", 2, "on the CPU"),
+    ):
+        parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    return measure_and_report(
+        "hstu_layer", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch that all layers are given."""
+
+    x: Tensor
+    grad_out: Tensor
+    sequences: Sequences
+
+
+Layer = Callable[[Tensor, Sequences], Tensor]
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """Each system, in turns.
+
+    Raises:
+        BenchmarkError: a device is not there, heads do not fit, or systems do not agree.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError("torch finds no GPU")
+    if options.dim % options.heads:
+        raise BenchmarkError(f"--dim {options.dim} is no multiple of --heads {options.heads}")
+    torch.set_num_threads(options.threads)
+    work = _make_work(options)
+    layers = _make_layers(options)
+    systems: dict[str, tuple[HSTULayer, Layer]] = {name: (layer, layer) for name, layer in layers.items()}
+    if options.compile:
+        for name in (EAGER, "norm_and_gate"):
+            systems[f"{name}, compiled"] = (layers[name], torch.compile(layers[name], fullgraph=True))
+    _check(work, systems)
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    kept: dict[str, int] = {}
+    for turn in range(options.rounds):
+        for name in systems if turn % 2 == 0 else reversed(systems):
+            elapsed_s, kept[name] = _time_step(work, *systems[name])
+            seconds[name].append(elapsed_s)
+    return _points(options, seconds, kept)
+
+
+def _make_work(options: argparse.Namespace) -> Work:
+    torch.manual_seed(0)
+    num_tokens = options.batch * options.length
+    x, grad_out = (
+        torch.randn(num_tokens, options.dim, device=options.device, dtype=_TYPES[options.dtype]) for _ in range(2)
+    )
+    offsets = torch.arange(0, num_tokens + 1, options.length, device=options.device)
+    times = torch.randint(1, 100_000, (num_tokens,), device=options.device).cumsum(0)
+    sequences = Sequences(offsets=offsets, max_length=options.length, times=times, query_times=times)
+    return Work(x.requires_grad_(), grad_out, sequences)
+
+
+def _make_layers(options: argparse.Namespace) -> dict[str, HSTULayer]:
+    """By what they recompute, with the same weights."""
+    head_dim = options.dim // options.heads
+    config = _DEFINITIONS[options.definition](
+        dim=options.dim, max_length=options.length, num_heads=options.heads, qk_dim=head_dim, v_dim=head_dim
+    )
+    layers = {}
+    for recompute in _RECOMPUTE:
+        torch.manual_seed(1)
+        layer = HSTULayer(replace(config, recompute=recompute))
+        layers[recompute] = layer.to(device=options.device, dtype=_TYPES[options.dtype])
+    return layers
+
+
+def _step(work: Work, layer: HSTULayer, call: Layer) -> tuple[Tensor, ...]:
+    out = call(work.x, work.sequences)
+    return (out.detach(), *torch.autograd.grad(out, [work.x, *layer.parameters()], work.grad_out))
+
+
+def _check(work: Work, systems: dict[str, tuple[HSTULayer, Layer]]) -> None:
+    """Also compiles what is to be compiled, and warms up."""
+    expected = _step(work, *systems[EAGER])
+    for name, system in systems.items():
+        for ours, theirs in zip(_step(work, *system), expected, strict=True):
+            error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+            if not error <= _TOLERANCES[work.x.dtype]:
+                raise BenchmarkError(f"{name} and {EAGER} differ by {error:.2g} of the norm")
+
+
+def _time_step(work: Work, layer: HSTULayer, call: Layer) -> tuple[float, int]:
+    """Seconds, and on a GPU the bytes that there are more after the forward pass than before, output included."""
+    is_cuda = work.x.is_cuda
+    if is_cuda:
+        torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated() if is_cuda else 0
+    begin = time.perf_counter()
+    out = call(work.x, work.sequences)
+    kept = torch.cuda.memory_allocated() - before if is_cuda else 0
+    torch.autograd.grad(out, [work.x, *layer.parameters()], work.grad_out)
+    if is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, kept
+
+
+def _points(options: argparse.Namespace, seconds: dict[str, list[float]], kept: dict[str, int]) -> list[Point]:
+    names = ("device", "dtype", "definition", "length", "batch", "dim", "heads", "threads")
+    params: dict[str, Any] = {name: getattr(options, name) for name in names}
+    if options.device == "cuda":
+        params["device"] = torch.cuda.get_device_name()
+    points = []
+    for system, values in seconds.items():
+        interval = median_interval([b / a for a, b in zip(values, seconds[EAGER], strict=True)])
+        p5_s, p95_s = np.quantile(values, (0.05, 0.95)).tolist()
+        median_s = statistics.median(values)
+        extra: dict[str, Any] = {"ratio_low": interval.low, "ratio_high": interval.high}
+        if options.device == "cuda":
+            extra["kept_bytes"] = kept[system]
+        points.append(
+            Point(
+                name="hstu_layer", params=params, system=system, median_s=median_s, p5_s=p5_s, p95_s=p95_s,
+                samples=len(values), rate=options.batch * options.length / median_s, unit="tokens/s",
+                ratio=interval.median, extra=extra,
+            )
+        )  # fmt: skip
+    return points
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """The table: one row for each system."""
+    rows = [
+        (
+            point.system,
+            format_time(point.median_s),
+            format_ratio(point.ratio, point.extra["ratio_low"], point.extra["ratio_high"]),
+            f"{point.extra['kept_bytes'] / 1e6:.1f}" if "kept_bytes" in point.extra else "",
+        )
+        for point in points
+    ]
+    return format_table(("recomputes", "forward + backward", f"against {EAGER} (95%)", "kept MB"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    return [Panel(title="HSTU layer", points=points, x=lambda point: point.params["dim"], x_label="columns")]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
