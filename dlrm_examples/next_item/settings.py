@@ -25,7 +25,7 @@ class ModelSettings:
     dim: int = 64
     num_layers: int = 2
     num_heads: int = 2
-    max_length: int = 200
+    max_length: int = 50
     dropout: float = 0.2
     temperature: float = 0.05
 
@@ -47,10 +47,10 @@ class TrainingSettings:
         num_negatives: items, drawn evenly for each step, that the next one is told from; 0: all.
     """
 
-    epochs: int = 30
-    batch_size: int = 16
-    lr: float = 0.003
-    num_negatives: int = 1024
+    epochs: int = 16
+    batch_size: int = 8
+    lr: float = 0.006
+    num_negatives: int = 0
 
     def __post_init__(self) -> None:
         if min(self.epochs, self.batch_size) < 1 or self.lr <= 0 or self.num_negatives < 0:

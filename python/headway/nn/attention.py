@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import headway.ops  # noqa: F401 - registers the operators
 from headway.nn.config import HSTUConfig
 from headway.nn.sequences import Sequences
 from headway.reference.hstu_attention import hstu_attention as reference_attention

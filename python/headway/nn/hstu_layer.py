@@ -31,7 +31,7 @@ class HSTULayer(nn.Module):
     all            E                       these, and the attention: the whole forward pass
     ============== ======================= ===================================================
 
-    LayerNorms of "none" keep 4 numbers of a token besides, learned weights of RMSNorms the normed columns once more.
+    Norms of "none" keep 2 or 4 numbers of a token besides, and RMSNorms with learned weights E + V' more.
     Dropout keeps a byte for each of G. The input, E, is the output of the layer before, so with "all" a stack keeps
     nothing else. Under autocast P, V' and G are in its type, the input in its own. With "none" alone, and the
     reference's attention, gradients have gradients.
@@ -39,8 +39,6 @@ class HSTULayer(nn.Module):
 
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
-        if config.attention == "kernel":
-            import headway.ops  # noqa: F401 - registers the operator
         self.config = config
         self.uvqk_weight = nn.Parameter(torch.empty(config.dim, sum(config.projection_widths)))
         self.output_weight = nn.Parameter(torch.empty(config.output_width, config.dim))

@@ -110,7 +110,7 @@ def kept_elements(layer: HSTULayer, x: Tensor, sequences: Sequences) -> tuple[fl
     return rest / x.shape[0], masks / x.shape[0]
 
 
-@pytest.mark.parametrize("name", ["research", "production"])
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_layer_keeps_what_it_says(name: str) -> None:
     config = replace(DEFINITIONS[name], dim=32, max_length=150, qk_dim=16, v_dim=24, dropout=0.1, num_time_buckets=0)
     e, p, v, g = config.dim, sum(config.projection_widths), config.gate_width, config.output_width
@@ -118,8 +118,9 @@ def test_a_layer_keeps_what_it_says(name: str) -> None:
     x = tokens(e, num=250, dtype=torch.float32).requires_grad_()
     # SiLU of u alone leaves v, q and k where the projection has them.
     activated = p if config.activated == "all" else v
+    of_norms = 4 if config.norm == "layer" else 2 + config.affine * (e + v)
     expected = {
-        "none": 2 * e + p + activated + 2 * v + g + 4,
+        "none": 2 * e + p + activated + 2 * v + g + of_norms,
         "norm_and_gate": e + p + v,
         "projection": e + v,
         "all": e,
