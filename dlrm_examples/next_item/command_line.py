@@ -50,6 +50,7 @@ def settings_of(options: argparse.Namespace) -> tuple[ModelSettings, TrainingSet
         num_heads=options.heads,
         max_length=options.length,
         dropout=options.dropout,
+        temperature=options.temperature,
     )
     training = TrainingSettings(
         epochs=options.epochs, batch_size=options.batch_size, lr=options.lr, num_negatives=options.negatives
@@ -77,6 +78,13 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help=f"items that the next one is told from; 0: all {default}",
     )
     group.add_argument("--dropout", type=float, default=model.dropout, metavar="SHARE", help=default)
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=model.temperature,
+        metavar="T",
+        help=f"that cosines are divided by {default}",
+    )
     group.add_argument("--dim", type=at_least(1), default=model.dim, help=f"columns of vectors {default}")
     group.add_argument("--layers", type=at_least(1), default=model.num_layers, help=default)
     group.add_argument("--heads", type=at_least(1), default=model.num_heads, help=default)
