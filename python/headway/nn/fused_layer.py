@@ -107,11 +107,11 @@ class LayerStep:
     def activate_backward(self, projected: Tensor, grads: Projected) -> Tensor:
         """(T, P)."""
         u, *others = grads
+        is_all = self.config.activated == "all"
+        if not is_all:
+            u = _silu_backward(u, projected[:, : self.config.gate_width])
         grad = torch.cat([u, *(each.flatten(1) for each in others)], dim=1)
-        if self.config.activated == "all":
-            return _silu_backward(grad, projected)
-        width = self.config.gate_width
-        return torch.cat([_silu_backward(grad[:, :width], projected[:, :width]), grad[:, width:]], dim=1)
+        return _silu_backward(grad, projected) if is_all else grad
 
     def attend(self, parts: Projected, weights: LayerWeights) -> Tensor:
         """(T, H V)."""

@@ -148,6 +148,20 @@ def test_autocast_multiplies_in_bfloat16_and_keeps_the_residual_in_float32(name:
         assert torch.linalg.norm(found[each] - wanted[each]) < 0.1 * torch.linalg.norm(wanted[each]), each
 
 
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_layer_of_bfloat16_is_near_that_of_float64(name: str) -> None:
+    config, sequences = DEFINITIONS[name], batch_of()
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        layer = layer_of(config).to(torch.bfloat16).to(dtype)  # the same weights
+        x = tokens(config.dim).to(torch.bfloat16).to(dtype).requires_grad_()
+        out = layer(x, sequences)
+        found.append({"out": out.detach()} | gradients(out, layer, x))
+        assert {each.dtype for each in found[-1].values()} == {dtype}
+    for each, exact in found[1].items():
+        assert torch.linalg.norm(found[0][each] - exact) < 0.1 * torch.linalg.norm(exact), each
+
+
 @pytest.mark.parametrize("recompute", ["none", "norm_and_gate", "all"])
 def test_a_layer_compiles_as_one_graph(recompute: Any) -> None:
     config = replace(DEFINITIONS["research"], recompute=recompute, dropout=0.2)
