@@ -35,14 +35,8 @@ def padded_layer(
 
     scores_BHNN = q @ k.mT + padded_bias(config, weights, times_BN, query_times_BN)[:, None]
     scores_BHNN = config.alpha * scores_BHNN
-    lengths_B = torch.tensor(lengths)
-    divisor = {
-        "max_length": torch.full_like(lengths_B, config.max_length),
-        "batch_length": torch.full_like(lengths_B, max(lengths)),
-        "length": lengths_B,
-    }[str(config.scale)].clamp(min=1)
     mask_NN = torch.ones(num_tokens, num_tokens).tril()
-    weights_BHNN = scores_BHNN * torch.sigmoid(scores_BHNN) / divisor[:, None, None, None] * mask_NN
+    weights_BHNN = scores_BHNN * torch.sigmoid(scores_BHNN) * scales(config, lengths)[:, None, None, None] * mask_NN
     a = (weights_BHNN @ v).transpose(1, 2).flatten(2)
 
     norm_weights = (weights.get("output_norm_weight"), weights.get("output_norm_bias"))
@@ -56,6 +50,18 @@ def padded_layer(
             "concat_norm": torch.cat([u, n, n * u], dim=-1),
         }[config.gate]
     return x_BNE + y @ weights["output_weight"] + weights.get("output_bias", 0)
+
+
+def scales(config: HSTUConfig, lengths: list[int]) -> Tensor:
+    """(B,)."""
+    if not isinstance(config.scale, str):
+        return torch.full((len(lengths),), config.scale, dtype=torch.float64)
+    divisors = {
+        "max_length": [config.max_length] * len(lengths),
+        "batch_length": [max(lengths)] * len(lengths),
+        "length": [max(length, 1) for length in lengths],
+    }[config.scale]
+    return 1 / torch.tensor(divisors, dtype=torch.float64)
 
 
 def padded_norm(config: HSTUConfig, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

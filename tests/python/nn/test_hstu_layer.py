@@ -17,6 +17,7 @@ DEFINITIONS = {
     "research": HSTUConfig.research(**SIZES),
     "production": HSTUConfig.production(**SIZES),
     "norm of the gated": HSTUConfig(**SIZES, gate="gate_then_norm", norm="rms", affine=True, scale="length"),
+    "scaled with its bias": HSTUConfig.research(**SIZES, alpha=SIZES["qk_dim"] ** -0.5, scale=1.0),
     "three parts, normed": HSTUConfig.research(**SIZES, gate="concat_norm", norm="rms"),
 }
 RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
