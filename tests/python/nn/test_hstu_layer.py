@@ -177,6 +177,21 @@ def test_a_layer_compiles_as_one_graph(recompute: Any) -> None:
     assert_all_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+def test_batches_of_other_sizes_share_one_graph_after_the_second() -> None:
+    layer = layer_of(DEFINITIONS["production"], dtype=torch.float32)
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    for lengths in ([5, 0, 1, 7], [3, 2], [8, 8, 8], [1, 1, 4, 2, 2]):
+        sequences, x = batch_of(lengths), tokens(6, num=sum(lengths), dtype=torch.float32)
+        torch.testing.assert_close(compiled(x, sequences), layer(x, sequences))
+    assert len(graphs) == 2
+
+
 def test_evaluation_drops_nothing() -> None:
     config = replace(DEFINITIONS["research"], dropout=0.5)
     layer, sequences = layer_of(config), batch_of()
