@@ -91,7 +91,8 @@ class HSTULayer(nn.Module):
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
         parts = step.activate(step.project(step.norm_input(x, weights).out, weights))
         if cache is None:
-            cache = KeyValueCache(parts.k, parts.v, sequences.offsets, sequences.times)
+            # Copies, as slices would keep queries and the gate alive.
+            cache = KeyValueCache(parts.k.contiguous(), parts.v.contiguous(), sequences.offsets, sequences.times)
         else:
             cache = cache.extended(parts.k, parts.v, sequences.offsets, sequences.times)
         attention = LayerAttention(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,15 +60,14 @@ def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
 
 def _first_of_bucket(bucket: int, width: float) -> float:
     """The least float32 whose logarithm is that of the bucket or a later one."""
-    time = torch.tensor(math.exp(bucket * width), dtype=torch.float32)
-    if not math.isfinite(time):
+    if bucket * width >= math.log(np.finfo(np.float32).max):
         raise ValueError(f"bucket {bucket} of width {width} begins beyond the range of float32")
-    up, down = torch.tensor(math.inf), torch.tensor(0.0)
-    while math.floor(math.log(time.item()) / width) < bucket:
-        time = torch.nextafter(time, up)
-    while math.floor(math.log((before := torch.nextafter(time, down)).item()) / width) >= bucket:
+    time = np.float32(math.exp(bucket * width))
+    while math.floor(math.log(time) / width) < bucket:
+        time = np.nextafter(time, np.float32(math.inf))
+    while math.floor(math.log(before := np.nextafter(time, np.float32(0))) / width) >= bucket:
         time = before
-    return time.item()
+    return float(time)
 
 
 def next_times(times: Tensor, offsets: Tensor, last: Tensor | None = None) -> Tensor:
