@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/device.cuh"
+#include "element_bits.hpp"
 
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "element_emulation.hpp"
@@ -10,14 +11,6 @@
 #endif
 
 namespace headway::kernels {
-
-/// The 16-bit numbers of a tensor by name; memory holds their bits.
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-struct Float16 {
-  std::uint16_t bits;
-};
 
 #if defined(HEADWAY_DEVICE_EMULATOR)
 

@@ -1,13 +1,12 @@
 #pragma once
 
+#include "headway/kernels/element_type.hpp"
 #include "headway/kernels/host_device.hpp"
 #include "headway/kernels/hstu_mask.hpp"
 
 #include <cstdint>
 
 namespace headway::kernels {
-
-enum class ElementType : std::uint8_t { kFloat64, kFloat32, kBfloat16, kFloat16 };
 
 /// What weights of attention are multiplied by, besides `scale`.
 enum class LengthScaling : std::uint8_t {

@@ -1,15 +1,11 @@
 #pragma once
 
+#include "headway/kernels/cuda_stream.hpp"
 #include "headway/kernels/hstu_attention.hpp"
 
 #include <cstddef>
 
-struct CUstream_st;
-
 namespace headway::kernels {
-
-/// A stream of the CUDA runtime or driver; nullptr is the default one.
-using CudaStream = CUstream_st*;
 
 /// hstu_attention_forward() on the current CUDA device, of which all pointers are. Enqueues and returns; allocates
 /// nothing, and may be captured in a graph. Rows of all sequences are read in tiles, so that one with a value that is

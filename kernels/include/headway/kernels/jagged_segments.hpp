@@ -1,0 +1,105 @@
+#pragma once
+
+#include "headway/kernels/host_device.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Numbers from `begin` up to but not with `end`.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t size() const { return end - begin; }
+};
+
+/// Which items each segment is made of, by the number of the segment: segment (i, j) has the number i * num_inner + j.
+struct SegmentOrder {
+  enum class Kind : std::uint8_t {
+    kListed,         ///< (i, j) is `span` items from outer[i] * outer_stride + inner[j] * inner_stride.
+    kRunsByFeature,  ///< (rank i, feature j) of items in the order of features, then samples.
+    kRunsByRank,     ///< (rank i, feature j) of items in the order of ranks, then features, then samples.
+  };
+  Kind kind = Kind::kListed;
+  std::int64_t num_inner = 1;
+
+  std::int64_t const* outer = nullptr;  ///< Null: 0, 1, 2, ...
+  std::int64_t const* inner = nullptr;
+  std::int64_t outer_stride = 1, inner_stride = 1, span = 1;
+
+  std::int64_t const* bounds = nullptr;  ///< Of runs: rank i has the samples from bounds[i] to bounds[i + 1].
+  std::int64_t num_samples = 0;          ///< Of runs: what the last bound must be.
+
+  /// One item each, with `stride` from one to the next.
+  static SegmentOrder every(std::int64_t stride) { return {.outer_stride = stride}; }
+  /// All samples of some features (null: all).
+  static SegmentOrder whole(std::int64_t const* features, std::int64_t num_samples) {
+    return {.outer = features, .outer_stride = num_samples, .span = num_samples};
+  }
+  /// (B, F) segments of (F, B) items.
+  static SegmentOrder transposed(std::int64_t num_features, std::int64_t num_samples) {
+    return {.num_inner = num_features, .inner_stride = num_samples};
+  }
+  /// Of (F, B) items those of some features (null: all) and some samples of each.
+  static SegmentOrder chosen(std::int64_t const* features, std::int64_t const* samples, std::int64_t num_chosen_samples,
+                             std::int64_t num_samples) {
+    return {.num_inner = num_chosen_samples, .outer = features, .inner = samples, .outer_stride = num_samples};
+  }
+  static SegmentOrder runs(Kind kind, std::int64_t num_features, std::int64_t num_samples, std::int64_t const* bounds) {
+    return {.kind = kind, .num_inner = num_features, .bounds = bounds, .num_samples = num_samples};
+  }
+
+  [[nodiscard]] HEADWAY_HOST_DEVICE Range items(std::uint32_t segment) const {
+    auto const width = static_cast<std::uint32_t>(num_inner);
+    std::uint32_t const i = width == 1 ? segment : segment / width, j = segment - i * width;
+    if (kind == Kind::kListed) {
+      std::int64_t const item =
+          (outer == nullptr ? i : outer[i]) * outer_stride + (inner == nullptr ? j : inner[j]) * inner_stride;
+      return {item, item + span};
+    }
+    std::int64_t const first = sample_bound(i), last = sample_bound(i + 1), size = last < first ? 0 : last - first;
+    std::int64_t const begin = kind == Kind::kRunsByFeature ? j * num_samples + first : first * num_inner + j * size;
+    return {begin, begin + size};
+  }
+
+ private:
+  /// Wrong bounds lead to rows that do not add up, but never beyond the items.
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t sample_bound(std::uint32_t i) const {
+    std::int64_t const bound = bounds[i] < 0 ? 0 : bounds[i];
+    return bound < num_samples ? bound : num_samples;
+  }
+};
+
+/// Segments of rows. Items lie in memory one after the other, each some rows; a segment is one or several of them.
+struct Segments {
+  std::int64_t const* offsets = nullptr;  ///< (num_items + 1), from 0, not descending; null: each item has `rows_each`.
+  std::int64_t rows_each = 1;
+  std::int64_t num_items = 0;
+  SegmentOrder order{};
+
+  [[nodiscard]] HEADWAY_HOST_DEVICE bool has(Range items) const {
+    return 0 <= items.begin && items.begin <= items.end && items.end <= num_items;
+  }
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t row_of(std::int64_t item) const {
+    return offsets == nullptr ? item * rows_each : offsets[item];
+  }
+  [[nodiscard]] HEADWAY_HOST_DEVICE Range rows_of(Range items) const {
+    return {row_of(items.begin), row_of(items.end)};
+  }
+  [[nodiscard]] HEADWAY_HOST_DEVICE Range rows(std::uint32_t segment) const { return rows_of(order.items(segment)); }
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t begin(std::uint32_t segment) const {
+    return row_of(order.items(segment).begin);
+  }
+
+  /// Of segments that lie in order, the one in [first, end) that has `row`: the last that begins at or before it.
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::uint32_t segment_of(std::int64_t row, std::uint32_t first,
+                                                             std::uint32_t end) const {
+    while (end - first > 1) {
+      std::uint32_t const middle = first + (end - first) / 2;
+      (begin(middle) <= row ? first : end) = middle;
+    }
+    return first;
+  }
+};
+
+}  // namespace headway::kernels

@@ -1,0 +1,46 @@
+#include "headway/kernels/jagged_sums.hpp"
+#include "jagged/cpu/row_chunks.hpp"
+#include "jagged/cpu/segment_checks.hpp"
+#include "jagged/elements.hpp"
+#include "jagged/expect_sizes.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace headway::kernels {
+
+namespace {
+
+/// A sample's rows `part`, of which `num_added` have a dense one.
+template <class Element>
+void add_part(Element const* values, Element const* dense, std::int64_t num_added, std::int64_t num_elements,
+              Element* out) {
+  for (std::int64_t i = 0; i < num_added; ++i) out[i] = nearest<Element>(as_real(values[i]) + as_real(dense[i]));
+  std::copy(values + num_added, values + num_elements, out + num_added);
+}
+
+}  // namespace
+
+void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out,
+               RunTasks const& run_tasks) {
+  expect_sizes(rows);
+  Segments const samples{.offsets = rows.offsets, .num_items = rows.num_samples};
+  expect_packed(samples, rows.num_samples, rows.num_rows, run_tasks);
+  RowChunks const chunks(rows.num_rows, rows.num_columns * size_of(rows.type));
+  std::int64_t const columns = rows.num_columns;
+  run_tasks(chunks.count(), [&](std::int64_t chunk) {
+    for_each_part(samples, rows.num_samples, chunks.rows(chunk), [&](RowPart const& of) {
+      Range const part = of.rows;
+      std::int64_t const first = part.begin - of.segment_begin;
+      std::int64_t const num_added = std::clamp<std::int64_t>(max_length - first, 0, part.size());
+      std::int64_t const dense_row = of.segment * max_length + std::min(first, max_length);
+      with_element(rows.type, [&]<class Element>() {
+        add_part(static_cast<Element const*>(rows.values) + part.begin * columns,
+                 static_cast<Element const*>(dense) + dense_row * columns, num_added * columns, part.size() * columns,
+                 static_cast<Element*>(out) + part.begin * columns);
+      });
+    });
+  });
+}
+
+}  // namespace headway::kernels

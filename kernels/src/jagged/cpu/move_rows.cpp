@@ -1,0 +1,73 @@
+#include "headway/kernels/jagged_moves.hpp"
+#include "jagged/cpu/row_chunks.hpp"
+#include "jagged/cpu/segment_checks.hpp"
+#include "jagged/expect_sizes.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace headway::kernels {
+
+namespace {
+
+std::byte* at(void* memory, std::int64_t bytes) { return static_cast<std::byte*>(memory) + bytes; }
+std::byte const* at(void const* memory, std::int64_t bytes) { return static_cast<std::byte const*>(memory) + bytes; }
+
+void fill_bytes(std::byte* out, std::int64_t num_bytes, std::byte const (&pattern)[16]) {
+  if (std::ranges::all_of(pattern, [&](std::byte each) { return each == pattern[0]; })) {
+    std::memset(out, static_cast<int>(pattern[0]), static_cast<std::size_t>(num_bytes));
+    return;
+  }
+  for (std::int64_t i = 0; i < num_bytes; i += 16) {
+    std::memcpy(out + i, pattern, static_cast<std::size_t>(std::min<std::int64_t>(num_bytes - i, 16)));
+  }
+}
+
+void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of, Range placed) {
+  Range const part = of.rows;
+  std::int64_t const size = rows.row_bytes;
+  if (move.placed_row == JaggedMove::PlacedRow::kFirst) {
+    for (std::int64_t row = part.begin; row < part.end; ++row) {
+      if (placed.size() == 0) {
+        fill_bytes(at(rows.out, row * size), size, rows.fill);
+      } else {
+        std::memcpy(at(rows.out, row * size), at(rows.source, placed.begin * size), static_cast<std::size_t>(size));
+      }
+    }
+    return;
+  }
+  std::int64_t const there = std::clamp(of.segment_begin + placed.size(), part.begin, part.end);
+  std::int64_t const num_bytes = (there - part.begin) * size;
+  std::int64_t const packed_at = part.begin * size, placed_at = (placed.begin + part.begin - of.segment_begin) * size;
+  bool const is_gather = move.direction == JaggedMove::Direction::kGather;
+  if (num_bytes > 0) {
+    std::memcpy(at(rows.out, is_gather ? packed_at : placed_at), at(rows.source, is_gather ? placed_at : packed_at),
+                static_cast<std::size_t>(num_bytes));
+  }
+  if (is_gather && there < part.end) {
+    fill_bytes(at(rows.out, there * size), (part.end - there) * size, rows.fill);
+  }
+}
+
+void expect_fitting(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
+  expect_sizes(move, tensors);
+  expect_packed(move.packed, move.num_segments, move.num_packed_rows, run_tasks);
+  expect_inside(move.placed, move.num_segments, move.num_placed_rows, run_tasks);
+}
+
+}  // namespace
+
+void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
+  expect_fitting(move, tensors, run_tasks);
+  std::int64_t row_bytes = 0;
+  for (auto const& tensor : tensors) row_bytes += tensor.row_bytes;
+  RowChunks const chunks(tensors.empty() ? 0 : move.num_packed_rows, row_bytes);
+  run_tasks(chunks.count(), [&](std::int64_t chunk) {
+    for_each_part(move.packed, move.num_segments, chunks.rows(chunk), [&](RowPart const& part) {
+      Range const placed = move.placed.rows(part.segment);
+      for (auto const& tensor : tensors) move_part(move, tensor, part, placed);
+    });
+  });
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "headway/kernels/jagged_segments.hpp"
+#include "headway/kernels/run_tasks.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Rows cut into chunks of so many bytes that handing them out does not count.
+class RowChunks {
+ public:
+  RowChunks(std::int64_t num_rows, std::int64_t row_bytes)
+      : num_rows_(num_rows),
+        rows_of_chunk_(std::max<std::int64_t>(kChunkBytes / std::max<std::int64_t>(row_bytes, 1), 1)) {}
+
+  [[nodiscard]] std::int64_t count() const { return (num_rows_ + rows_of_chunk_ - 1) / rows_of_chunk_; }
+  [[nodiscard]] Range rows(std::int64_t chunk) const {
+    return {chunk * rows_of_chunk_, std::min((chunk + 1) * rows_of_chunk_, num_rows_)};
+  }
+
+ private:
+  static constexpr std::int64_t kChunkBytes = std::int64_t{128} << 10;
+
+  std::int64_t num_rows_, rows_of_chunk_;
+};
+
+/// Some of the rows of a segment.
+struct RowPart {
+  std::uint32_t segment;
+  std::int64_t segment_begin;  ///< Its first row.
+  Range rows;
+};
+
+/// Calls `visit(part)` for each segment that has some of `rows`, with those of them that it has.
+/// @param packed its segments lie in order, without gaps
+template <class Visit>
+void for_each_part(Segments const& packed, std::int64_t num_segments, Range rows, Visit const& visit) {
+  std::uint32_t segment = packed.segment_of(rows.begin, 0, static_cast<std::uint32_t>(num_segments));
+  for (std::int64_t row = rows.begin; row < rows.end; ++segment) {
+    Range const all = packed.rows(segment);
+    std::int64_t const end = std::min(all.end, rows.end);
+    if (end > row) visit(RowPart{.segment = segment, .segment_begin = all.begin, .rows = {row, end}});
+    row = std::max(row, end);
+  }
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,67 @@
+#include "headway/kernels/run_lengths.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace headway::kernels {
+
+namespace {
+
+constexpr std::int64_t kEntriesOfTask = 1 << 15;
+
+template <class Key>
+bool begins_run(Key const* keys, std::int64_t i) {
+  return i == 0 || keys[i] != keys[i - 1];
+}
+
+/// Of the entries [begin, end), `num_before` runs begin before them. A run's length is known where it begins, by a walk
+/// to its end, which may lie beyond `end`.
+template <class Key>
+void write_runs(RunLengths const& runs, std::int64_t begin, std::int64_t end, std::int64_t num_before) {
+  auto const* const keys = static_cast<Key const*>(runs.keys);
+  std::int64_t run = num_before - 1, run_begin = begin;
+  auto const end_run = [&](std::int64_t run_end) {
+    if (run >= num_before) runs.lengths[run] = run_end - run_begin;
+  };
+  for (std::int64_t i = begin; i < end; ++i) {
+    if (begins_run(keys, i)) {
+      end_run(i);
+      static_cast<Key*>(runs.values)[++run] = keys[i];
+      run_begin = i;
+    }
+    runs.run_of[i] = run;
+  }
+  std::int64_t run_end = end;
+  while (run >= num_before && run_end < runs.size && !begins_run(keys, run_end)) ++run_end;
+  end_run(run_end);
+}
+
+template <class Key>
+void find(RunLengths const& runs, RunTasks const& run_tasks) {
+  auto const* const keys = static_cast<Key const*>(runs.keys);
+  std::int64_t const num_tasks = (runs.size + kEntriesOfTask - 1) / kEntriesOfTask;
+  auto const end_of = [&](std::int64_t task) { return std::min((task + 1) * kEntriesOfTask, runs.size); };
+  std::vector<std::int64_t> num_before(static_cast<std::size_t>(num_tasks) + 1);
+  run_tasks(num_tasks, [&](std::int64_t task) {
+    std::int64_t count = 0;
+    for (std::int64_t i = task * kEntriesOfTask; i < end_of(task); ++i) count += begins_run(keys, i) ? 1 : 0;
+    num_before[static_cast<std::size_t>(task) + 1] = count;
+  });
+  std::partial_sum(num_before.begin(), num_before.end(), num_before.begin());
+  run_tasks(num_tasks, [&](std::int64_t task) {
+    write_runs<Key>(runs, task * kEntriesOfTask, end_of(task), num_before[static_cast<std::size_t>(task)]);
+  });
+  *runs.num_runs = num_before.back();
+  std::fill(static_cast<Key*>(runs.values) + *runs.num_runs, static_cast<Key*>(runs.values) + runs.size, Key{0});
+  std::fill(runs.lengths + *runs.num_runs, runs.lengths + runs.size, 0);
+}
+
+}  // namespace
+
+void find_run_lengths(RunLengths const& runs, RunTasks const& run_tasks) {
+  if (runs.type == RunLengths::KeyType::kInt32) return find<std::int32_t>(runs, run_tasks);
+  find<std::int64_t>(runs, run_tasks);
+}
+
+}  // namespace headway::kernels

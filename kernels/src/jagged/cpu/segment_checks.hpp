@@ -1,0 +1,18 @@
+#pragma once
+
+#include "headway/kernels/jagged_segments.hpp"
+#include "headway/kernels/run_tasks.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// @throws std::invalid_argument unless so many segments lie in order, without gaps, and end with the last of the rows
+void expect_packed(Segments const& segments, std::int64_t num_segments, std::int64_t num_rows,
+                   RunTasks const& run_tasks);
+
+/// @throws std::invalid_argument if one of the segments reaches beyond the items or the rows
+void expect_inside(Segments const& segments, std::int64_t num_segments, std::int64_t num_rows,
+                   RunTasks const& run_tasks);
+
+}  // namespace headway::kernels

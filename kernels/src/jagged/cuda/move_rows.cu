@@ -1,0 +1,18 @@
+#include "jagged/cuda/launch.hpp"
+#include "jagged/cuda/move_rows.cuh"
+
+#include <algorithm>
+
+namespace headway::kernels {
+
+void move_rows_async(JaggedMove const& move, std::span<MovedRows const> tensors, CudaStream stream) {
+  expect_sizes(move, tensors);
+  for (; !tensors.empty(); tensors = tensors.subspan(std::min<std::size_t>(tensors.size(), kMostMovedTensors))) {
+    auto const args = move_rows_args(move, tensors.first(std::min<std::size_t>(tensors.size(), kMostMovedTensors)));
+    if (args.num_warps == 0) return;
+    move_rows_kernel<<<num_blocks(args.num_warps, kWarpsOfBlock), kWarp * kWarpsOfBlock, 0, stream>>>(args);
+    check_cuda(cudaGetLastError(), "move_rows_kernel");
+  }
+}
+
+}  // namespace headway::kernels

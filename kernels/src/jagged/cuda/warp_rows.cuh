@@ -1,0 +1,97 @@
+#pragma once
+
+// Included by nvcc and by tests that run kernels on the CPU: no header of CUDA's here.
+
+#include "headway/kernels/jagged_segments.hpp"
+#include "jagged/cuda/device_expect.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+inline constexpr std::uint32_t kWarp = 32, kWarpsOfBlock = 8, kAllLanes = 0xffffffff;
+
+/// Where a vector of a row is.
+struct RowVector {
+  std::uint32_t segment = 0;
+  std::uint32_t column = 0;  ///< In vectors.
+  std::int64_t row = 0;      ///< Of all packed rows.
+  std::int64_t row_in_segment = 0;
+};
+
+/// The vectors that a warp works on: `kVectorsOfLane` for each lane, those of neighbouring lanes side by side. Work is
+/// cut by vectors of packed rows, never by segments, so a long segment takes as many warps as it needs.
+template <std::uint32_t kVectorsOfLane>
+struct WarpRows {
+  static constexpr std::uint32_t kVectors = kWarp * kVectorsOfLane;
+
+  Segments const& packed;
+  std::uint32_t num_segments, vectors_of_row;
+  std::int64_t num_rows;
+
+  [[nodiscard]] static std::int64_t num_warps(std::int64_t num_rows, std::int64_t vectors_of_row) {
+    return (num_rows * vectors_of_row + kVectors - 1) / kVectors;
+  }
+
+  /// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together
+  /// and look at 32 segments a turn.
+  [[nodiscard]] __device__ std::uint32_t find_segment(std::int64_t row, std::uint32_t first, std::uint32_t end) const {
+    while (end - first > 1) {
+      std::uint32_t const step = (end - first + kWarp - 1) / kWarp;
+      std::uint32_t const probe = first + (threadIdx.x % kWarp) * step;
+      bool const is_before = probe == first || (probe < end && packed.begin(probe) <= row);
+      std::uint32_t const last = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before))) - 1;
+      first += last * step;
+      end = min(first + step, end);
+    }
+    return first;
+  }
+
+  /// The last segment of rows that end with `row`, where `first` is the first one: mostly among the next 32.
+  [[nodiscard]] __device__ std::uint32_t find_last_segment(std::int64_t row, std::uint32_t first) const {
+    std::uint32_t const probe = first + 1 + threadIdx.x % kWarp;
+    bool const is_before = probe < num_segments && packed.begin(probe) <= row;
+    std::uint32_t const num_before = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before)));
+    return num_before < kWarp ? first + num_before : find_segment(row, first + kWarp, num_segments);
+  }
+
+  /// Calls `visit(i, vector)` for the lane's vectors that there are, i below kVectorsOfLane. `warp` counts those of all
+  /// rows.
+  template <class Visit>
+  __device__ void visit_warp(std::int64_t warp, Visit const& visit) const {
+    std::int64_t const first_vector = warp * kVectors, num_vectors = num_rows * vectors_of_row;
+    std::int64_t const last_vector = min(first_vector + kVectors, num_vectors) - 1;
+    std::int64_t const first_row = first_vector / vectors_of_row;
+    std::uint32_t const first_segment = find_segment(first_row, 0, num_segments);
+    std::uint32_t const last_segment = find_last_segment(last_vector / vectors_of_row, first_segment);
+
+    // In 64 bits only once a warp: a lane's distance from the warp's first row fits 32 bits.
+    auto const first_column = static_cast<std::uint32_t>(first_vector - first_row * vectors_of_row);
+#pragma unroll
+    for (std::uint32_t i = 0; i < kVectorsOfLane; ++i) {
+      std::uint32_t const distance = i * kWarp + threadIdx.x % kWarp;
+      if (first_vector + distance > last_vector) return;
+      auto const [rows_on, column] = split(first_column, distance);
+      std::int64_t const row = first_row + rows_on;
+      std::uint32_t const segment = packed.segment_of(row, first_segment, last_segment + 1);
+      Range const rows = packed.rows(segment);
+      expect_on_device(rows.begin <= row && row < rows.end, "lengths add up to the number of rows");
+      visit(i, RowVector{.segment = segment, .column = column, .row = row, .row_in_segment = row - rows.begin});
+    }
+  }
+
+ private:
+  struct RowAndColumn {
+    std::uint32_t row, column;
+  };
+  [[nodiscard]] __device__ RowAndColumn split(std::uint32_t first_column, std::uint32_t distance) const {
+    std::uint64_t const position = std::uint64_t{first_column} + distance;
+    if (position < vectors_of_row) return {0, static_cast<std::uint32_t>(position)};
+    // Here a row is shorter than what the warp has, or the next one begins.
+    auto const past = static_cast<std::uint32_t>(position - vectors_of_row);
+    std::uint32_t const rows_on = past / vectors_of_row;
+    return {1 + rows_on, past - rows_on * vectors_of_row};
+  }
+};
+
+}  // namespace headway::kernels

@@ -1,0 +1,88 @@
+#pragma once
+
+#include "element_bits.hpp"
+#include "headway/kernels/element_type.hpp"
+#include "headway/kernels/host_device.hpp"
+
+#include <bit>
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// What elements of a type are added up in.
+template <class Element>
+struct RealOf {
+  using Type = float;
+};
+template <>
+struct RealOf<double> {
+  using Type = double;
+};
+template <class Element>
+using Real = typename RealOf<Element>::Type;
+
+HEADWAY_HOST_DEVICE inline float as_real(float element) { return element; }
+HEADWAY_HOST_DEVICE inline double as_real(double element) { return element; }
+HEADWAY_HOST_DEVICE inline float as_real(Bfloat16 element) {
+  return std::bit_cast<float>(std::uint32_t{element.bits} << 16);
+}
+HEADWAY_HOST_DEVICE inline float as_real(Float16 element) {
+  std::uint32_t const magnitude = element.bits & 0x7fffU, sign = std::uint32_t{element.bits & 0x8000U} << 16;
+  float const scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;  // The exponent's bias goes from 15 to 127.
+  std::uint32_t const infinite = magnitude >= 0x7c00U ? 0x7f800000U : 0;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | infinite | sign);
+}
+
+/// The nearest element, of two the even one.
+template <class Element>
+HEADWAY_HOST_DEVICE inline Element nearest(Real<Element> value) {
+  return value;
+}
+template <>
+HEADWAY_HOST_DEVICE inline Bfloat16 nearest<Bfloat16>(float value) {
+  auto const bits = std::bit_cast<std::uint32_t>(value);
+  std::uint32_t const rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  return {static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0U)};
+}
+template <>
+HEADWAY_HOST_DEVICE inline Float16 nearest<Float16>(float value) {
+  constexpr std::uint32_t kLeastNormal = 0x38800000U, kBeyondAll = 0x47800000U, kInfinity = 0x7f800000U;
+  auto const bits = std::bit_cast<std::uint32_t>(value);
+  std::uint32_t const magnitude = bits & 0x7fffffffU, sign = (bits >> 16) & 0x8000U;
+  std::uint32_t half = magnitude > kInfinity ? 0x7e00U : 0x7c00U;
+  if (magnitude < kLeastNormal) {
+    // The sum with 0.5 has its last place where float16 has its own below 2^-14.
+    half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<std::uint32_t>(0.5F);
+  } else if (magnitude < kBeyondAll) {
+    half = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  }
+  return {static_cast<std::uint16_t>(sign | half)};
+}
+
+/// Calls `call.template operator()<Element>()`.
+template <class Call>
+void with_element(ElementType type, Call const& call) {
+  switch (type) {
+    case ElementType::kFloat64:
+      return call.template operator()<double>();
+    case ElementType::kFloat32:
+      return call.template operator()<float>();
+    case ElementType::kBfloat16:
+      return call.template operator()<Bfloat16>();
+    case ElementType::kFloat16:
+      return call.template operator()<Float16>();
+  }
+}
+
+constexpr std::int64_t size_of(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat64:
+      return 8;
+    case ElementType::kFloat32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,67 @@
+#include "headway/kernels/run_lengths.hpp"
+
+#include "jagged_place.hpp"
+
+#include <random>
+
+namespace headway::kernels {
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+
+class RunLengthKernels : public JaggedKernels {
+ protected:
+  template <class Key>
+  void expect_runs(std::vector<Key> const& keys) {
+    auto const size = static_cast<std::int64_t>(keys.size());
+    auto const values = place_->room<Key>(size);
+    auto const lengths = place_->room<std::int64_t>(size), run_of = place_->room<std::int64_t>(size);
+    auto const num_runs = place_->room<std::int64_t>(1);
+    place_->find_run_lengths({.type = sizeof(Key) == 4 ? RunLengths::KeyType::kInt32 : RunLengths::KeyType::kInt64,
+                              .size = size,
+                              .keys = place_->array(keys).data(),
+                              .values = values.data(),
+                              .lengths = lengths.data(),
+                              .run_of = run_of.data(),
+                              .num_runs = num_runs.data()});
+    std::vector<Key> expected_values;
+    Numbers expected_lengths, expected_run_of;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (i == 0 || keys[i] != keys[i - 1]) {
+        expected_values.push_back(keys[i]);
+        expected_lengths.push_back(0);
+      }
+      ++expected_lengths.back();
+      expected_run_of.push_back(static_cast<std::int64_t>(expected_values.size()) - 1);
+    }
+    EXPECT_EQ(num_runs[0], static_cast<std::int64_t>(expected_values.size()));
+    expected_values.resize(keys.size());
+    expected_lengths.resize(keys.size());
+    EXPECT_EQ(to_vector(values), expected_values);
+    EXPECT_EQ(to_vector(lengths), expected_lengths);
+    EXPECT_EQ(to_vector(run_of), expected_run_of);
+  }
+};
+
+TEST_P(RunLengthKernels, NeighboursThatAreEqualMakeARun) {
+  expect_runs<std::int64_t>({7, 7, 5, 7});
+  expect_runs<std::int32_t>({-1, -1, 0, 0, 0, 9});
+}
+
+TEST_P(RunLengthKernels, NoneAndOneEntry) {
+  expect_runs<std::int64_t>({});
+  expect_runs<std::int64_t>({0});
+}
+
+TEST_P(RunLengthKernels, RunsCrossWhatIsDoneTogether) {
+  std::mt19937 random{1};
+  Numbers keys;
+  for (int run = 0; run < 40; ++run) keys.insert(keys.end(), 1 + random() % 9000, run % 3 == 0 ? run : -run);
+  expect_runs<std::int64_t>(keys);
+  expect_runs<std::int64_t>(Numbers(100'000, 3));
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, RunLengthKernels, testing::ValuesIn(jagged_places()), name_of_place);
+
+}  // namespace
+}  // namespace headway::kernels
