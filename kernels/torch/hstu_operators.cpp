@@ -2,13 +2,11 @@
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 #include "hstu_arguments.hpp"
+#include "kernel_calls.hpp"
 #include "torch_headers.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <stdexcept>
 
 namespace headway::kernels {
 
@@ -16,25 +14,14 @@ namespace {
 
 using torch::jit::Stack;
 
-/// Errors of kernels about arguments become ValueError.
-template <class Call>
-void call_kernel(Call call) {
-  try {
-    call();
-  } catch (std::invalid_argument const& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
-
 /// Enqueues a kernel on torch's current stream of the device of `like`, with device memory to work in.
 template <class Args>
 void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*workspace_bytes)(Args const&),
              Args const& args, at::Tensor const& like) {
   c10::DeviceGuard const guard(like.device());
-  auto const stream = c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device());
   auto const size = static_cast<std::int64_t>(workspace_bytes(args));
   at::Tensor const workspace = at::empty({size}, like.options().dtype(at::kByte));
-  kernel(args, static_cast<CudaStream>(stream.native_handle()), workspace.data_ptr());
+  kernel(args, current_stream(like.device()), workspace.data_ptr());
 }
 
 void run(HstuForwardArgs const& args, at::Tensor const& like) {

@@ -5,5 +5,40 @@ and their gradients. What each computes is defined by the function of the same n
 """
 
 from headway.ops.hstu_attention import hstu_attention
+from headway.ops.jagged_order import (
+    jagged_permute,
+    jagged_transpose,
+    ranged_combine,
+    ranged_combine_dense,
+    ranged_dispatch,
+    ranged_dispatch_dense,
+)
+from headway.ops.jagged_rows import (
+    jagged_add_dense,
+    jagged_concat,
+    jagged_expand,
+    jagged_reduce,
+    jagged_split,
+    jagged_to_padded,
+    padded_to_jagged,
+)
+from headway.ops.run_lengths import run_lengths, unique_with_counts
 
-__all__ = ["hstu_attention"]
+__all__ = [
+    "hstu_attention",
+    "jagged_add_dense",
+    "jagged_concat",
+    "jagged_expand",
+    "jagged_permute",
+    "jagged_reduce",
+    "jagged_split",
+    "jagged_to_padded",
+    "jagged_transpose",
+    "padded_to_jagged",
+    "ranged_combine",
+    "ranged_combine_dense",
+    "ranged_dispatch",
+    "ranged_dispatch_dense",
+    "run_lengths",
+    "unique_with_counts",
+]

@@ -1,5 +1,40 @@
 """Plain PyTorch, one definition of what kernels compute: slow, and the judge of tests."""
 
 from headway.reference.hstu_attention import hstu_attention, hstu_mask
+from headway.reference.jagged import (
+    jagged_add_dense,
+    jagged_concat,
+    jagged_expand,
+    jagged_permute,
+    jagged_reduce,
+    jagged_split,
+    jagged_to_padded,
+    jagged_transpose,
+    padded_to_jagged,
+    ranged_combine,
+    ranged_combine_dense,
+    ranged_dispatch,
+    ranged_dispatch_dense,
+    run_lengths,
+    unique_with_counts,
+)
 
-__all__ = ["hstu_attention", "hstu_mask"]
+__all__ = [
+    "hstu_attention",
+    "hstu_mask",
+    "jagged_add_dense",
+    "jagged_concat",
+    "jagged_expand",
+    "jagged_permute",
+    "jagged_reduce",
+    "jagged_split",
+    "jagged_to_padded",
+    "jagged_transpose",
+    "padded_to_jagged",
+    "ranged_combine",
+    "ranged_combine_dense",
+    "ranged_dispatch",
+    "ranged_dispatch_dense",
+    "run_lengths",
+    "unique_with_counts",
+]

@@ -1,0 +1,284 @@
+// torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes:
+// jagged rows of several features and samples in another order. python/headway/ops says what arguments are.
+
+#include "headway/kernels/jagged_sums.hpp"
+#include "jagged_tensors.hpp"
+#include "torch_headers.hpp"
+
+#include <tuple>
+
+namespace headway::kernels {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// (features, samples) lengths on the device of values, contiguous.
+at::Tensor lengths_of_items(at::Tensor const& lengths, at::Tensor const& values, char const* op) {
+  TORCH_CHECK_VALUE(lengths.dim() == 2, op, ": lengths must be (features, samples), not ", lengths.sizes());
+  TORCH_CHECK_VALUE(lengths.device() == values.device(), op, ": lengths are on ", lengths.device(), " and values on ",
+                    values.device());
+  return lengths.contiguous();
+}
+
+/// Items that are one row each.
+Segments one_row_each(std::int64_t num_items, SegmentOrder const& order = {}) {
+  return {.num_items = num_items, .order = order};
+}
+
+Segments at_offsets(at::Tensor const& offsets, SegmentOrder const& order = {}) {
+  return {.offsets = offsets.const_data_ptr<std::int64_t>(), .num_items = offsets.numel() - 1, .order = order};
+}
+
+/// Of `num_segments` segments, what is at the `placed` order in the one tensor lies in the `packed` order in the other.
+struct Reordering {
+  std::int64_t num_segments;
+  SegmentOrder packed, placed;
+};
+
+/// Lengths in another order, (num_items) of them.
+at::Tensor reorder_lengths(at::Tensor const& lengths, Reordering const& reordering, std::int64_t num_items) {
+  at::Tensor const out = at::empty({num_items}, lengths.options());
+  move_tensors({.num_segments = reordering.num_segments,
+                .packed = one_row_each(num_items, reordering.packed),
+                .placed = one_row_each(lengths.numel(), reordering.placed),
+                .num_packed_rows = num_items,
+                .num_placed_rows = lengths.numel()},
+               lengths.reshape({-1}), out);
+  return out;
+}
+
+struct Reordered {
+  Tensors values;
+  at::Tensor lengths, offsets, source_offsets;
+};
+
+/// @param num_rows of the outcome; none: read from its offsets, which waits for a device
+Reordered reorder(Tensors const& values, at::Tensor const& lengths, Reordering const& reordering,
+                  std::int64_t num_items, std::optional<std::int64_t> num_rows) {
+  at::Tensor const out_lengths = reorder_lengths(lengths, reordering, num_items);
+  at::Tensor const offsets = offsets_of(out_lengths), source_offsets = offsets_of(lengths);
+  std::int64_t const num_out = num_rows ? *num_rows : offsets[num_items].item<std::int64_t>();
+  Tensors outs = empty_rows_like(values, {num_out});
+  move_tensors({.num_segments = reordering.num_segments,
+                .packed = at_offsets(offsets, reordering.packed),
+                .placed = at_offsets(source_offsets, reordering.placed),
+                .num_packed_rows = num_out,
+                .num_placed_rows = values[0].size(0)},
+               values, outs);
+  return {std::move(outs), out_lengths, offsets, source_offsets};
+}
+
+std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::TensorList values, at::Tensor const& lengths,
+                                                                       OptionalTensor const& features,
+                                                                       OptionalTensor const& samples,
+                                                                       std::optional<std::int64_t> num_rows) {
+  Tensors const rows = contiguous_rows(values, "jagged_permute");
+  at::Tensor const sources = lengths_of_items(lengths, rows[0], "jagged_permute");
+  auto const device = rows[0].device();
+  auto const* const feature_list = list_of(features, "jagged_permute: features", device);
+  auto const* const sample_list = list_of(samples, "jagged_permute: samples", device);
+  std::int64_t const num_features = features ? features->numel() : sources.size(0);
+  std::int64_t const num_samples = samples ? samples->numel() : sources.size(1);
+  std::int64_t const num_items = num_features * num_samples;
+  Reordering const reordering =
+      samples ? Reordering{num_items, {}, SegmentOrder::chosen(feature_list, sample_list, num_samples, sources.size(1))}
+              : Reordering{num_features, SegmentOrder::whole(nullptr, num_samples),
+                           SegmentOrder::whole(feature_list, num_samples)};
+  auto out = reorder(rows, sources, reordering, num_items, num_rows);
+  return {std::move(out.values), out.lengths.view({num_features, num_samples}), out.offsets, out.source_offsets};
+}
+
+/// Where the copies of entries went, and the memory of that.
+struct InvertedList {
+  at::Tensor offsets, members;
+
+  InvertedList(OptionalTensor const& list, std::int64_t num_entries) {
+    if (!list) return;
+    auto const [sorted, order] = list->sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+    members = order;
+    offsets = at::searchsorted(sorted, at::arange(num_entries + 1, list->options()));
+  }
+  [[nodiscard]] ListCopies view() const {
+    if (!members.defined()) return {};
+    return {offsets.const_data_ptr<std::int64_t>(), members.const_data_ptr<std::int64_t>()};
+  }
+};
+
+Tensors jagged_permute_backward(at::TensorList grads, at::Tensor const& offsets, at::Tensor const& source_offsets,
+                                OptionalTensor const& features, OptionalTensor const& samples,
+                                std::int64_t num_features, std::int64_t num_samples, std::int64_t num_rows) {
+  Tensors const copies = contiguous_rows(grads, "jagged_permute_backward");
+  auto const device = copies[0].device();
+  InvertedList const by_feature(features, num_features), by_sample(samples, num_samples);
+  CopiedItems const items{.num_features = num_features,
+                          .num_samples = num_samples,
+                          .num_rows = num_rows,
+                          .offsets = list_of(source_offsets, "jagged_permute_backward: source_offsets", device,
+                                             num_features * num_samples + 1),
+                          .num_copied_samples = samples ? samples->numel() : num_samples,
+                          .num_copied_rows = copies[0].size(0),
+                          .copied_offsets = list_of(offsets, "jagged_permute_backward: offsets", device),
+                          .features = by_feature.view(),
+                          .samples = by_sample.view()};
+  Tensors sums = empty_rows_like(copies, {num_rows});
+  std::vector<CopiedRows> tensors;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    if (num_columns(copies[i]) == 0) continue;
+    tensors.push_back({.type = element_type(copies[i], "jagged_permute_backward"),
+                       .num_columns = num_columns(copies[i]),
+                       .copies = copies[i].const_data_ptr(),
+                       .sums = sums[i].mutable_data_ptr()});
+  }
+  call_kernel([&] {
+    if (device.is_cpu()) return sum_copies(items, tensors, torch_tasks());
+    c10::DeviceGuard const guard(device);
+    sum_copies_async(items, tensors, current_stream(device));
+  });
+  return sums;
+}
+
+std::tuple<Tensors, at::Tensor> jagged_transpose(at::TensorList values, at::Tensor const& lengths) {
+  Tensors const rows = contiguous_rows(values, "jagged_transpose");
+  at::Tensor const sources = lengths_of_items(lengths, rows[0], "jagged_transpose");
+  Reordering const reordering{sources.numel(), {}, SegmentOrder::transposed(sources.size(0), sources.size(1))};
+  auto out = reorder(rows, sources, reordering, sources.numel(), rows[0].size(0));
+  return {std::move(out.values), out.lengths.view({sources.size(1), sources.size(0)})};
+}
+
+/// Items of features and samples in both orders of ranged_dispatch and ranged_combine.
+class RankRuns {
+ public:
+  RankRuns(at::Tensor const& bounds, at::Device device, std::int64_t num_features, std::int64_t num_samples,
+           char const* op)
+      : num_features_(num_features),
+        num_samples_(num_samples),
+        num_ranks_(bounds.numel() - 1),
+        bounds_(list_of(bounds, "bounds", device)) {
+    TORCH_CHECK_VALUE(num_ranks_ >= 1, op, ": bounds must have an entry more than there are ranks, at least 2");
+    if (!device.is_cpu()) return;
+    TORCH_CHECK_VALUE(bounds_[0] == 0 && bounds_[num_ranks_] == num_samples, op, ": bounds go from ", bounds_[0],
+                      " to ", bounds_[num_ranks_], ", and must from 0 to the ", num_samples, " samples");
+    for (std::int64_t rank = 0; rank < num_ranks_; ++rank) {
+      TORCH_CHECK_VALUE(bounds_[rank] <= bounds_[rank + 1], op, ": bounds of rank ", rank, " descend from ",
+                        bounds_[rank], " to ", bounds_[rank + 1]);
+    }
+  }
+
+  /// Between rows by rank, of which it is a gather, and rows by feature, to which it is a scatter.
+  /// @param by_rank, by_feature offsets of items; none: one row each
+  [[nodiscard]] JaggedMove move(JaggedMove::Direction direction, std::int64_t num_rows, at::Tensor const& by_rank = {},
+                                at::Tensor const& by_feature = {}) const {
+    return {.num_segments = num_ranks_ * num_features_,
+            .packed = segments(by_rank, SegmentOrder::Kind::kRunsByRank),
+            .placed = segments(by_feature, SegmentOrder::Kind::kRunsByFeature),
+            .num_packed_rows = num_rows,
+            .num_placed_rows = num_rows,
+            .direction = direction};
+  }
+
+ private:
+  [[nodiscard]] Segments segments(at::Tensor const& offsets, SegmentOrder::Kind kind) const {
+    auto const order = SegmentOrder::runs(kind, num_features_, num_samples_, bounds_);
+    return offsets.defined() ? at_offsets(offsets, order) : one_row_each(num_features_ * num_samples_, order);
+  }
+
+  std::int64_t num_features_, num_samples_, num_ranks_;
+  std::int64_t const* bounds_;
+};
+
+using Direction = JaggedMove::Direction;
+
+std::tuple<Tensors, at::Tensor, at::Tensor> ranged_dispatch(at::TensorList values, at::Tensor const& lengths,
+                                                            at::Tensor const& bounds) {
+  Tensors const rows = contiguous_rows(values, "ranged_dispatch");
+  at::Tensor const sources = lengths_of_items(lengths, rows[0], "ranged_dispatch");
+  RankRuns const runs(bounds, rows[0].device(), sources.size(0), sources.size(1), "ranged_dispatch");
+  at::Tensor const out_lengths = at::empty({sources.numel()}, sources.options());
+  move_tensors(runs.move(Direction::kGather, sources.numel()), sources.view({-1}), out_lengths);
+  at::Tensor const by_rank = offsets_of(out_lengths), by_feature = offsets_of(sources);
+  Tensors outs = empty_rows_like(rows, {rows[0].size(0)});
+  move_tensors(runs.move(Direction::kGather, rows[0].size(0), by_rank, by_feature), rows, outs);
+  at::Tensor const rows_of_rank = by_rank.index_select(0, bounds * sources.size(0)).diff();
+  return {std::move(outs), out_lengths, rows_of_rank};
+}
+
+std::tuple<Tensors, at::Tensor> ranged_combine(at::TensorList values, at::Tensor const& lengths,
+                                               at::Tensor const& bounds, std::int64_t num_features) {
+  Tensors const rows = contiguous_rows(values, "ranged_combine");
+  TORCH_CHECK_VALUE(lengths.dim() == 1 && lengths.device() == rows[0].device(),
+                    "ranged_combine: lengths must be one dimension on ", rows[0].device(), ", not ", lengths.sizes(),
+                    " on ", lengths.device());
+  TORCH_CHECK_VALUE(
+      num_features >= 0 && (num_features == 0 ? lengths.numel() == 0 : lengths.numel() % num_features == 0),
+      "ranged_combine: ", lengths.numel(), " lengths are not of ", num_features, " features each");
+  at::Tensor const sources = lengths.contiguous();
+  std::int64_t const num_samples = num_features == 0 ? 0 : sources.numel() / num_features;
+  RankRuns const runs(bounds, rows[0].device(), num_features, num_samples, "ranged_combine");
+  at::Tensor const out_lengths = at::empty({num_features, num_samples}, sources.options());
+  move_tensors(runs.move(Direction::kScatter, sources.numel()), sources, out_lengths);
+  at::Tensor const by_rank = offsets_of(sources), by_feature = offsets_of(out_lengths);
+  Tensors outs = empty_rows_like(rows, {rows[0].size(0)});
+  move_tensors(runs.move(Direction::kScatter, rows[0].size(0), by_rank, by_feature), rows, outs);
+  return {std::move(outs), out_lengths};
+}
+
+/// (features, samples, ...) to (features * samples, ...).
+Tensors ranged_dispatch_dense(at::TensorList values, at::Tensor const& bounds) {
+  Tensors const rows = contiguous_rows(values, "ranged_dispatch_dense");
+  for (auto const& each : rows) {
+    TORCH_CHECK_VALUE(each.dim() >= 2 && each.size(1) == rows[0].size(1),
+                      "ranged_dispatch_dense: values must be (features, samples, ...), with equally many samples, not ",
+                      each.sizes());
+  }
+  std::int64_t const num_features = rows[0].size(0), num_samples = rows[0].size(1);
+  RankRuns const runs(bounds, rows[0].device(), num_features, num_samples, "ranged_dispatch_dense");
+  Tensors outs = empty_rows_like(rows, {num_features * num_samples}, 2);
+  move_tensors(runs.move(Direction::kGather, num_features * num_samples), rows, outs, 2);
+  return outs;
+}
+
+/// And back.
+Tensors ranged_combine_dense(at::TensorList values, at::Tensor const& bounds, std::int64_t num_features) {
+  Tensors const rows = contiguous_rows(values, "ranged_combine_dense");
+  std::int64_t const num_rows = rows[0].size(0);
+  TORCH_CHECK_VALUE(num_features >= 1 && num_rows % num_features == 0, "ranged_combine_dense: ", num_rows,
+                    " rows are not of ", num_features, " features each");
+  std::int64_t const num_samples = num_rows / num_features;
+  RankRuns const runs(bounds, rows[0].device(), num_features, num_samples, "ranged_combine_dense");
+  Tensors outs = empty_rows_like(rows, {num_features, num_samples});
+  move_tensors(runs.move(Direction::kScatter, num_rows), rows, outs);
+  return outs;
+}
+
+void implement(torch::Library& library) {
+  library.impl("jagged_permute", &jagged_permute);
+  library.impl("jagged_permute_backward", &jagged_permute_backward);
+  library.impl("jagged_transpose", &jagged_transpose);
+  library.impl("ranged_dispatch", &ranged_dispatch);
+  library.impl("ranged_combine", &ranged_combine);
+  library.impl("ranged_dispatch_dense", &ranged_dispatch_dense);
+  library.impl("ranged_combine_dense", &ranged_combine_dense);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(headway, library) {
+  library.def(
+      "jagged_permute(Tensor[] values, Tensor lengths, Tensor? features, Tensor? samples, SymInt? num_rows) -> "
+      "(Tensor[], Tensor, Tensor, Tensor)");
+  library.def(
+      "jagged_permute_backward(Tensor[] grads, Tensor offsets, Tensor source_offsets, Tensor? features, Tensor? "
+      "samples, SymInt num_features, SymInt num_samples, SymInt num_rows) -> Tensor[]");
+  library.def("jagged_transpose(Tensor[] values, Tensor lengths) -> (Tensor[], Tensor)");
+  library.def("ranged_dispatch(Tensor[] values, Tensor lengths, Tensor bounds) -> (Tensor[], Tensor, Tensor)");
+  library.def(
+      "ranged_combine(Tensor[] values, Tensor lengths, Tensor bounds, SymInt num_features) -> (Tensor[], Tensor)");
+  library.def("ranged_dispatch_dense(Tensor[] values, Tensor bounds) -> Tensor[]");
+  library.def("ranged_combine_dense(Tensor[] values, Tensor bounds, SymInt num_features) -> Tensor[]");
+}
+
+TORCH_LIBRARY_IMPL(headway, CPU, library) { implement(library); }
+TORCH_LIBRARY_IMPL(headway, CUDA, library) { implement(library); }
+
+}  // namespace headway::kernels

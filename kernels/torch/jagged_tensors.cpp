@@ -1,0 +1,134 @@
+#include "jagged_tensors.hpp"
+
+#include <cstring>
+
+namespace headway::kernels {
+
+RunTasks torch_tasks() {
+  return [](std::int64_t count, Task const& task) {
+    at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) task(i);
+    });
+  };
+}
+
+std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device device,
+                            std::optional<std::int64_t> size) {
+  TORCH_CHECK_VALUE(
+      list.dim() == 1 && list.is_contiguous() && list.scalar_type() == at::kLong && list.device() == device, name,
+      " must be one contiguous dimension of int64 on ", device, ", not ", list.scalar_type(), " ", list.sizes(), " on ",
+      list.device());
+  TORCH_CHECK_VALUE(!size || list.size(0) == *size, name, " has ", list.size(0), " entries, and ", *size,
+                    " are needed");
+  return list.const_data_ptr<std::int64_t>();
+}
+
+std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::Device device,
+                            std::optional<std::int64_t> size) {
+  return list ? list_of(*list, name, device, size) : nullptr;
+}
+
+ElementType element_type(at::Tensor const& values, char const* op) {
+  switch (values.scalar_type()) {
+    case at::kDouble:
+      return ElementType::kFloat64;
+    case at::kFloat:
+      return ElementType::kFloat32;
+    case at::kBFloat16:
+      return ElementType::kBfloat16;
+    case at::kHalf:
+      return ElementType::kFloat16;
+    default:
+      TORCH_CHECK_VALUE(false, op, ": values must be float64, float32, bfloat16 or float16, not ",
+                        values.scalar_type());
+  }
+}
+
+at::Tensor offsets_of(at::Tensor const& lengths) {
+  TORCH_CHECK_VALUE(lengths.scalar_type() == at::kLong || lengths.scalar_type() == at::kInt,
+                    "lengths must be int64 or int32, not ", lengths.scalar_type());
+  at::Tensor offsets = at::empty({lengths.numel() + 1}, lengths.options().dtype(at::kLong));
+  offsets.narrow(0, 0, 1).zero_();
+  at::Tensor sums = offsets.narrow(0, 1, lengths.numel());
+  at::cumsum_out(sums, lengths.reshape({-1}), 0);
+  return offsets;
+}
+
+std::int64_t num_columns(at::Tensor const& values, std::int64_t num_leading) {
+  std::int64_t product = 1;
+  for (std::int64_t i = num_leading; i < values.dim(); ++i) product *= values.size(i);
+  return product;
+}
+
+std::vector<at::Tensor> contiguous_rows(at::TensorList values, char const* op) {
+  TORCH_CHECK_VALUE(!values.empty(), op, ": there are no values");
+  std::vector<at::Tensor> rows;
+  rows.reserve(values.size());
+  for (auto const& each : values) {
+    TORCH_CHECK_VALUE(each.dim() >= 1, op, ": values must have a dimension of rows");
+    TORCH_CHECK_VALUE(each.size(0) == values[0].size(0), op, ": values have ", values[0].size(0), " and ", each.size(0),
+                      " rows, and must have equally many");
+    TORCH_CHECK_VALUE(each.device() == values[0].device(), op, ": values are on ", values[0].device(), " and ",
+                      each.device());
+    rows.push_back(each.contiguous());
+  }
+  return rows;
+}
+
+at::Tensor empty_rows_like(at::Tensor const& values, at::IntArrayRef leading, std::int64_t num_leading) {
+  std::vector<std::int64_t> shape = leading.vec();
+  for (std::int64_t i = num_leading; i < values.dim(); ++i) shape.push_back(values.size(i));
+  return at::empty(shape, values.options());
+}
+
+std::vector<at::Tensor> empty_rows_like(at::TensorList values, at::IntArrayRef leading, std::int64_t num_leading) {
+  std::vector<at::Tensor> outs;
+  outs.reserve(values.size());
+  for (auto const& each : values) outs.push_back(empty_rows_like(each, leading, num_leading));
+  return outs;
+}
+
+namespace {
+
+void move(JaggedMove const& move, at::Device device, std::span<MovedRows const> rows) {
+  call_kernel([&] {
+    if (device.is_cpu()) return move_rows(move, rows, torch_tasks());
+    c10::DeviceGuard const guard(device);
+    move_rows_async(move, rows, current_stream(device));
+  });
+}
+
+/// False of rows without columns, of which nothing is moved.
+bool set_rows(MovedRows& rows, at::Tensor const& source, at::Tensor const& out, std::int64_t num_leading) {
+  rows.source = source.const_data_ptr();
+  rows.out = out.mutable_data_ptr();
+  rows.row_bytes = num_columns(source, num_leading) * static_cast<std::int64_t>(source.element_size());
+  return rows.row_bytes > 0;
+}
+
+}  // namespace
+
+void move_tensors(JaggedMove const& move_of_all, at::TensorList sources, at::TensorList outs,
+                  std::int64_t num_leading) {
+  std::vector<MovedRows> rows;
+  rows.reserve(sources.size());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    MovedRows each;
+    if (set_rows(each, sources[i], outs[i], num_leading)) rows.push_back(each);
+  }
+  move(move_of_all, sources[0].device(), rows);
+}
+
+void move_tensor(JaggedMove const& move_of_one, at::Tensor const& source, at::Tensor const& out, at::Scalar const& fill,
+                 std::int64_t num_leading) {
+  MovedRows rows;
+  bool const has_columns = set_rows(rows, source, out, num_leading);
+  at::Tensor const element = at::scalar_tensor(fill, at::TensorOptions(source.scalar_type()));
+  std::size_t const size = element.element_size();
+  for (std::size_t i = 0; i + size <= sizeof(rows.fill); i += size) {
+    std::memcpy(rows.fill + i, element.const_data_ptr(), size);
+  }
+  move(move_of_one, source.device(), {&rows, has_columns ? 1U : 0U});
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,52 @@
+#pragma once
+
+#include "headway/kernels/element_type.hpp"
+#include "headway/kernels/jagged_moves.hpp"
+#include "headway/kernels/run_tasks.hpp"
+#include "kernel_calls.hpp"
+#include "torch_headers.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace headway::kernels {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// Threads of torch.
+[[nodiscard]] RunTasks torch_tasks();
+
+/// @throws c10::ValueError unless it is one dimension of contiguous int64 on `device`, of `size` entries if that is
+/// given
+std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device device,
+                            std::optional<std::int64_t> size = std::nullopt);
+/// Null where there is none.
+std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::Device device,
+                            std::optional<std::int64_t> size = std::nullopt);
+
+/// Elements that kernels add up. @throws c10::ValueError for others
+[[nodiscard]] ElementType element_type(at::Tensor const& values, char const* op);
+
+/// (entries + 1) int64: 0 and the sums of the first one, two, ... of all `lengths`, whatever their shape.
+[[nodiscard]] at::Tensor offsets_of(at::Tensor const& lengths);
+
+/// Columns of a row of `values` (rows, ...), the product of all dimensions behind the first `num_leading`.
+[[nodiscard]] std::int64_t num_columns(at::Tensor const& values, std::int64_t num_leading = 1);
+
+/// Tensors whose first dimension is rows, all equally many of them; contiguous.
+/// @throws c10::ValueError if there are none or they are not on one device
+[[nodiscard]] std::vector<at::Tensor> contiguous_rows(at::TensorList values, char const* op);
+
+/// Like `values`, with `leading` dimensions in the place of the first `num_leading`.
+[[nodiscard]] at::Tensor empty_rows_like(at::Tensor const& values, at::IntArrayRef leading,
+                                         std::int64_t num_leading = 1);
+[[nodiscard]] std::vector<at::Tensor> empty_rows_like(at::TensorList values, at::IntArrayRef leading,
+                                                      std::int64_t num_leading = 1);
+
+/// Moves the rows of tensors at once; rows have the columns behind the first `num_leading` dimensions of `sources`.
+void move_tensors(JaggedMove const& move, at::TensorList sources, at::TensorList outs, std::int64_t num_leading = 1);
+/// The same of one, whose rows that are not there are filled with `fill`.
+void move_tensor(JaggedMove const& move, at::Tensor const& source, at::Tensor const& out, at::Scalar const& fill,
+                 std::int64_t num_leading);
+
+}  // namespace headway::kernels

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "headway/kernels/cuda_stream.hpp"
+#include "torch_headers.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <stdexcept>
+
+namespace headway::kernels {
+
+/// Calls a kernel; what it refuses becomes a ValueError.
+template <class Call>
+void call_kernel(Call const& call) {
+  try {
+    call();
+  } catch (std::invalid_argument const& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+/// Torch's current stream of a CUDA device.
+inline CudaStream current_stream(at::Device device) {
+  auto const stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return static_cast<CudaStream>(stream.native_handle());
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,267 @@
+"""Jagged rows of several features and samples in another order, as operators.
+
+One launch moves all tensors and features; a second one their lengths, and scans make offsets of these.
+
+Shapes: F features, B samples, R ranks, N rows of all features and samples one after the other. Rows lie in the order
+of lengths (F, B), feature by feature. Bounds (R + 1) say which samples belong to which rank: rank r has those from
+``bounds[r]`` to ``bounds[r + 1]``.
+
+On a device, what is wrong with lengths, lists or bounds is an assertion in the kernel; on the CPU it is a ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.ops.library import LIBRARY
+
+_OPS = torch.ops.headway
+
+
+def jagged_permute(
+    values: Sequence[Tensor],
+    lengths: Tensor,
+    *,
+    features: Tensor | None = None,
+    samples: Tensor | None = None,
+    num_rows: int | None = None,
+) -> tuple[list[Tensor], Tensor]:
+    """Rows of chosen features, and of each of these the chosen samples, in the order of the lists.
+
+    Entries may repeat or be left out; gradients of repeated rows add up in float32 (float64 for float64), in one order.
+
+    Args:
+        values: tensors (N, ...) of any types: ids, weights, vectors.
+        lengths: (F, B) int64 or int32, rows of each; they add up to N.
+        features: (F',) int64; None: all, F' = F.
+        samples: (B',) int64; None: all, B' = B.
+        num_rows: N', the rows of the outcome, N if both lists are permutations. None: read from the lengths, for which
+            the host waits for the device.
+
+    Returns:
+        tensors (N', ...) like ``values``, and lengths (F', B').
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other; on the CPU also lengths, lists and ``num_rows``.
+    """
+    outs, out_lengths, _, _ = _OPS.jagged_permute(list(values), lengths, features, samples, num_rows)
+    return outs, out_lengths
+
+
+def jagged_transpose(values: Sequence[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
+    """From rows feature by feature to rows sample by sample, or the other way round with the roles swapped.
+
+    Args:
+        values: tensors (N, ...) of any types.
+        lengths: (F, B) int64 or int32; they add up to N.
+
+    Returns:
+        tensors (N, ...) in the order (B, F), and lengths (B, F).
+
+    Raises:
+        ValueError: as ``jagged_permute``.
+    """
+    outs, out_lengths = _OPS.jagged_transpose(list(values), lengths)
+    return outs, out_lengths
+
+
+def ranged_dispatch(values: Sequence[Tensor], lengths: Tensor, bounds: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Rows in the order of an all-to-all: what goes to a rank lies together, feature by feature.
+
+    Args:
+        values: tensors (N, ...) of any types.
+        lengths: (F, B) int64 or int32; they add up to N.
+        bounds: (R + 1,) int64 from 0 to B, not descending.
+
+    Returns:
+        tensors (N, ...) in the order of ranks, then features, then samples of the rank; lengths (F * B,) in that order,
+        of which rank r has ``F * bounds[r]`` to ``F * bounds[r + 1]``; and (R,) int64, the rows of each rank.
+
+    Raises:
+        ValueError: as ``jagged_permute``.
+    """
+    outs, out_lengths, rows_R = _OPS.ranged_dispatch(list(values), lengths, bounds)
+    return outs, out_lengths, rows_R
+
+
+def ranged_combine(
+    values: Sequence[Tensor], lengths: Tensor, bounds: Tensor, *, num_features: int
+) -> tuple[list[Tensor], Tensor]:
+    """Back from the order of an all-to-all: what came from each rank, feature by feature, is put together by feature.
+
+    Args:
+        values: tensors (N, ...) of any types, as ``ranged_dispatch`` returns them.
+        lengths: (F * B,) int64 or int32, likewise.
+        bounds: (R + 1,) int64 from 0 to B, not descending: whose samples came from which rank.
+        num_features: F.
+
+    Returns:
+        tensors (N, ...) feature by feature, and lengths (F, B).
+
+    Raises:
+        ValueError: as ``jagged_permute``.
+    """
+    outs, out_lengths = _OPS.ranged_combine(list(values), lengths, bounds, num_features)
+    return outs, out_lengths
+
+
+def ranged_dispatch_dense(values: Sequence[Tensor], bounds: Tensor) -> list[Tensor]:
+    """``ranged_dispatch`` where each feature of each sample has one row.
+
+    Args:
+        values: tensors (F, B, ...) of any types.
+        bounds: (R + 1,) int64 from 0 to B, not descending.
+
+    Returns:
+        tensors (F * B, ...); rank r has ``F * bounds[r]`` to ``F * bounds[r + 1]``.
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong bounds.
+    """
+    return list(_OPS.ranged_dispatch_dense(list(values), bounds))
+
+
+def ranged_combine_dense(values: Sequence[Tensor], bounds: Tensor, *, num_features: int) -> list[Tensor]:
+    """Back from what ``ranged_dispatch_dense`` gives: (F * B, ...) to (F, B, ...).
+
+    Raises:
+        ValueError: as ``ranged_dispatch_dense``.
+    """
+    return list(_OPS.ranged_combine_dense(list(values), bounds, num_features))
+
+
+def _like(values: Sequence[Tensor], num_rows: Any) -> list[Tensor]:
+    return [each.new_empty((num_rows, *each.shape[1:])) for each in values]
+
+
+def _fake_permute(
+    values: list[Tensor], lengths: Tensor, features: Tensor | None, samples: Tensor | None, num_rows: Any
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    num_features = lengths.shape[0] if features is None else features.shape[0]
+    num_samples = lengths.shape[1] if samples is None else samples.shape[0]
+    if num_rows is None:
+        num_rows = torch.library.get_ctx().new_dynamic_size()
+    return (
+        _like(values, num_rows),
+        lengths.new_empty((num_features, num_samples)),
+        lengths.new_empty(num_features * num_samples + 1, dtype=torch.int64),
+        lengths.new_empty(lengths.numel() + 1, dtype=torch.int64),
+    )
+
+
+def _fake_permute_backward(grads: list[Tensor], *arguments: Any) -> list[Tensor]:
+    return _like(grads, arguments[-1])
+
+
+def _fake_transpose(values: list[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
+    return _like(values, values[0].shape[0]), lengths.new_empty((lengths.shape[1], lengths.shape[0]))
+
+
+def _fake_dispatch(values: list[Tensor], lengths: Tensor, bounds: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    return _like(values, values[0].shape[0]), lengths.new_empty(lengths.numel()), bounds.new_empty(bounds.shape[0] - 1)
+
+
+def _fake_combine(
+    values: list[Tensor], lengths: Tensor, bounds: Tensor, num_features: int
+) -> tuple[list[Tensor], Tensor]:
+    num_samples = 0 if num_features == 0 else lengths.shape[0] // num_features
+    return _like(values, values[0].shape[0]), lengths.new_empty((num_features, num_samples))
+
+
+def _fake_dispatch_dense(values: list[Tensor], bounds: Tensor) -> list[Tensor]:
+    return [each.new_empty((each.shape[0] * each.shape[1], *each.shape[2:])) for each in values]
+
+
+def _fake_combine_dense(values: list[Tensor], bounds: Tensor, num_features: int) -> list[Tensor]:
+    return [each.new_empty((num_features, each.shape[0] // num_features, *each.shape[1:])) for each in values]
+
+
+def _gradients(ctx: Any, grads: Sequence[Tensor | None], backward: Any) -> list[Tensor | None]:
+    """Those of a list of values: ids among them have none, and only the others are moved back."""
+    is_needed = [needed and grad is not None for needed, grad in zip(ctx.needs_input_grad[0], grads, strict=True)]
+    moved = [grad for grad, needed in zip(grads, is_needed, strict=True) if needed]
+    if not moved:
+        return [None] * len(grads)
+    back = iter(backward(moved))
+    return [next(back) if needed else None for needed in is_needed]
+
+
+def _save_permute(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    values, lengths, features, samples, _ = inputs
+    ctx.save_for_backward(output[2], output[3], features, samples)
+    ctx.sizes = (*lengths.shape, values[0].shape[0])
+
+
+def _permute_backward(ctx: Any, grads: list[Tensor | None], *_: Any) -> tuple[Any, ...]:
+    def move_back(moved: list[Tensor]) -> list[Tensor]:
+        return list(_OPS.jagged_permute_backward(moved, *ctx.saved_tensors, *ctx.sizes))
+
+    return _gradients(ctx, grads, move_back), None, None, None, None
+
+
+def _save_transpose(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _transpose_backward(ctx: Any, grads: list[Tensor | None], _: Any) -> tuple[Any, ...]:
+    (out_lengths,) = ctx.saved_tensors
+    return _gradients(ctx, grads, lambda moved: _OPS.jagged_transpose(moved, out_lengths)[0]), None
+
+
+def _save_dispatch(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(output[1], inputs[2])
+    ctx.num_features = inputs[1].shape[0]
+
+
+def _dispatch_backward(ctx: Any, grads: list[Tensor | None], *_: Any) -> tuple[Any, ...]:
+    out_lengths, bounds = ctx.saved_tensors
+    return (
+        _gradients(ctx, grads, lambda moved: _OPS.ranged_combine(moved, out_lengths, bounds, ctx.num_features)[0]),
+        None,
+        None,
+    )
+
+
+def _save_combine(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(output[1], inputs[2])
+
+
+def _combine_backward(ctx: Any, grads: list[Tensor | None], _: Any) -> tuple[Any, ...]:
+    out_lengths, bounds = ctx.saved_tensors
+    return _gradients(ctx, grads, lambda moved: _OPS.ranged_dispatch(moved, out_lengths, bounds)[0]), None, None, None
+
+
+def _save_dispatch_dense(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_features = inputs[0][0].shape[0]
+
+
+def _dispatch_dense_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    (bounds,) = ctx.saved_tensors
+    return _gradients(ctx, grads, lambda moved: _OPS.ranged_combine_dense(moved, bounds, ctx.num_features)), None
+
+
+def _save_combine_dense(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _combine_dense_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    (bounds,) = ctx.saved_tensors
+    return _gradients(ctx, grads, lambda moved: _OPS.ranged_dispatch_dense(moved, bounds)), None, None
+
+
+for _name, _fake, _save, _backward in (
+    ("jagged_permute", _fake_permute, _save_permute, _permute_backward),
+    ("jagged_transpose", _fake_transpose, _save_transpose, _transpose_backward),
+    ("ranged_dispatch", _fake_dispatch, _save_dispatch, _dispatch_backward),
+    ("ranged_combine", _fake_combine, _save_combine, _combine_backward),
+    ("ranged_dispatch_dense", _fake_dispatch_dense, _save_dispatch_dense, _dispatch_dense_backward),
+    ("ranged_combine_dense", _fake_combine_dense, _save_combine_dense, _combine_dense_backward),
+):
+    torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
+    torch.library.register_autograd(f"headway::{_name}", _backward, setup_context=_save, lib=LIBRARY)
+torch.library.register_fake("headway::jagged_permute_backward", _fake_permute_backward, lib=LIBRARY)

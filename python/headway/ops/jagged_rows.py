@@ -1,0 +1,261 @@
+"""Jagged rows of samples joined, split, padded, added up and spread, as operators.
+
+Shapes: B samples, N rows of all samples one after the other, those of sample b from ``offsets[b]`` to
+``offsets[b + 1]``; L rows of a sample where it is padded.
+
+On a device, offsets that do not fit the rows are an assertion in the kernel; on the CPU they are a ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headway.ops.library import LIBRARY
+
+_OPS = torch.ops.headway
+
+
+def jagged_concat(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Joins jagged tensors sample by sample: the rows of a sample in the first one, then in the second, and so on.
+
+    One launch for each of the tensors.
+
+    Args:
+        values: tensors (N_i, ...) that differ in their rows alone.
+        offsets: (B + 1,) int64 of each.
+
+    Returns:
+        (sum of all N_i, ...), and its offsets (B + 1,).
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong offsets.
+    """
+    return _OPS.jagged_concat(list(values), list(offsets)), torch.stack(list(offsets)).sum(0)
+
+
+def jagged_split(values: Tensor, offsets: Sequence[Tensor], num_rows: Sequence[int]) -> list[Tensor]:
+    """Back from what ``jagged_concat`` gives.
+
+    Args:
+        values: (N, ...) with the rows of all parts.
+        offsets: (B + 1,) int64 of each part.
+        num_rows: N_i of each part, its last offset.
+
+    Returns:
+        tensors (N_i, ...).
+
+    Raises:
+        ValueError: as ``jagged_concat``.
+    """
+    return list(_OPS.jagged_split(values, list(offsets), list(num_rows)))
+
+
+def jagged_to_padded(values: Tensor, offsets: Tensor, *, max_length: int, padding: float = 0) -> Tensor:
+    """The first rows of each sample, and ``padding`` where it has fewer.
+
+    Args:
+        values: (N, ...) of any type.
+        offsets: (B + 1,) int64.
+        max_length: L, from 0; rows past it are left out.
+        padding: a value of the type.
+
+    Returns:
+        (B, L, ...).
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong offsets.
+    """
+    out: Tensor = _OPS.jagged_to_padded(values, offsets, max_length, padding)
+    return out
+
+
+def padded_to_jagged(padded: Tensor, offsets: Tensor, *, num_rows: int) -> Tensor:
+    """The rows that samples have; zeros where a sample has more than L.
+
+    Args:
+        padded: (B, L, ...) of any type.
+        offsets: (B + 1,) int64.
+        num_rows: N, the last offset.
+
+    Returns:
+        (N, ...).
+
+    Raises:
+        ValueError: as ``jagged_to_padded``.
+    """
+    out: Tensor = _OPS.padded_to_jagged(padded, offsets, num_rows)
+    return out
+
+
+def jagged_add_dense(values: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
+    """Adds row i of a sample of ``dense`` to row i of that sample; rows past L stay as they are.
+
+    Args:
+        values: (N, ...) float64, float32, bfloat16 or float16.
+        offsets: (B + 1,) int64.
+        dense: (B, L, ...) of the same type.
+
+    Returns:
+        (N, ...).
+
+    Raises:
+        ValueError: as ``jagged_to_padded``.
+    """
+    out: Tensor = _OPS.jagged_add_dense(values, offsets, dense)
+    return out
+
+
+def jagged_reduce(values: Tensor, offsets: Tensor, reduction: Literal["sum", "mean"] = "sum") -> Tensor:
+    """The sum or mean of the rows of each sample, zero of a sample without rows.
+
+    Added up in float32 (float64 for float64), in one order, so that it is the same bits each time.
+
+    Args:
+        values: (N, ...) float64, float32, bfloat16 or float16.
+        offsets: (B + 1,) int64.
+        reduction: "sum" or "mean".
+
+    Returns:
+        (B, ...).
+
+    Raises:
+        ValueError: as ``jagged_to_padded``, or ``reduction`` is another one.
+    """
+    out: Tensor = _OPS.jagged_reduce(values, offsets, reduction)
+    return out
+
+
+def jagged_expand(rows: Tensor, offsets: Tensor, *, num_rows: int) -> Tensor:
+    """The row of each sample once for each row that the sample has: the backward pass of a sum.
+
+    Args:
+        rows: (B, ...) of any type.
+        offsets: (B + 1,) int64.
+        num_rows: N, the last offset.
+
+    Returns:
+        (N, ...).
+
+    Raises:
+        ValueError: as ``jagged_to_padded``.
+    """
+    out: Tensor = _OPS.jagged_expand(rows, offsets, num_rows)
+    return out
+
+
+def _fake_concat(values: list[Tensor], offsets: list[Tensor]) -> Tensor:
+    return values[0].new_empty((sum(each.shape[0] for each in values), *values[0].shape[1:]))
+
+
+def _fake_split(values: Tensor, offsets: list[Tensor], num_rows: list[int]) -> list[Tensor]:
+    return [values.new_empty((size, *values.shape[1:])) for size in num_rows]
+
+
+def _fake_to_padded(values: Tensor, offsets: Tensor, max_length: int, padding: float) -> Tensor:
+    return values.new_empty((offsets.shape[0] - 1, max_length, *values.shape[1:]))
+
+
+def _fake_to_jagged(padded: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
+    return padded.new_empty((num_rows, *padded.shape[2:]))
+
+
+def _fake_expand(rows: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
+    return rows.new_empty((num_rows, *rows.shape[1:]))
+
+
+def _fake_add_dense(values: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
+    return values.new_empty(values.shape)
+
+
+def _fake_reduce(values: Tensor, offsets: Tensor, reduction: str) -> Tensor:
+    return values.new_empty((offsets.shape[0] - 1, *values.shape[1:]))
+
+
+def _save_concat(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, offsets = inputs
+    ctx.save_for_backward(*offsets)
+    ctx.num_rows = [each.shape[0] for each in values]
+
+
+def _concat_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    offsets = list(ctx.saved_tensors)
+    return _OPS.jagged_split(grad, offsets, ctx.num_rows), [None] * len(offsets)
+
+
+def _save_split(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[1])
+
+
+def _split_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    offsets = list(ctx.saved_tensors)
+    return _OPS.jagged_concat(grads, offsets), [None] * len(offsets), None
+
+
+def _save_to_padded(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_rows = inputs[0].shape[0]
+
+
+def _to_padded_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    return _OPS.padded_to_jagged(grad, offsets, ctx.num_rows), None, None, None
+
+
+def _save_to_jagged(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.max_length = inputs[0].shape[1]
+
+
+def _to_jagged_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    return _OPS.jagged_to_padded(grad, offsets, ctx.max_length, 0), None, None
+
+
+def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _expand_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    return _OPS.jagged_reduce(grad, offsets, "sum"), None, None
+
+
+def _save_add_dense(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.max_length = inputs[2].shape[1]
+
+
+def _add_dense_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    needs_dense = ctx.needs_input_grad[2]
+    return grad, None, _OPS.jagged_to_padded(grad, offsets, ctx.max_length, 0) if needs_dense else None
+
+
+def _save_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.num_rows, ctx.reduction = inputs[0].shape[0], inputs[2]
+
+
+def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (offsets,) = ctx.saved_tensors
+    if ctx.reduction == "mean":
+        lengths = offsets.diff().clamp(min=1)
+        grad = (grad / lengths.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
+    return _OPS.jagged_expand(grad, offsets, ctx.num_rows), None, None
+
+
+for _name, _fake, _save, _backward in (
+    ("jagged_concat", _fake_concat, _save_concat, _concat_backward),
+    ("jagged_split", _fake_split, _save_split, _split_backward),
+    ("jagged_to_padded", _fake_to_padded, _save_to_padded, _to_padded_backward),
+    ("padded_to_jagged", _fake_to_jagged, _save_to_jagged, _to_jagged_backward),
+    ("jagged_expand", _fake_expand, _save_expand, _expand_backward),
+    ("jagged_add_dense", _fake_add_dense, _save_add_dense, _add_dense_backward),
+    ("jagged_reduce", _fake_reduce, _save_reduce, _reduce_backward),
+):
+    torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
+    torch.library.register_autograd(f"headway::{_name}", _backward, setup_context=_save, lib=LIBRARY)
