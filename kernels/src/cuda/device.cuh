@@ -1,7 +1,8 @@
 #pragma once
 
-// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it (tests/support/device_emulator),
-// so that what kernels do is tested where there is no GPU; its folder has its dialect of CUDA.
+// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it
+// (tests/support/device_emulator), so that what kernels do is tested where there is no GPU; its folder has its dialect
+// of CUDA.
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #else
@@ -35,6 +36,13 @@ void spin_until(Ready is_ready) {
 
 inline std::int32_t load_acquire(std::int32_t const* address) { return *address; }
 inline void store_release(std::int32_t* address, std::int32_t value) { *address = value; }
+
+inline void add_four(float* address, float4 values) {
+  address[0] += values.x;
+  address[1] += values.y;
+  address[2] += values.z;
+  address[3] += values.w;
+}
 
 inline float tanh_approximate(float x) { return std::tanh(x); }
 
@@ -72,6 +80,13 @@ __device__ __forceinline__ std::int32_t load_acquire(std::int32_t const* address
 }
 __device__ __forceinline__ void store_release(std::int32_t* address, std::int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// Adds to four floats in global memory, 16-byte aligned; each sum is atomic. Of sm_90 and later.
+__device__ __forceinline__ void add_four(float* address, float4 values) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values.x), "f"(values.y),
+               "f"(values.z), "f"(values.w)
+               : "memory");
 }
 
 /// Of relative error 2^-11 at most.

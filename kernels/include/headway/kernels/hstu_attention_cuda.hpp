@@ -22,7 +22,7 @@ void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream
 
 /// hstu_attention_backward() likewise. With Determinism::kAny gradients of queries are added up in whatever order tiles
 /// are done; with kDeterministic in a fixed one, and then no gradients of bias weights can be had.
-/// On GPUs of compute capability 9.0 as above, without dim 256.
+/// On GPUs of compute capability 9.0 as above; dim 256 without bias.
 /// @param workspace hstu_attention_backward_workspace_bytes() of device memory, 256-byte aligned; whatever is in it. It
 ///        has the sums for gradients of queries as float32, by tiles of 64 queries
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace);

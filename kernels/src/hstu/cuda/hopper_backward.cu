@@ -11,7 +11,9 @@ std::string why_not_for_hopper(HstuBackwardArgs const& args) {
   forward.out = args.grad_query;  // Not looked at here, but may be unset.
   std::string const why = why_not_for_hopper(forward);
   if (!why.empty()) return why;
-  if (forward.dim == 256) return "gradients for dim 256";
+  if (forward.dim == 256 && (forward.bias.has_position() || forward.bias.has_time())) {
+    return "gradients for dim 256 with a bias";
+  }
   if (!begins_at_units_of_16_bytes(args.grad_out) || !begins_at_units_of_16_bytes(args.grad_query) ||
       !begins_at_units_of_16_bytes(args.grad_key) || !begins_at_units_of_16_bytes(args.grad_value)) {
     return "rows of gradients do not begin at multiples of 16 bytes";
@@ -27,6 +29,7 @@ void hopper_backward_async(HstuBackwardArgs const& args, CudaStream stream, void
   if (args.forward.dim == 32) hopper_backward_of_dim<32>(args, stream, workspace);
   if (args.forward.dim == 64) hopper_backward_of_dim<64>(args, stream, workspace);
   if (args.forward.dim == 128) hopper_backward_of_dim<128>(args, stream, workspace);
+  if (args.forward.dim == 256) hopper_backward_of_dim<256>(args, stream, workspace);
 }
 
 }  // namespace headway::kernels

@@ -8,8 +8,10 @@
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"
 #include "hstu/cuda/hopper_bias_gradients.cuh"
+#include "hstu/cuda/hopper_wide_backward_consumer.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -39,10 +41,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     lower_registers<Shape::kProducerRegisters>();
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);
     if (warp == 0) HopperBackwardProducer<Shape>(maps, params).run();
-    if (warp == 1 || warp == 2) add_query_sums<Shape>(params, warp - 1);
+    if constexpr (!Shape::kIsWide) {
+      if (warp == 1 || warp == 2) add_query_sums<Shape>(params, warp - 1);
+    }
   } else if (threadIdx.x < 128 * (Shape::kConsumers + 1)) {
     raise_registers<Shape::kConsumerRegisters>();
-    HopperBackwardConsumer<T, Shape>(params, static_cast<int>(threadIdx.x / 128) - 1).run();
+    using Consumer =
+        std::conditional_t<Shape::kIsWide, HopperWideBackwardConsumer<T, Shape>, HopperBackwardConsumer<T, Shape>>;
+    Consumer(params, static_cast<int>(threadIdx.x / 128) - 1).run();
   } else {
     if constexpr (Shape::kHasBias) {
       lower_registers<Shape::kProducerRegisters>();

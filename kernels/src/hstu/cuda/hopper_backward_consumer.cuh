@@ -4,6 +4,7 @@
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
+#include "hstu/cuda/write_fragments.cuh"
 
 #include <cstdint>
 
@@ -205,11 +206,8 @@ class HopperBackwardConsumer {
         float const score = scores[4 * group + i];
         float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
         float const h = sum * params_.half_alpha;
-        float const t = tanh_approximate(h);
-        // SiLU(2 h) = h (1 + t); its derivative is (1 + t) (1 + h (1 - t)) / 2.
-        bool const is_on = !kIsMasked || is_seen(seen[i % 2], rows.place.row + 8 * (i / 2));
-        values[i] = is_on ? fmaf(h, t, h) : 0.0F;
-        slopes[i] = is_on ? (1 + t) * fmaf(h, 1 - t, 1.0F) : 0.0F;
+        bool const is_on = !kIsMasked || seen[i % 2].sees(rows.place.row + 8 * (i / 2));
+        weight_and_slope(h, is_on, values[i], slopes[i]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -219,22 +217,12 @@ class HopperBackwardConsumer {
     }
   }
 
-  [[nodiscard]] static __device__ __forceinline__ bool is_seen(QueryVisibility const& query, std::int32_t key) {
-    bool const is_in_range = static_cast<std::uint32_t>(key - query.begin) < static_cast<std::uint32_t>(query.length);
-    return is_in_range | (key == query.token);  // Without branches.
-  }
-
   /// For the products that sum over keys. There are two buffers: whoever has come to the barrier after it has written
   /// one has done with the products of the other, so that this may be written.
   __device__ __forceinline__ void write_grad_scores(std::uint32_t const (&grad_scores)[kSteps][4]) const {
-    FragmentPlace const place(64 * warpgroup_);
-    std::byte* const tile = shared_memory() + Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes;
-#pragma unroll
-    for (int i = 0; i < kSteps * 4; ++i) {
-      std::uint32_t const offset = Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(place.row + i % 2 * 8),
-                                                               static_cast<std::uint32_t>(place.column + i / 2 * 8));
-      *reinterpret_cast<std::uint32_t*>(tile + offset) = grad_scores[i / 4][i % 4];
-    }
+    write_fragments<typename Shape::ScoreTile>(
+        shared_memory() + Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes, FragmentPlace(64 * warpgroup_),
+        grad_scores);
     fence_async_proxy();
     if constexpr (Shape::kHasBias) release(&state_.grads_full[queries_.index]);
     if constexpr (Shape::kSplitsColumns) {

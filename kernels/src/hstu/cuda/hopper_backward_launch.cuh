@@ -51,7 +51,9 @@ template <int kDim>
 void hopper_backward_of_dim(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuBias const& bias = args.forward.bias;
   auto const launch = [&]<class T>(T /*element*/) {
-    if (bias.has_position() || bias.has_time()) {
+    if constexpr (kDim == 256) {
+      launch_hopper_backward<T, HopperWideBackwardShape>(args, stream, workspace);
+    } else if (bias.has_position() || bias.has_time()) {
       launch_hopper_backward<T, HopperBackwardShape<kDim, true>>(args, stream, workspace);
     } else {
       launch_hopper_backward<T, HopperBackwardShape<kDim, false>>(args, stream, workspace);

@@ -11,6 +11,7 @@ namespace headway::kernels {
 /// of keys and values in registers. Warpgroups have half of the keys each.
 template <int kDim_, bool kHasBias_>
 struct HopperBackwardShape {
+  static constexpr bool kIsWide = false;
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
@@ -42,6 +43,36 @@ struct HopperBackwardShape {
   static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
   static constexpr std::uint32_t kStateAt = kQuerySumsAt + kConsumers * kQuerySums * 4;
+};
+
+/// The same for rows so wide that a warpgroup has room for half of the columns of all gradients only. Of scores each
+/// computes those of half of the queries; weights and gradients of scores go through shared memory.
+struct HopperWideBackwardShape {
+  static constexpr bool kIsWide = true;
+  static constexpr int kDim = 256;
+  static constexpr bool kHasBias = false;
+  static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlockKeys = 64;
+  static constexpr int kBlockQueries = 64;
+  static constexpr int kStages = 2;
+  static constexpr int kQuerySumColumns = kDim / 2;
+  static constexpr int kAdders = 1;
+
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  using KeyTile = SwizzledTile<kBlockKeys, kDim>;
+  using QueryTile = SwizzledTile<kBlockQueries, kDim>;
+  using ScoreTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< Weights, or gradients of scores: keys, queries.
+  static constexpr int kQuerySums = kBlockQueries * kQuerySumColumns;
+
+  static constexpr std::uint32_t kValuesAt = KeyTile::kBytes;
+  static constexpr std::uint32_t kQueriesAt = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
+  static constexpr std::uint32_t kWeightsAt = kGradsAt + kStages * QueryTile::kBytes;
+  static constexpr std::uint32_t kScoresAt = kWeightsAt + kStages * ScoreTile::kBytes;
+  static constexpr std::uint32_t kStateAt = kScoresAt + kStages * ScoreTile::kBytes;
 };
 
 }  // namespace headway::kernels

@@ -26,6 +26,11 @@ struct KeyTileInfo {
 /// Which keys a query sees.
 struct alignas(16) QueryVisibility {
   std::int32_t begin, length, token;
+
+  [[nodiscard]] __device__ __forceinline__ bool sees(std::int32_t key) const {
+    bool const is_in_range = static_cast<std::uint32_t>(key - begin) < static_cast<std::uint32_t>(length);
+    return is_in_range | (key == token);  // Without branches.
+  }
 };
 
 struct QueryBlockInfo {
@@ -78,6 +83,7 @@ enum BackwardBarrier : int {
   kSumsEmpty = 5,
   kTableFilled = 7,
   kTimeSums = 8,
+  kTurnTaken = 9,
 };
 
 /// By all warpgroups but the first.

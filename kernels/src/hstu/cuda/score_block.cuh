@@ -93,4 +93,12 @@ class TimeBias {
 /// SiLU(2 h) = 2 h / (1 + exp(-2 h)).
 __device__ __forceinline__ float silu_of_twice(float h) { return fmaf(h, tanh_approximate(h), h); }
 
+/// A weight SiLU(2 h) = h (1 + t) with t = tanh(h), and twice its derivative by 2 h, (1 + t) (1 + h (1 - t)); 0 where
+/// off.
+__device__ __forceinline__ void weight_and_slope(float h, bool is_on, float& weight, float& slope) {
+  float const t = tanh_approximate(h);
+  weight = is_on ? fmaf(h, t, h) : 0.0F;
+  slope = is_on ? (1 + t) * fmaf(h, 1 - t, 1.0F) : 0.0F;
+}
+
 }  // namespace headway::kernels

@@ -1,0 +1,210 @@
+#pragma once
+
+#include "hstu/cuda/fragment_place.cuh"
+#include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/score_block.cuh"
+#include "hstu/cuda/store_rows.cuh"
+#include "hstu/cuda/write_fragments.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// A warpgroup that computes half of the columns of all gradients, and scores of half of the queries.
+template <class T, class Shape>
+class HopperWideBackwardConsumer {
+ public:
+  /// @param warpgroup of those that compute
+  __device__ __forceinline__ HopperWideBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
+      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    for (std::uint32_t parity = 0;; parity ^= 1) {
+      wait(&state_.keys_full, parity);
+      if (state_.tile.is_end) return;
+      compute_tile(state_.tile);
+    }
+  }
+
+ private:
+  static constexpr int kOwnQueries = Shape::kBlockQueries / 2;
+  static constexpr int kScores = kOwnQueries / 2;  ///< Of a thread.
+  static constexpr int kSums = Shape::kQuerySumColumns / 2;
+  static constexpr int kSteps = kOwnQueries / 16;
+
+  __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
+    float key_sums[kSums], value_sums[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
+    for (bool is_last = !tile.is_seen; !is_last;) {
+      wait(&state_.queries_full[queries_.index], queries_.parity);
+      is_last = state_.blocks[queries_.index].is_last;
+      compute_block(key_sums, value_sums);
+    }
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    FragmentPlace const place(tile.first_key);
+    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
+    float const scale = is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale;
+    std::int64_t const first_row = tile.sequence.first_key_row;
+    OutputRows to_key(params_.grad_key, first_row, tile.head, place, mask.num_keys, scale * params_.half_alpha);
+    OutputRows to_value(params_.grad_value, first_row, tile.head, place, mask.num_keys, scale);
+    to_key.data += first_column();
+    to_value.data += first_column();
+    release(&state_.keys_empty);
+    store_rows<T>(value_sums, to_value);
+    store_rows<T>(key_sums, to_key);
+  }
+
+  __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums]) {
+    write_weights_and_grads();
+    start_sums(value_sums, Shape::kWeightsAt, Shape::kGradsAt);
+    start_sums(key_sums, Shape::kScoresAt, Shape::kQueriesAt);
+    float query_sums[kSums];
+    start_query_sums(query_sums);
+    QueryBlockInfo const block = state_.blocks[queries_.index];
+    wait_products<1>();
+    pin_registers(value_sums);
+    pin_registers(key_sums);
+    release(&state_.queries_empty[queries_.index]);
+    queries_.advance();
+    wait_products<0>();
+    pin_registers(query_sums);
+    add_query_sums_in_turn(query_sums, block);
+  }
+
+  /// There is a buffer for each stage: whoever has come to the barrier after it has written one has done with the
+  /// products of the one before, so that this may be written next.
+  __device__ __forceinline__ void write_weights_and_grads() const {
+    float scores[kScores], grads[kScores];
+    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];
+    start_scores(scores, 0, Shape::kQueriesAt);
+    start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
+    wait_products<1>();
+    pin_registers(scores);
+    if (state_.blocks[queries_.index].is_whole) {
+      compute_weights<false>(scores, weights);
+    } else {
+      compute_weights<true>(scores, weights);
+    }
+    wait_products<0>();
+    pin_registers(grads);
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      grad_scores[i / 4][i % 4] = pack<T>(scores[2 * i] * grads[2 * i], scores[2 * i + 1] * grads[2 * i + 1]);
+    }
+    std::byte* const buffers = shared_memory() + queries_.index * Shape::ScoreTile::kBytes;
+    std::int32_t const first_query = kOwnQueries * warpgroup_;
+    write_fragments<typename Shape::ScoreTile>(buffers + Shape::kWeightsAt, FragmentPlace(0), weights, first_query);
+    write_fragments<typename Shape::ScoreTile>(buffers + Shape::kScoresAt, FragmentPlace(0), grad_scores, first_query);
+    fence_async_proxy();
+    sync_named(kScoresWritten, 128 * Shape::kConsumers);
+  }
+
+  /// Weights; scores become slopes.
+  template <bool kIsMasked>
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4]) const {
+    FragmentPlace const place(state_.tile.first_key);
+    QueryVisibility const* const queries = state_.visibility[queries_.index] + kOwnQueries * warpgroup_ + place.column;
+#pragma unroll
+    for (int group = 0; group < kScores / 4; ++group) {
+      float values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        bool const is_on = !kIsMasked || queries[8 * group + i % 2].sees(place.row + 8 * (i / 2));
+        weight_and_slope(score * params_.half_alpha, is_on, values[i], score);
+      }
+      weights[group / 2][group % 2 * 2] = pack<T>(values[0], values[1]);
+      weights[group / 2][group % 2 * 2 + 1] = pack<T>(values[2], values[3]);
+    }
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
+    return shared_address(shared_memory()) + offset;
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t stage_of(std::uint32_t offset) const {
+    return address_of(offset + queries_.index * Shape::QueryTile::kBytes);
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t buffer_of(std::uint32_t offset) const {
+    return address_of(offset + queries_.index * Shape::ScoreTile::kBytes);
+  }
+  [[nodiscard]] __device__ __forceinline__ int first_column() const { return Shape::kQuerySumColumns * warpgroup_; }
+
+  /// Products of keys (or values) with the own queries (or gradients of their output).
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t rows_at,
+                                               std::uint32_t columns_at) const {
+    std::uint32_t const rows = address_of(rows_at), columns = stage_of(columns_at);
+    pin_registers(scores);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kDim / 16; ++step) {
+      multiply<T, Major::kSummed, Major::kSummed>(
+          scores, Shape::KeyTile::summed_over_columns(rows, 0, 16 * step),
+          Shape::QueryTile::summed_over_columns(columns, kOwnQueries * warpgroup_, 16 * step), step > 0);
+    }
+    commit_products();
+  }
+
+  /// Sums over queries: of weights times gradients of the output, or gradients of scores times queries.
+  __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t factors_at,
+                                             std::uint32_t queries_at) const {
+    std::uint32_t const factors = buffer_of(factors_at), queries = stage_of(queries_at);
+    pin_registers(sums);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kBlockQueries / 16; ++step) {
+      multiply<T, Major::kSummed, Major::kOther>(sums, Shape::ScoreTile::summed_over_columns(factors, 0, 16 * step),
+                                                 Shape::QueryTile::summed_over_rows(queries, 16 * step, first_column()),
+                                                 true);
+    }
+    commit_products();
+  }
+
+  /// Sums over keys of gradients of scores times keys.
+  __device__ __forceinline__ void start_query_sums(float (&sums)[kSums]) const {
+    std::uint32_t const grads = buffer_of(Shape::kScoresAt), keys = address_of(0);
+    pin_registers(sums);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kBlockKeys / 16; ++step) {
+      multiply<T, Major::kOther, Major::kOther>(sums, Shape::ScoreTile::summed_over_rows(grads, 16 * step, 0),
+                                                Shape::KeyTile::summed_over_rows(keys, 16 * step, first_column()),
+                                                step > 0);
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void add_query_sums_in_turn(float const (&sums)[kSums],
+                                                         QueryBlockInfo const& block) const {
+    std::int64_t const part = 2 * (block.tile * params_.num_heads + state_.tile.head) + warpgroup_;
+    bool const is_first = threadIdx.x % 128 == 0;
+    std::int32_t* const turn = params_.turns == nullptr ? nullptr : params_.turns + part;
+    if (turn != nullptr) {
+      if (is_first) spin_until([&] { return load_acquire(turn) == block.turn; });
+      sync_named(kTurnTaken + warpgroup_, 128);
+    }
+    float* const place = params_.query_sums + part * Shape::kQuerySums + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      add_four(place + 512 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+    }
+    if (turn != nullptr) {
+      __threadfence();
+      sync_named(kTurnTaken + warpgroup_, 128);
+      if (is_first) store_release(turn, block.turn + 1);
+    }
+  }
+
+  /// Arrives, each warp for itself.
+  static __device__ __forceinline__ void release(Barrier* barrier) {
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) arrive(barrier);
+  }
+
+  HopperBackwardParams const& params_;
+  HopperBackwardState<Shape>& state_;
+  int warpgroup_;
+  RingPosition<Shape::kStages> queries_;
+};
+
+}  // namespace headway::kernels
