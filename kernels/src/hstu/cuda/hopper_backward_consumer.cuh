@@ -37,10 +37,13 @@ class HopperBackwardConsumer {
   static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = Shape::kBlockQueries / 16;
 
+  /// Of those that compute.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
+
   /// What a thread keeps of a tile.
   struct Rows {
     FragmentPlace place;
-    SplitTime times[2];
+    RowTimes times;
   };
 
   // What is of the tile stays in shared memory until it is needed: registers are few.
@@ -70,10 +73,12 @@ class HopperBackwardConsumer {
     Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
+        std::int64_t times[2];
         for (int r = 0; r < 2; ++r) {
           std::int32_t const key = min(rows.place.row + 8 * r, tile.sequence.mask.num_keys - 1);
-          rows.times[r] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
+          times[r] = __ldg(params_.bias.key_times + tile.sequence.first_key_row + key);
         }
+        rows.times.fill(times, tile.base_time, state_.row_times[warp()]);
       }
     }
     return rows;
@@ -191,14 +196,17 @@ class HopperBackwardConsumer {
     std::int32_t const first_token = mask.token_of(state_.blocks[queries_.index].first_query + rows.place.column);
     PositionBias<-1> position =
         has_position ? PositionBias<-1>(params_.bias, rows.place.row - first_token) : PositionBias<-1>();
-    TimeBias const time(kHasTime ? backward_time_table<Shape>(params_.bias) : TimeTable(), rows.times,
-                        state_.query_times[queries_.index]);
+    TimeBias<kIsCrowded> time;
+    if constexpr (kHasTime) {
+      time = {backward_time_table<Shape>(params_.bias), rows.times, state_.row_times[warp()],
+              state_.query_times[queries_.index]};
+    }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
       std::int32_t const column = 8 * group;
       float bias[2][2] = {};
       if (has_position) position.move_to(column, bias);
-      if constexpr (kHasTime) time.template add<kIsCrowded>(column + rows.place.column, bias);
+      if constexpr (kHasTime) time.add(group, rows.place.column, bias);
       QueryVisibility const* const seen = state_.visibility[queries_.index] + column + rows.place.column;
       float values[4], slopes[4];
 #pragma unroll

@@ -103,7 +103,7 @@ class HopperBackwardProducer {
     queries_.advance();
   }
 
-  /// What each query of a block sees, and its time. The first lane, which then arrives, sees what the others wrote.
+  /// What each query of a block sees, and their times. The first lane, which then arrives, sees what the others wrote.
   __device__ __forceinline__ void describe_queries(std::uint32_t stage, std::int32_t first_query) {
     SequenceView const& sequence = state_.tile.sequence;
     HstuSequenceMask const& mask = sequence.mask;
@@ -115,11 +115,11 @@ class HopperBackwardProducer {
         seen = {range.begin, min(range.end, mask.num_keys) - range.begin, mask.token_of(query)};
       }
       state_.visibility[stage][i] = seen;
-      if constexpr (Shape::kHasBias) {
-        if (params_.bias.has_time()) {
-          std::int64_t const row = sequence.first_query_row + min(query, mask.num_queries - 1);
-          state_.query_times[stage][i] = {__ldg(params_.bias.query_times + row), state_.tile.base_time};
-        }
+    }
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        state_.query_times[stage].fill(params_.bias.query_times + sequence.first_query_row + first_query,
+                                       mask.num_queries - first_query, state_.tile.base_time);
       }
     }
     __syncwarp();

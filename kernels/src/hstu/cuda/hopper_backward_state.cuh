@@ -4,8 +4,10 @@
 #include "hstu/cuda/hopper_backward_params.hpp"
 #include "hstu/cuda/hopper_backward_shape.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
+#include "hstu/cuda/time_columns.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -56,7 +58,8 @@ struct HopperBackwardState {
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
-  alignas(16) SplitTime query_times[Shape::kStages][Shape::kHasBias ? Shape::kBlockQueries : 1];
+  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockQueries>, NoTimes> query_times[Shape::kStages];
+  TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
 };
 
 template <class Shape>

@@ -92,7 +92,7 @@ class HopperBiasGradients {
     bool const is_crowded = table.is_crowded();
 #pragma unroll 4
     for (std::int32_t query = 0; query < Shape::kBlockQueries; ++query) {
-      float const apart = time_apart(time, state_.query_times[stage][query]);
+      float const apart = fabsf(time_difference(time, state_.query_times[stage].times[query]));
       std::int32_t const bucket =
           is_crowded ? table.template bucket_of<true>(apart) : table.template bucket_of<false>(apart);
       if (bucket != run.bucket) {

@@ -10,9 +10,11 @@
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
 #include "hstu/cuda/store_rows.cuh"
+#include "hstu/cuda/time_columns.cuh"
 #include "hstu/cuda/visible_blocks.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -42,7 +44,8 @@ struct HopperForwardState {
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
   QueryTileInfo tiles[Shape::kQueryStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
-  alignas(16) SplitTime key_times[Shape::kKeyStages][Shape::kHasBias ? Shape::kBlockKeys : 1];
+  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockKeys>, NoTimes> key_times[Shape::kKeyStages];
+  TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
 };
 
 template <class Shape>
@@ -136,7 +139,10 @@ class HopperForwardProducer {
     blocks.advance();
     wait(&state_.key_empty[i], key_.parity ^ 1);
     if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) bring_times(tile, first_key, state_.key_times[i]);
+      if (params_.bias.has_time()) {
+        state_.key_times[i].fill(params_.bias.key_times + tile.sequence.first_key_row + first_key,
+                                 tile.sequence.mask.num_keys - first_key, tile.base_time);
+      }
     }
     if (is_first_lane()) {
       state_.blocks[i] = {first_key, is_whole, blocks.is_done()};
@@ -157,16 +163,6 @@ class HopperForwardProducer {
                 static_cast<std::int32_t>(tile.sequence.first_key_row) + block * Shape::kBlockKeys, 0, tile.head);
     }
     value_.advance();
-  }
-
-  /// The first lane, which then arrives, sees what the others wrote.
-  __device__ __forceinline__ void bring_times(QueryTileInfo const& tile, std::int32_t first_key,
-                                              SplitTime (&times)[Shape::kHasBias ? Shape::kBlockKeys : 1]) const {
-    std::int64_t const* const all = params_.bias.key_times + tile.sequence.first_key_row;
-    for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < Shape::kBlockKeys; i += kWarpThreads) {
-      times[i] = {__ldg(all + min(first_key + i, tile.sequence.mask.num_keys - 1)), tile.base_time};
-    }
-    __syncwarp();
   }
 
   HopperForwardMaps const& maps_;
@@ -205,11 +201,14 @@ class HopperForwardConsumer {
   static constexpr int kSteps = Shape::kBlockKeys / 16;
   static_assert(!Shape::kTakesTurns || Shape::kConsumers == 2);
 
+  /// Of those that compute.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
+
   /// What a thread keeps of a tile.
   struct Rows {
     FragmentPlace place;
     RowsVisibility visibility;
-    SplitTime times[2];
+    RowTimes times;
   };
 
   __device__ __forceinline__ void prepare_time_table() {
@@ -294,10 +293,12 @@ class HopperForwardConsumer {
     Rows rows{place, {tile.sequence.mask, place.row}, {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
+        std::int64_t times[2];
         for (int r = 0; r < 2; ++r) {
           std::int32_t const query = min(place.row + 8 * r, tile.sequence.mask.num_queries - 1);
-          rows.times[r] = {__ldg(params_.bias.query_times + tile.sequence.first_query_row + query), tile.base_time};
+          times[r] = __ldg(params_.bias.query_times + tile.sequence.first_query_row + query);
         }
+        rows.times.fill(times, tile.base_time, state_.row_times[warp()]);
       }
     }
     return rows;
@@ -369,13 +370,14 @@ class HopperForwardConsumer {
     PositionBias<1> position =
         has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
                      : PositionBias<1>();
-    TimeBias const time(kHasTime ? time_table() : TimeTable(), rows.times, state_.key_times[key_.index]);
+    TimeBias<kIsCrowded> time;
+    if constexpr (kHasTime) time = {time_table(), rows.times, state_.row_times[warp()], state_.key_times[key_.index]};
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
       std::int32_t const column = 8 * group;
       float bias[2][2] = {};
       if (has_position) position.move_to(column, bias);
-      if constexpr (kHasTime) time.template add<kIsCrowded>(column + rows.place.column, bias);
+      if constexpr (kHasTime) time.add(group, rows.place.column, bias);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = scores[4 * group + i];

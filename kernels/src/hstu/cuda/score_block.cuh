@@ -3,7 +3,6 @@
 #include "headway/kernels/hstu_attention.hpp"
 #include "headway/kernels/hstu_mask.hpp"
 #include "hstu/cuda/fragment_place.cuh"
-#include "hstu/cuda/time_table.cuh"
 
 #include <cstdint>
 
@@ -64,30 +63,6 @@ class PositionBias {
   float const* weights_ = nullptr;
   std::int32_t last_ = 0, place_ = 0;
   float before_[2] = {};
-};
-
-/// The time bias of the two rows of a thread; those of the columns are in shared memory.
-class TimeBias {
- public:
-  __device__ __forceinline__ TimeBias(TimeTable const& table, SplitTime const (&rows)[2], SplitTime const* column_times)
-      : table_(table), rows_{rows[0], rows[1]}, column_times_(column_times) {}
-
-  template <bool kIsCrowded>
-  __device__ __forceinline__ void add(std::int32_t column, float (&rows)[2][2]) const {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      SplitTime const other = column_times_[column + e];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        rows[r][e] += table_.weight(table_.template bucket_of<kIsCrowded>(time_apart(rows_[r], other)));
-      }
-    }
-  }
-
- private:
-  TimeTable table_;
-  SplitTime rows_[2];
-  SplitTime const* column_times_;
 };
 
 /// SiLU(2 h) = 2 h / (1 + exp(-2 h)).

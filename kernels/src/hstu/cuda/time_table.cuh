@@ -8,7 +8,7 @@
 namespace headway::kernels {
 
 /// A time as two floats, relative to another: `high` counts units of 2^24. Differences of both parts are exact where
-/// times are less than 2^47 from the base, so that time_apart() is then the difference rounded once.
+/// times are less than 2^47 from the base, so that time_difference() is then the difference rounded once.
 struct SplitTime {
   float high = 0, low = 0;
 
@@ -20,8 +20,9 @@ struct SplitTime {
   }
 };
 
-__device__ __forceinline__ float time_apart(SplitTime a, SplitTime b) {
-  return fabsf(fmaf(a.high - b.high, 16777216.0F, a.low - b.low));
+/// a - b
+__device__ __forceinline__ float time_difference(SplitTime a, SplitTime b) {
+  return fmaf(a.high - b.high, 16777216.0F, a.low - b.low);
 }
 
 /// Finds the bucket of a time difference (HstuBias::time_weights) without a search: exponent and the first bits of the
