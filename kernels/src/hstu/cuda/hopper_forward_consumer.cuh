@@ -1,0 +1,266 @@
+#pragma once
+
+#include "hstu/cuda/hopper_forward_state.cuh"
+#include "hstu/cuda/score_block.cuh"
+#include "hstu/cuda/store_rows.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// A warpgroup that computes 64 rows of each tile.
+template <class T, class Shape>
+class HopperForwardConsumer {
+ public:
+  /// @param warpgroup of those that compute
+  __device__ __forceinline__ HopperForwardConsumer(HopperForwardParams const& params, int warpgroup)
+      : params_(params), state_(forward_state<Shape>()), warpgroup_(warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    prepare_time_table();
+    // The first may begin.
+    if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
+    while (true) {
+      wait(&state_.query_full[query_.index], query_.parity);
+      QueryTileInfo const& tile = state_.tiles[query_.index];
+      if (tile.is_end) return;
+      compute_tile(tile);
+    }
+  }
+
+ private:
+  static constexpr int kTurnBarrier = 1;  ///< And the next, for the second warpgroup.
+  static constexpr int kTableBarrier = 3;
+  static constexpr int kTurnThreads = 256;
+  static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
+  static constexpr int kSums = Shape::kDim / 2;
+  static constexpr int kSteps = Shape::kBlockKeys / 16;
+  static_assert(!Shape::kTakesTurns || Shape::kConsumers == 2);
+
+  /// Of those that compute.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
+
+  /// What a thread keeps of a tile.
+  struct Rows {
+    FragmentPlace place;
+    RowsVisibility visibility;
+    RowTimes times;
+  };
+
+  __device__ __forceinline__ void prepare_time_table() {
+    if constexpr (Shape::kHasBias) {
+      if (!params_.bias.has_time()) return;
+      constexpr int kComputing = 128 * Shape::kConsumers;
+      int const thread = static_cast<int>(threadIdx.x) - 128;
+      TimeTable table = time_table();
+      table.copy_bounds(params_.bias, thread, kComputing);
+      sync_named(kTableBarrier, kComputing);
+      table.fill_cells(thread, kComputing);
+      sync_named(kTableBarrier, kComputing);
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ TimeTable time_table() const {
+    return forward_time_table<Shape>(params_.bias);
+  }
+
+  __device__ __forceinline__ void compute_tile(QueryTileInfo const& tile) {
+    Rows const rows = rows_of(tile);
+    OutputRows const output = output_of(tile, rows.place);
+    std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
+
+    float scores[kScores];
+    std::uint32_t weights[kSteps][4];
+    float sums[kSums];
+
+    wait(&state_.key_full[key_.index], key_.parity);
+    KeyBlockInfo block = state_.blocks[key_.index];
+    take_turn();
+    start_scores(scores, queries);
+    pass_turn();
+    wait_products<0>();
+    pin_registers(scores);
+    if (block.is_last) release_queries();
+    compute_weights(scores, rows, block);
+    release_keys();
+    pack_weights(scores, weights);
+
+    bool has_sums = false;
+    while (!block.is_last) {
+      wait(&state_.key_full[key_.index], key_.parity);
+      block = state_.blocks[key_.index];
+      take_turn();
+      start_scores(scores, queries);
+      wait(&state_.value_full[value_.index], value_.parity);
+      start_sums(sums, weights, has_sums);
+      pass_turn();
+      wait_products<1>();
+      pin_registers(scores);
+      if (block.is_last) release_queries();
+      compute_weights(scores, rows, block);
+      release_keys();
+      wait_products<0>();
+      pin_registers(sums);
+      release_values();
+      pack_weights(scores, weights);
+      has_sums = true;
+    }
+    wait(&state_.value_full[value_.index], value_.parity);
+    take_turn();
+    start_sums(sums, weights, has_sums);
+    pass_turn();
+    wait_products<0>();
+    pin_registers(sums);
+    release_values();
+    store_rows<T>(sums, output);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
+                                                                FragmentPlace const& place) const {
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
+    return {params_.out,      tile.sequence.first_query_row,
+            tile.head,        place,
+            mask.num_queries, is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale};
+  }
+
+  [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {
+    FragmentPlace const place(tile.first_query + 64 * warpgroup_);
+    Rows rows{place, {tile.sequence.mask, place.row}, {}};
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        std::int64_t times[2];
+        for (int r = 0; r < 2; ++r) {
+          std::int32_t const query = min(place.row + 8 * r, tile.sequence.mask.num_queries - 1);
+          times[r] = __ldg(params_.bias.query_times + tile.sequence.first_query_row + query);
+        }
+        rows.times.fill(times, tile.base_time, state_.row_times[warp()]);
+      }
+    }
+    return rows;
+  }
+
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t queries) const {
+    std::uint32_t const keys = shared_address(shared_memory()) + Shape::kKeysAt + key_.index * Shape::KeyTile::kBytes;
+    pin_registers(scores);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Shape::kDim / 16; ++step) {
+      multiply<T, Major::kSummed, Major::kSummed>(
+          scores, Shape::QueryTile::summed_over_columns(queries, 64 * warpgroup_, 16 * step),
+          Shape::KeyTile::summed_over_columns(keys, 0, 16 * step), step > 0);
+    }
+    commit_products();
+  }
+
+  __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t (&weights)[kSteps][4],
+                                             bool has_sums) const {
+    std::uint32_t const values =
+        shared_address(shared_memory()) + Shape::kValuesAt + value_.index * Shape::KeyTile::kBytes;
+    pin_registers(sums);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) pin_registers(weights[step]);
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      multiply<T, Major::kOther>(sums, weights[step], Shape::KeyTile::summed_over_rows(values, 16 * step, 0),
+                                 has_sums || step > 0);
+    }
+    commit_products();
+  }
+
+  /// From products to weights, in place.
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
+                                                  KeyBlockInfo const& block) const {
+    bool has_time = false;
+    if constexpr (Shape::kHasBias) has_time = params_.bias.has_time();
+    if (block.is_whole && !has_time) {
+      compute_weights_with_bias<false>(scores, rows, block.first_key);
+    } else {
+      compute_weights_with_bias<true>(scores, rows, block.first_key);
+    }
+  }
+
+  template <bool kIsMasked>
+  __device__ __forceinline__ void compute_weights_with_bias(float (&scores)[kScores], Rows const& rows,
+                                                            std::int32_t first_key) const {
+    // Beside the time bias a mask costs little: it is always there, as code with time bias takes long to compile.
+    if constexpr (!Shape::kHasBias) {
+      compute_weights_of<kIsMasked, false, false, false>(scores, rows, first_key);
+    } else if (!kIsMasked || !params_.bias.has_time()) {
+      compute_weights_of<kIsMasked, true, false, false>(scores, rows, first_key);
+    } else if (time_table().is_crowded()) {
+      compute_weights_of<true, true, true, true>(scores, rows, first_key);
+    } else if (params_.bias.has_position()) {
+      compute_weights_of<true, true, true, false>(scores, rows, first_key);
+    } else {
+      compute_weights_of<true, false, true, false>(scores, rows, first_key);
+    }
+  }
+
+  template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
+  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
+                                                     std::int32_t first_key) const {
+    // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
+    bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
+    PositionBias<1> position =
+        has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
+                     : PositionBias<1>();
+    TimeBias<kIsCrowded> time;
+    if constexpr (kHasTime) time = {time_table(), rows.times, state_.row_times[warp()], state_.key_times[key_.index]};
+#pragma unroll
+    for (int group = 0; group < kScores / 4; ++group) {
+      std::int32_t const column = 8 * group;
+      float bias[2][2] = {};
+      if (has_position) position.move_to(column, bias);
+      if constexpr (kHasTime) time.add(group, rows.place.column, bias);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        std::int32_t const key = first_key + rows.place.column + column + i % 2;
+        float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
+        float const weight = silu_of_twice(sum * params_.half_alpha);
+        score = kIsMasked && !rows.visibility.sees(i / 2, key) ? 0.0F : weight;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void pack_weights(float const (&scores)[kScores],
+                                                      std::uint32_t (&weights)[kSteps][4]) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (Shape::kTakesTurns) sync_named(kTurnBarrier + warpgroup_, kTurnThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (Shape::kTakesTurns) arrive_named(kTurnBarrier + (warpgroup_ ^ 1), kTurnThreads);
+  }
+
+  /// By each warp for itself.
+  static __device__ __forceinline__ void release(Barrier* empty) {
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
+  }
+  __device__ __forceinline__ void release_queries() {
+    release(&state_.query_empty[query_.index]);
+    query_.advance();
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(&state_.key_empty[key_.index]);
+    key_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(&state_.value_empty[value_.index]);
+    value_.advance();
+  }
+
+  HopperForwardParams const& params_;
+  HopperForwardState<Shape>& state_;
+  int warpgroup_;
+  RingPosition<Shape::kQueryStages> query_;
+  RingPosition<Shape::kKeyStages> key_, value_;
+};
+
+}  // namespace headway::kernels

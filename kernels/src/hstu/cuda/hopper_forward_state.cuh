@@ -1,0 +1,60 @@
+#pragma once
+
+#include "cuda/tensor_map.cuh"
+#include "hstu/cuda/hopper_forward_params.hpp"
+#include "hstu/cuda/hopper_forward_shape.cuh"
+#include "hstu/cuda/sequence_tile.cuh"
+#include "hstu/cuda/time_columns.cuh"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace headway::kernels {
+
+/// Maps of queries, keys and values: (columns of a panel, tokens, panels, heads).
+struct HopperForwardMaps {
+  TensorMap query, key, value;
+};
+
+/// What the producer says of a tile of queries.
+struct QueryTileInfo {
+  SequenceView sequence;
+  std::int32_t head = 0, first_query = 0;
+  std::int64_t base_time = 0;
+  bool is_end = false;
+};
+
+struct KeyBlockInfo {
+  std::int32_t first_key = 0;
+  bool is_whole = false, is_last = false;
+};
+
+/// Behind the tiles in shared memory; behind it the table of times.
+template <class Shape>
+struct HopperForwardState {
+  Barrier query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
+  Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
+  Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
+  QueryTileInfo tiles[Shape::kQueryStages];
+  KeyBlockInfo blocks[Shape::kKeyStages];
+  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockKeys>, NoTimes> key_times[Shape::kKeyStages];
+  TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
+};
+
+template <class Shape>
+[[nodiscard]] constexpr std::uint32_t hopper_forward_shared_bytes(HstuBias const& bias) {
+  std::uint32_t const state = Shape::kStateAt + sizeof(HopperForwardState<Shape>);
+  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) : state;
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ HopperForwardState<Shape>& forward_state() {
+  return *reinterpret_cast<HopperForwardState<Shape>*>(shared_memory() + Shape::kStateAt);
+}
+
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ TimeTable forward_time_table(HstuBias const& bias) {
+  return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
+}
+
+}  // namespace headway::kernels
