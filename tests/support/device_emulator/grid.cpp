@@ -57,10 +57,23 @@ void Block::start(Index3 index, std::span<std::byte> stacks) {
 }
 
 bool Block::advance() {
+  unsigned const num_warps = (options_.block.volume() + 31) / 32;
   bool has_run = false;
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    Thread& thread = threads_[is_late() ? threads_.size() - 1 - i : i];
-    if (!thread.fiber.is_done() && run(thread)) has_run = true;
+  for (unsigned i = 0; i < num_warps; ++i) {
+    unsigned const warp = is_late() ? num_warps - 1 - i : i;
+    while (advance_warp(warp)) {
+      has_run = true;
+      if (!is_late()) break;
+    }
+  }
+  return has_run;
+}
+
+bool Block::advance_warp(unsigned warp) {
+  auto const end = std::min<std::size_t>(threads_.size(), 32 * (warp + 1));
+  bool has_run = false;
+  for (std::size_t i = 32 * warp; i < end; ++i) {
+    if (!threads_[i].fiber.is_done() && run(threads_[i])) has_run = true;
   }
   return has_run;
 }
@@ -80,7 +93,9 @@ bool Block::run(Thread& thread) {
 
 bool Block::finish_one_operation() {
   if (put_off_.empty()) return false;
-  // The youngest: operations of different barriers come in any order.
+  // Any of them: operations of different barriers come in any order.
+  choice_ = choice_ * 1664525 + 1013904223;
+  std::swap(put_off_[(choice_ >> 16) % put_off_.size()], put_off_.back());
   auto const operation = std::move(put_off_.back());
   put_off_.pop_back();
   operation();

@@ -26,7 +26,8 @@ struct Extent3 {
 };
 
 /// When what a kernel only starts (copies, products of warpgroups) is done: at once, or when nothing else can go on.
-/// A kernel must be right with both. Threads run in ascending order with the first, in descending order with the other.
+/// A kernel must be right with both. With the first warps take turns step by step; with the other each runs as far as
+/// it can, the last first, and what was put off is done in a random order, the same each time.
 enum class AsyncTiming : std::uint8_t { kEarly, kLate };
 
 struct LaunchOptions {
@@ -106,6 +107,7 @@ class Block {
   [[nodiscard]] std::byte* shared() { return shared_; }
 
  private:
+  bool advance_warp(unsigned warp);
   bool run(Thread& thread);
   NamedBarrier& join(unsigned barrier, unsigned num_threads);
 
@@ -120,6 +122,7 @@ class Block {
   NamedBarrier barriers_[16];
   std::vector<OperationQueue> products_;  ///< By warp.
   std::vector<std::function<void()>> put_off_;
+  std::uint32_t choice_ = 1;
 };
 
 /// The thread whose code runs. Only inside a kernel.

@@ -2,10 +2,12 @@
 #include "hstu/cuda/rows_alignment.hpp"
 #include "hstu/cuda/time_table.cuh"
 
+#include <cstdint>
 #include <limits>
 #include <string>
 
 namespace headway::kernels {
+
 std::string why_not_for_hopper(HstuForwardArgs const& args) {
   if (args.type != ElementType::kBfloat16 && args.type != ElementType::kFloat16) return "elements are not of 16 bits";
   bool const has_dim = args.dim == 32 || args.dim == 64 || args.dim == 128 || args.dim == 256;
@@ -16,7 +18,7 @@ std::string why_not_for_hopper(HstuForwardArgs const& args) {
   }
   if (args.bias.has_time() && args.bias.num_time_bounds > TimeTable::kMostBounds)
     return "there are too many time bounds";
-  if (args.sequences.num_keys > std::numeric_limits<int>::max()) return "there are 2^31 tokens or more";
+  if (args.sequences.num_keys > std::numeric_limits<std::int32_t>::max()) return "there are 2^31 tokens or more";
   return "";
 }
 

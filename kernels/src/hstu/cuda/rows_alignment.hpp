@@ -6,11 +6,11 @@
 
 namespace headway::kernels {
 
-/// Whether rows of 16-bit numbers can be copied by tiles, and written 16 bytes at a time.
+/// Whether rows of 16-bit numbers can be copied by tiles, and written 16 bytes at a time. Strides of 0 cannot.
 template <class Pointer>
 [[nodiscard]] bool begins_at_units_of_16_bytes(JaggedHeads<Pointer> const& rows) {
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.token_stride % 8 == 0 &&
-         rows.head_stride % 8 == 0;
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.token_stride > 0 && rows.token_stride % 8 == 0 &&
+         rows.head_stride > 0 && rows.head_stride % 8 == 0;
 }
 
 }  // namespace headway::kernels

@@ -1,0 +1,48 @@
+#pragma once
+
+#include "headway/kernels/hstu_attention_cuda.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+
+/// What is measured: a batch of sequences and how they attend.
+struct AttentionPoint {
+  std::string lengths{};  ///< "fixed", or "long_tail".
+  std::vector<std::int64_t> sequence_lengths{};
+  std::int32_t num_heads = 4, dim = 128;
+  std::string bias = "none";  ///< Or "position", "time", "both".
+  bool is_deterministic = false;
+
+  /// Of the forward pass, as publications count them: two products of n^2 / 2 pairs.
+  [[nodiscard]] double forward_flops() const;
+};
+
+/// Random tensors of a point on the device, with causal mask.
+class AttentionInputs {
+ public:
+  explicit AttentionInputs(AttentionPoint const& point);
+
+  [[nodiscard]] kernels::HstuBackwardArgs const& args() const { return args_; }
+  [[nodiscard]] void* workspace() const { return workspace_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  void* allocate(std::size_t size_bytes);
+  void* random_rows(std::int64_t num_elements);
+  template <class T>
+  T* copy_of(std::vector<T> const& values);
+  void add_bias(AttentionPoint const& point, std::int64_t num_tokens, std::int64_t max_length);
+
+  std::vector<std::unique_ptr<void, Free>> memory_;
+  kernels::HstuBackwardArgs args_;
+  void* workspace_ = nullptr;
+};
+
+}  // namespace headway::benchmarks

@@ -1,0 +1,120 @@
+// Time of HSTU attention's kernels on a Hopper GPU, one JSON line a point. With an argument: only points whose line
+// would have it in its name, as "dim128" or "backward".
+
+#include "attention_inputs.hpp"
+#include "cuda/cuda_check.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace headway::benchmarks {
+namespace {
+
+using kernels::check;
+
+/// Milliseconds of each call, but the first.
+template <class Call>
+std::vector<float> measure(Call call) {
+  constexpr int kSamples = 15;
+  cudaEvent_t events[kSamples + 1];
+  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "cudaEventCreate");
+  call();
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  check(cudaEventRecord(events[0]), "cudaEventRecord");
+  for (int i = 0; i < kSamples; ++i) {
+    call();
+    check(cudaEventRecord(events[i + 1]), "cudaEventRecord");
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  std::vector<float> times(kSamples);
+  for (int i = 0; i < kSamples; ++i) {
+    check(cudaEventElapsedTime(&times[static_cast<std::size_t>(i)], events[i], events[i + 1]), "cudaEventElapsedTime");
+  }
+  for (cudaEvent_t const event : events) check(cudaEventDestroy(event), "cudaEventDestroy");
+  std::sort(times.begin(), times.end());
+  return times;
+}
+
+std::string name_of(AttentionPoint const& point, char const* pass) {
+  return point.lengths + "_batch" + std::to_string(point.sequence_lengths.size()) + "_heads" +
+         std::to_string(point.num_heads) + "_dim" + std::to_string(point.dim) + "_bias_" + point.bias +
+         (point.is_deterministic ? "_deterministic_" : "_") + pass;
+}
+
+void report(std::string const& name, std::vector<float> const& times, double flops) {
+  double const median = times[times.size() / 2];
+  std::printf("{\"name\": \"%s\", \"median_ms\": %.4f, \"least_ms\": %.4f, \"most_ms\": %.4f, \"tflop_per_s\": %.1f}\n",
+              name.c_str(), median, times.front(), times.back(), flops / median * 1e-9);
+  std::fflush(stdout);
+}
+
+void measure_point(AttentionPoint const& point, std::string const& filter) {
+  std::string const forward = name_of(point, "forward"), backward = name_of(point, "backward");
+  bool const wants_forward = !point.is_deterministic && forward.find(filter) != std::string::npos;
+  bool const wants_backward = (point.dim < 256 || point.bias == "none") && backward.find(filter) != std::string::npos;
+  if (!wants_forward && !wants_backward) return;
+  AttentionInputs const inputs(point);
+  if (wants_forward) {
+    auto const call = [&] {
+      kernels::hstu_attention_forward_async(inputs.args().forward, nullptr, inputs.workspace());
+    };
+    report(forward, measure(call), point.forward_flops());
+  }
+  if (wants_backward) {
+    auto const call = [&] { kernels::hstu_attention_backward_async(inputs.args(), nullptr, inputs.workspace()); };
+    report(backward, measure(call), 2.5 * point.forward_flops());
+  }
+}
+
+AttentionPoint fixed(std::int64_t batch, std::int64_t length, std::int32_t dim, char const* bias = "none") {
+  return {.lengths = "fixed" + std::to_string(length),
+          .sequence_lengths = std::vector<std::int64_t>(static_cast<std::size_t>(batch), length),
+          .dim = dim,
+          .bias = bias};
+}
+
+/// Lognormal, clipped at 3,000: a mean near 600.
+AttentionPoint long_tail(std::int32_t dim) {
+  AttentionPoint point{.lengths = "long_tail", .num_heads = 2, .dim = dim};
+  std::mt19937_64 generator(1);
+  std::lognormal_distribution<double> length(5.949, 1.0);
+  for (int i = 0; i < 128; ++i) {
+    point.sequence_lengths.push_back(std::clamp<std::int64_t>(std::llround(length(generator)), 1, 3000));
+  }
+  return point;
+}
+
+std::vector<AttentionPoint> points() {
+  std::vector<AttentionPoint> points{fixed(32, 2048, 128), fixed(32, 4096, 128), long_tail(256), long_tail(128)};
+  for (char const* bias : {"position", "time", "both"}) points.push_back(fixed(32, 2048, 128, bias));
+  for (std::int64_t const length : {128, 256, 512, 1024, 8192}) {
+    points.push_back(fixed(std::max<std::int64_t>(65536 / length, 4), length, 128));
+  }
+  for (std::int32_t const dim : {32, 64, 256}) points.push_back(fixed(32, 2048, dim));
+  for (AttentionPoint point : {fixed(32, 2048, 128), long_tail(256)}) {
+    point.is_deterministic = true;
+    points.push_back(point);
+  }
+  return points;
+}
+
+}  // namespace
+}  // namespace headway::benchmarks
+
+int main(int argc, char** argv) {
+  try {
+    for (auto const& point : headway::benchmarks::points()) {
+      headway::benchmarks::measure_point(point, argc > 1 ? argv[1] : "");
+    }
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
