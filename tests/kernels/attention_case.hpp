@@ -23,6 +23,9 @@ struct AttentionCase {
   std::vector<float> time_bounds{};
   std::int64_t longest_gap = 100;  ///< Of the times of neighbouring tokens.
   std::int64_t padding = 0;        ///< Elements behind the heads of a token.
+  std::int32_t value_dim = 0;      ///< 0: as `dim`.
+
+  [[nodiscard]] std::int32_t value_columns() const { return value_dim > 0 ? value_dim : dim; }
 };
 
 /// All tensors of a case as float; `grad_out` for the backward pass. Rows are (tokens, heads, dim) without padding.
@@ -38,16 +41,16 @@ struct AttentionTensors {
   AttentionTensors(AttentionCase const& of, Round round) {
     std::mt19937_64 generator(of.num_queries.size() * 31 + static_cast<std::size_t>(of.dim));
     std::normal_distribution<float> normal;
-    auto const fill = [&](std::vector<float>& values, std::int64_t rows) {
-      values.resize(static_cast<std::size_t>(rows * of.num_heads * of.dim));
+    auto const fill = [&](std::vector<float>& values, std::int64_t rows, std::int32_t columns) {
+      values.resize(static_cast<std::size_t>(rows * of.num_heads * columns));
       for (float& number : values) number = round(normal(generator));
     };
     for (std::size_t b = 0; b < of.num_queries.size(); ++b)
       add_sequence(of, of.num_queries[b], of.num_keys[b], generator);
-    fill(query, query_offsets.back());
-    fill(key, key_offsets.back());
-    fill(value, key_offsets.back());
-    fill(grad_out, query_offsets.back());
+    fill(query, query_offsets.back(), of.dim);
+    fill(key, key_offsets.back(), of.dim);
+    fill(value, key_offsets.back(), of.value_columns());
+    fill(grad_out, query_offsets.back(), of.value_columns());
     if (of.has_position) position_weights.resize(static_cast<std::size_t>(2 * max_keys - 1));
     if (!of.time_bounds.empty()) time_weights.resize(of.time_bounds.size() + 1);
     for (float& weight : position_weights) weight = normal(generator);
@@ -79,10 +82,10 @@ class AttentionOracle {
   AttentionOracle(AttentionCase const& of, AttentionTensors const& tensors) : case_(of), tensors_(tensors) {}
 
   [[nodiscard]] std::vector<double> out() const {
-    std::vector<double> out(tensors_.query.size());
+    std::vector<double> out(tensors_.grad_out.size());
     for_each_pair([&](Pair const& pair) {
       double const weight = pair.score / (1 + std::exp(-pair.score)) * pair.scale;
-      for (std::size_t d = 0; d < dim(); ++d) out[pair.query + d] += weight * tensors_.value[pair.key + d];
+      for (std::size_t d = 0; d < value_dim(); ++d) out[pair.out + d] += weight * tensors_.value[pair.value + d];
     });
     return out;
   }
@@ -100,12 +103,13 @@ class AttentionOracle {
 
  private:
   struct Pair {
-    std::size_t query, key;  ///< Where their rows begin.
-    double score, scale;     ///< The score with alpha.
+    std::size_t query, key, value, out;  ///< Where their rows begin.
+    double score, scale;                 ///< The score with alpha.
     std::size_t position_weight, time_weight;
   };
 
   [[nodiscard]] std::size_t dim() const { return static_cast<std::size_t>(case_.dim); }
+  [[nodiscard]] std::size_t value_dim() const { return static_cast<std::size_t>(case_.value_columns()); }
 
   template <class Visit>
   void for_each_pair(Visit visit) const {
@@ -130,6 +134,8 @@ class AttentionOracle {
     Pair pair{};
     pair.query = static_cast<std::size_t>(query * case_.num_heads + head) * dim();
     pair.key = static_cast<std::size_t>(key * case_.num_heads + head) * dim();
+    pair.value = static_cast<std::size_t>(key * case_.num_heads + head) * value_dim();
+    pair.out = static_cast<std::size_t>(query * case_.num_heads + head) * value_dim();
     double sum = 0;
     for (std::size_t d = 0; d < dim(); ++d) sum += double{tensors_.query[pair.query + d]} * tensors_.key[pair.key + d];
     if (case_.has_position) {
@@ -153,9 +159,9 @@ class AttentionOracle {
   void add_gradients(Pair const& pair, AttentionGradients& grads) const {
     double const sigmoid = 1 / (1 + std::exp(-pair.score));
     double grad_weight = 0;
-    for (std::size_t d = 0; d < dim(); ++d) {
-      grad_weight += double{tensors_.grad_out[pair.query + d]} * tensors_.value[pair.key + d];
-      grads.value[pair.key + d] += pair.score * sigmoid * pair.scale * tensors_.grad_out[pair.query + d];
+    for (std::size_t d = 0; d < value_dim(); ++d) {
+      grad_weight += double{tensors_.grad_out[pair.out + d]} * tensors_.value[pair.value + d];
+      grads.value[pair.value + d] += pair.score * sigmoid * pair.scale * tensors_.grad_out[pair.out + d];
     }
     double const grad_sum = grad_weight * pair.scale * case_.options.alpha * sigmoid * (1 + pair.score * (1 - sigmoid));
     for (std::size_t d = 0; d < dim(); ++d) {

@@ -12,6 +12,8 @@
 
 namespace headway::kernels {
 
+__device__ __forceinline__ float to_float(float x) { return x; }
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline float to_float(Bfloat16 x) { return device_emulator::bfloat16_to_float(x.bits); }
@@ -20,6 +22,7 @@ template <class T>
 T from_float(float x) {
   if constexpr (std::is_same_v<T, Bfloat16>) return {device_emulator::float_to_bfloat16(x)};
   if constexpr (std::is_same_v<T, Float16>) return {device_emulator::float_to_float16(x)};
+  if constexpr (std::is_same_v<T, float>) return x;
 }
 /// Two numbers rounded to nearest, `low` in the lower half.
 template <class T>
@@ -39,6 +42,10 @@ __device__ __forceinline__ float to_float(Float16 x) { return __half2float(__ush
 
 template <class T>
 __device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
 template <>
 __device__ __forceinline__ Bfloat16 from_float<Bfloat16>(float x) {
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};

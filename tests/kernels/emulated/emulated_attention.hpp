@@ -5,17 +5,20 @@
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/head_tiles.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 namespace headway::kernels {
 
-/// Rows of 16-bit numbers with padding behind the heads of a token.
+/// Rows of numbers with padding behind the heads of a token; not numbers where nothing is written.
 template <class T>
 class PaddedRows {
  public:
-  PaddedRows(AttentionCase const& of, std::vector<float> const& values)
-      : row_(of.num_heads * of.dim), stride_(row_ + of.padding), dim_(of.dim) {
+  PaddedRows(AttentionCase const& of, std::vector<float> const& values) : PaddedRows(of, values, of.dim) {}
+  /// @param columns of a head
+  PaddedRows(AttentionCase const& of, std::vector<float> const& values, std::int32_t columns)
+      : row_(of.num_heads * columns), stride_(row_ + of.padding), dim_(columns) {
     std::size_t const tokens = values.size() / static_cast<std::size_t>(row_);
     storage_.assign(tokens * static_cast<std::size_t>(stride_) + 8, from_float<T>(NAN));
     for (std::size_t i = 0; i < values.size(); ++i) at(i) = from_float<T>(values[i]);
@@ -36,8 +39,7 @@ class PaddedRows {
     std::size_t const tokens = size / static_cast<std::size_t>(row_);
     for (std::size_t i = 0; i < tokens; ++i) {
       for (std::int64_t p = row_; p < stride_; ++p) {
-        if (data[i * static_cast<std::size_t>(stride_) + static_cast<std::size_t>(p)].bits != from_float<T>(NAN).bits)
-          return false;
+        if (!std::isnan(to_float(data[i * static_cast<std::size_t>(stride_) + static_cast<std::size_t>(p)]))) return false;
       }
     }
     return true;
@@ -46,7 +48,7 @@ class PaddedRows {
  private:
   [[nodiscard]] T* first() {
     auto const address = reinterpret_cast<std::uintptr_t>(storage_.data());
-    return storage_.data() + (16 - address % 16) % 16 / 2;
+    return storage_.data() + (16 - address % 16) % 16 / sizeof(T);
   }
   [[nodiscard]] T& at(std::size_t i) {
     auto const row = static_cast<std::size_t>(row_);
@@ -75,7 +77,8 @@ inline HstuForwardArgs forward_args(AttentionCase const& of, AttentionTensors co
                     .num_contextual = of.num_contextual.empty() ? nullptr : of.num_contextual.data(),
                     .num_targets = of.num_targets.empty() ? nullptr : of.num_targets.data()};
   args.num_heads = of.num_heads;
-  args.dim = args.value_dim = of.dim;
+  args.dim = of.dim;
+  args.value_dim = of.value_columns();
   if (of.has_position) {
     args.bias.position_weights = tensors.position_weights.data();
     args.bias.max_position_distance = tensors.max_keys;
