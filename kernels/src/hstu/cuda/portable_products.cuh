@@ -1,0 +1,113 @@
+#pragma once
+
+// Products of a warp's 16 rows with tiles in shared memory. A lane holds sums as mma_m16n8k16() has them: with
+// g = lane / 4 and t = lane % 4, of each 8 columns those of 2t, 2t + 1 in row g, then in row g + 8.
+
+#include "cuda/mma.cuh"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace headway::kernels {
+
+/// sums[m][n] += sum of a[m][k] * b[n][k] over kDim columns k.
+template <int kDim, int kPitch, class T, int kGroups>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kGroups][4], T const* a, T const* b) {
+  static_assert(kGroups % 2 == 0);
+  auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
+  T const* const a_row = a + lane % 16 * kPitch + lane / 16 * 8;
+  T const* const b_row = b + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+#pragma unroll
+  for (int k = 0; k < kDim; k += 16) {
+    std::uint32_t a_part[4];
+    load_matrices(a_part, a_row + k);
+#pragma unroll
+    for (int group = 0; group < kGroups; group += 2) {
+      std::uint32_t b_part[4];
+      load_matrices(b_part, b_row + 8 * group * kPitch + k);
+      mma_m16n8k16<T>(sums[group], a_part, {b_part[0], b_part[1]});
+      mma_m16n8k16<T>(sums[group + 1], a_part, {b_part[2], b_part[3]});
+    }
+  }
+}
+
+/// sums[m][n] += sum of weights[m][k] * b[k][n] over rows k; weights, a lane's of another product, are rounded to T.
+template <int kPitch, class T, int kGroups, int kWeightGroups>
+__device__ __forceinline__ void multiply_weights(float (&sums)[kGroups][4], float const (&weights)[kWeightGroups][4],
+                                                 T const* b) {
+  static_assert(kGroups % 2 == 0 && kWeightGroups % 2 == 0);
+  auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
+  T const* const b_row = b + lane % 16 * kPitch + lane / 16 * 8;
+#pragma unroll
+  for (int k = 0; k < kWeightGroups; k += 2) {
+    std::uint32_t const a_part[4] = {pack<T>(weights[k][0], weights[k][1]), pack<T>(weights[k][2], weights[k][3]),
+                                     pack<T>(weights[k + 1][0], weights[k + 1][1]),
+                                     pack<T>(weights[k + 1][2], weights[k + 1][3])};
+#pragma unroll
+    for (int group = 0; group < kGroups; group += 2) {
+      std::uint32_t b_part[4];
+      load_matrices_transposed(b_part, b_row + 8 * k * kPitch + 8 * group);
+      mma_m16n8k16<T>(sums[group], a_part, {b_part[0], b_part[1]});
+      mma_m16n8k16<T>(sums[group + 1], a_part, {b_part[2], b_part[3]});
+    }
+  }
+}
+
+__device__ __forceinline__ float add_product(float4 a, float4 b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+/// The same of floats, which matrix units would round.
+template <int kDim, int kPitch, int kGroups>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kGroups][4], float const* a, float const* b) {
+  auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
+  float const* const a_row = a + lane / 4 * kPitch;
+  float const* const b_row = b + lane % 4 * 2 * kPitch;
+  auto const load = [](float const* row) { return *reinterpret_cast<float4 const*>(row); };
+#pragma unroll 2
+  for (int k = 0; k < kDim; k += 4) {
+    float4 const a_part[2] = {load(a_row + k), load(a_row + 8 * kPitch + k)};
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float4 const b_part[2] = {load(b_row + 8 * group * kPitch + k), load(b_row + (8 * group + 1) * kPitch + k)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[group][i] = add_product(a_part[i / 2], b_part[i % 2], sums[group][i]);
+    }
+  }
+}
+
+/// sums[m][n] += sum of weights[m][k] * b[k][n] over kNumRows rows k, with the warp's weights in shared memory.
+template <int kNumRows, int kWeightPitch, int kPitch, int kGroups>
+__device__ __forceinline__ void multiply_shared_weights(float (&sums)[kGroups][4], float const* weights,
+                                                        float const* b) {
+  auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
+  float const* const row = weights + lane / 4 * kWeightPitch;
+#pragma unroll 2
+  for (int k = 0; k < kNumRows; ++k) {
+    float const a_part[2] = {row[k], row[8 * kWeightPitch + k]};
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      float2 const b_part = *reinterpret_cast<float2 const*>(b + k * kPitch + 8 * group + lane % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[group][i] = fmaf(a_part[i / 2], i % 2 == 0 ? b_part.x : b_part.y, sums[group][i]);
+      }
+    }
+  }
+}
+
+/// Puts a lane's part of a product where all of the warp find it.
+template <int kPitch, int kGroups>
+__device__ __forceinline__ void write_fragment(float* rows, float const (&fragment)[kGroups][4]) {
+  auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float* const place = rows + (lane / 4 + 8 * r) * kPitch + 8 * group + lane % 4 * 2;
+      *reinterpret_cast<float2*>(place) = make_float2(fragment[group][2 * r], fragment[group][2 * r + 1]);
+    }
+  }
+}
+
+}  // namespace headway::kernels

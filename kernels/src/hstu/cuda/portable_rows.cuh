@@ -1,0 +1,55 @@
+#pragma once
+
+#include "cuda/mma.cuh"
+#include "hstu/cuda/portable_params.hpp"
+
+#include <cstdint>
+#include <type_traits>
+
+namespace headway::kernels {
+
+/// Starts to bring rows of a head to shared memory, where they lie kPitch elements apart. Rows from `num_rows` on and
+/// columns that there are not become 0. By kThreads threads; done after wait_copies() and a barrier.
+template <int kTileRows, int kDim, int kPitch, int kThreads, class T>
+__device__ __forceinline__ void load_rows(T* tile, PortableRows<void const*> const& rows, std::int64_t first_row,
+                                          std::int32_t head, std::int32_t num_rows) {
+  auto const thread = static_cast<int>(threadIdx.x);
+  std::int64_t const stride = rows.heads.token_stride;
+  T const* const first = static_cast<T const*>(rows.heads.data) + first_row * stride + head * rows.heads.head_stride;
+  if (rows.is_aligned) {
+    constexpr int kAtOnce = 16 / static_cast<int>(sizeof(T));
+    for (int i = thread; i < kTileRows * (kDim / kAtOnce); i += kThreads) {
+      int const row = i / (kDim / kAtOnce), column = i % (kDim / kAtOnce) * kAtOnce;
+      int const left = row < num_rows ? min(max(rows.dim - column, 0), kAtOnce) : 0;
+      void const* const from = left > 0 ? first + row * stride + column : rows.heads.data;
+      copy_async(tile + row * kPitch + column, from, static_cast<std::uint32_t>(left) * sizeof(T));
+    }
+  } else {
+    for (int i = thread; i < kTileRows * kDim; i += kThreads) {
+      int const row = i / kDim, column = i % kDim;
+      tile[row * kPitch + column] = row < num_rows && column < rows.dim ? first[row * stride + column] : T{};
+    }
+  }
+}
+
+/// Writes a lane's two columns of a row of a head, as far as they are there.
+template <class T>
+__device__ __forceinline__ void store_pair(PortableRows<void*> const& rows, T* row, std::int32_t column, float first,
+                                           float second) {
+  if (rows.is_aligned && column + 1 < rows.dim) {
+    if constexpr (std::is_same_v<T, float>) {
+      *reinterpret_cast<float2*>(row + column) = make_float2(first, second);
+    } else {
+      *reinterpret_cast<std::uint32_t*>(row + column) = pack<T>(first, second);
+    }
+    return;
+  }
+  float const values[2] = {first, second};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (column + e >= rows.dim) return;
+    row[column + e] = from_float<T>(values[e]);
+  }
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,58 @@
+#pragma once
+
+// Gradients of bias weights from those of a block of scores, which lie in shared memory as floats. Sums are made in a
+// fixed order: each block of threads has its own partial sums, which sum_partials() adds up.
+
+#include "hstu/cuda/portable_pairs.cuh"
+#include "hstu/cuda/portable_shape.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Pairs of the same distance lie on a diagonal; a thread adds up one. By all threads, after a barrier.
+/// @param first_place of the weight for the first query and key of the block
+template <class Shape>
+__device__ __forceinline__ void add_position_gradients(float const* scores, float factor, std::int64_t first_place,
+                                                       std::int64_t num_weights, float* partial) {
+  constexpr int kRows = Shape::kTileRows, kColumns = Shape::kBlockRows;
+  for (int i = static_cast<int>(threadIdx.x); i < kRows + kColumns - 1; i += Shape::kThreads) {
+    int const shift = i - (kRows - 1);
+    float sum = 0;
+    int const end = min(kRows, kColumns - shift);
+    for (int row = max(0, -shift); row < end; ++row) sum += scores[row * Shape::kScratchPitch + row + shift];
+    std::int64_t const place = first_place + shift;
+    if (place >= 0 && place < num_weights) partial[place] += sum * factor;
+  }
+}
+
+[[nodiscard]] __device__ __forceinline__ float sum_of_warp(float value) {
+#pragma unroll
+  for (int bits = 1; bits < kWarpThreads; bits *= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
+  return value;
+}
+
+/// Adds the values of all lanes to the sums of their buckets. Few buckets are different, as times ascend.
+__device__ __forceinline__ void add_by_bucket(float value, std::int32_t bucket, float* sums) {
+  unsigned left = __ballot_sync(kAllLanes, value != 0);
+  while (left != 0) {
+    std::int32_t const chosen = __shfl_sync(kAllLanes, bucket, __ffs(static_cast<int>(left)) - 1);
+    unsigned const members = __ballot_sync(kAllLanes, value != 0 && bucket == chosen);
+    float const sum = sum_of_warp(bucket == chosen ? value : 0.0F);
+    if (threadIdx.x % kWarpThreads == 0) sums[chosen] += sum;
+    left &= ~members;
+  }
+}
+
+/// By each warp for its 16 rows, to sums of its own.
+template <class Shape>
+__device__ __forceinline__ void add_time_gradients(float const* scores, float factor, TokenInfo const* queries,
+                                                   TokenInfo const* keys, TimeTable const& times, float* sums) {
+  for (int i = static_cast<int>(threadIdx.x % kWarpThreads); i < 16 * Shape::kBlockRows; i += kWarpThreads) {
+    int const row = i / Shape::kBlockRows, column = i % Shape::kBlockRows;
+    add_by_bucket(scores[row * Shape::kScratchPitch + column] * factor,
+                  time_bucket_of(times, queries[row], keys[column]), sums);
+  }
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "cuda/device.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// out[i] = the sum of partials[p][i] over p, in this order. One thread per i.
+__global__ void sum_partials_kernel(float const* partials, std::int64_t num_partials, std::int64_t size, float* out) {
+  std::int64_t const i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  float sum = 0;
+#pragma unroll 8
+  for (std::int64_t p = 0; p < num_partials; ++p) sum += partials[p * size + i];
+  out[i] = sum;
+}
+
+}  // namespace headway::kernels
