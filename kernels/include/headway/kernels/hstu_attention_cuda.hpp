@@ -8,23 +8,27 @@
 namespace headway::kernels {
 
 /// hstu_attention_forward() on the current CUDA device, of which all pointers are. Enqueues and returns; allocates
-/// nothing, and may be captured in a graph. Rows of all sequences are read in tiles, so that one with a value that is
-/// not finite may spoil its neighbours.
+/// nothing, and may be captured in a graph.
 ///
-/// On GPUs of compute capability 9.0: elements of 16 bits, `dim` = `value_dim` of 32, 64, 128 or 256, rows that begin
-/// at multiples of 16 bytes, at most 1,023 bounds of times, fewer than 2^31 tokens. Times are told apart exactly where
-/// those of a sequence lie within 2^47.
+/// On GPUs of compute capability 8.0 and later: elements of 16 bits or float32, `dim` and `value_dim` up to 256, any
+/// strides, at most 1,023 bounds of times. Times are told apart exactly where those of a sequence lie within 2^47.
+/// Rows that begin at multiples of 16 bytes are read 16 bytes at a time, others one by one.
+///
+/// Faster kernels are for compute capability 9.0, elements of 16 bits, `dim` = `value_dim` of 32, 64, 128 or 256, rows
+/// that begin at multiples of 16 bytes, fewer than 2^31 tokens. They read rows of all sequences in tiles, so that one
+/// with a value that is not finite may spoil its neighbours.
 /// @param workspace hstu_attention_forward_workspace_bytes() of device memory, 16-byte aligned; whatever is in it
 /// @throws std::invalid_argument if no kernel of this build is for such arguments or such a device, saying why;
-///         std::runtime_error if CUDA refuses
+///         std::runtime_error if CUDA refuses, or the build has no CUDA
 void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream, void* workspace);
 [[nodiscard]] std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& args);
 
-/// hstu_attention_backward() likewise. With Determinism::kAny gradients of queries are added up in whatever order tiles
-/// are done; with kDeterministic in a fixed one, and then no gradients of bias weights can be had.
-/// On GPUs of compute capability 9.0 as above; dim 256 without bias.
+/// hstu_attention_backward() likewise. The portable kernels give the same bits each time. The faster ones add up
+/// gradients of queries and bias weights in whatever order tiles are done; with Determinism::kDeterministic gradients of
+/// queries in a fixed one. They leave gradients for dim 256 with a bias, and deterministic ones of bias weights, to the
+/// portable ones.
 /// @param workspace hstu_attention_backward_workspace_bytes() of device memory, 256-byte aligned; whatever is in it. It
-///        has the sums for gradients of queries as float32, by tiles of 64 queries
+///        has sums for gradients of queries as float32, or parts of those of bias weights by up to 512 blocks of threads
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace);
 [[nodiscard]] std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args);
 

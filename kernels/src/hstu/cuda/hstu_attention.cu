@@ -3,7 +3,10 @@
 #include "hstu/cuda/hopper_backward.hpp"
 #include "hstu/cuda/hopper_backward_plan.hpp"
 #include "hstu/cuda/hopper_forward.hpp"
+#include "hstu/cuda/portable_attention.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -11,23 +14,34 @@
 namespace headway::kernels {
 namespace {
 
-/// @throws std::invalid_argument if there is no kernel
+#if defined(HEADWAY_HAS_HOPPER_KERNELS)
+constexpr bool kHasHopperKernels = true;
+#else
+constexpr bool kHasHopperKernels = false;
+#endif
+
+/// Only where the build has kernels for Hopper.
 template <class Args>
-void expect_hopper(Args const& args) {
-  std::string why = why_not_for_hopper(args);
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) why = "the device is not of compute capability 9.0";
+[[nodiscard]] bool is_for_hopper(Args const& args) {
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && why_not_for_hopper(args).empty();
+}
+
+/// @throws std::invalid_argument if there is no kernel
+void expect_portable(HstuForwardArgs const& args) {
+  std::string why = why_not_portable(args);
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) why = "the device is of compute capability below 8.0";
   if (!why.empty()) throw std::invalid_argument("hstu_attention: no CUDA kernel for this: " + why);
 }
 
-/// Kernels add to them.
+/// Kernels for Hopper add to them.
 void clear_weight_gradients(HstuBackwardArgs const& args, CudaStream stream) {
   auto const clear = [stream](void* weights, std::int64_t size) {
     if (weights == nullptr) return;
     check(cudaMemsetAsync(weights, 0, static_cast<std::size_t>(size) * sizeof(float), stream), "cudaMemsetAsync");
   };
   HstuBias const& bias = args.forward.bias;
-  clear(args.grad_position_weights, 2 * bias.max_position_distance - 1);
-  clear(args.grad_time_weights, bias.num_time_bounds + 1);
+  if (bias.has_position()) clear(args.grad_position_weights, 2 * bias.max_position_distance - 1);
+  if (bias.has_time()) clear(args.grad_time_weights, bias.num_time_bounds + 1);
 }
 
 }  // namespace
@@ -36,21 +50,30 @@ std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& /*args
 
 void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream, void* workspace) {
   if (args.sequences.num_queries == 0 || args.num_heads == 0) return;
-  expect_hopper(args);
-  hopper_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
+  if constexpr (kHasHopperKernels) {
+    if (is_for_hopper(args)) return hopper_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
+  }
+  expect_portable(args);
+  portable_forward_async(args, stream);
 }
 
 std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args) {
-  return static_cast<std::size_t>(HopperBackwardWorkspace(args.forward).size_bytes);
+  std::size_t const portable = portable_backward_workspace_bytes(args);
+  if constexpr (!kHasHopperKernels) return portable;
+  return std::max(portable, static_cast<std::size_t>(HopperBackwardWorkspace(args.forward).size_bytes));
 }
 
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuSequences const& sequences = args.forward.sequences;
-  bool const is_empty = sequences.num_keys == 0 || args.forward.num_heads == 0;
-  if (!is_empty) expect_hopper(args);
-  clear_weight_gradients(args, stream);
-  if (is_empty) return;
-  hopper_backward_async(args, stream, workspace);
+  bool const has_pairs = sequences.num_queries > 0 && sequences.num_keys > 0 && args.forward.num_heads > 0;
+  if constexpr (kHasHopperKernels) {
+    if (has_pairs && is_for_hopper(args)) {
+      clear_weight_gradients(args, stream);
+      return hopper_backward_async(args, stream, workspace);
+    }
+  }
+  expect_portable(args.forward);
+  portable_backward_async(args, stream, workspace);
 }
 
 }  // namespace headway::kernels

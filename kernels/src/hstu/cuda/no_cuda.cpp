@@ -1,0 +1,26 @@
+// What builds without CUDA have in the place of kernels for devices.
+
+#include "headway/kernels/hstu_attention_cuda.hpp"
+
+#include <stdexcept>
+
+namespace headway::kernels {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw std::runtime_error("hstu_attention: this build of Headway has no CUDA kernels (built without nvcc)");
+}
+
+}  // namespace
+
+void hstu_attention_forward_async(HstuForwardArgs const& /*args*/, CudaStream /*stream*/, void* /*workspace*/) {
+  refuse();
+}
+std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& /*args*/) { refuse(); }
+
+void hstu_attention_backward_async(HstuBackwardArgs const& /*args*/, CudaStream /*stream*/, void* /*workspace*/) {
+  refuse();
+}
+std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& /*args*/) { refuse(); }
+
+}  // namespace headway::kernels
