@@ -31,6 +31,10 @@ before = tables(one)["f"]
 before.sum().backward()
 tables.optimizer.step()
 torch.testing.assert_close(tables(one)["f"], before - 2)
+from headway import ops, reference
+heads, offsets = torch.randn(5, 2, 8), torch.tensor([0, 2, 5])
+ours, plain = (each.hstu_attention(heads, heads, heads, offsets, max_length=3) for each in (ops, reference))
+torch.testing.assert_close(ours, plain)
 dist.destroy_process_group()
 """
 
@@ -68,7 +72,8 @@ def check_contents(wheel: Path) -> None:
     """The wheel holds the extension, types, programs and licence, and nothing outside of its packages."""
     names = zipfile.ZipFile(wheel).namelist()
     for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.",
-                   "headway/_embedding.", "headway/embedding/__init__.py", "headway/torchrec/__init__.py", "/LICENSE",
+                   "headway/_embedding.", "headway/_kernels.", "headway/embedding/__init__.py",
+                   "headway/nn/__init__.py", "headway/torchrec/__init__.py", "/LICENSE",
                    "headway/_programs/dlrm_examples/bls_dlrm/demo.py", "headway/_programs/benchmarks/all_to_all.py",
                    "headway/_programs/build/benchmarks/all_to_all/bench_all_to_all_headway"):  # fmt: skip
         if not any(needed in name for name in names):
