@@ -70,5 +70,24 @@ TEST_P(HstuAttentionCuda, GivesTheSameBitsEachTimeIfItIsToBeDeterministic) {
 INSTANTIATE_TEST_SUITE_P(OnDevice, HstuAttentionCuda, testing::ValuesIn(portable_cases()),
                          [](auto const& of) { return of.param.name; });
 
+TEST(PortableAttention, SaysByNameWhatItHasNoKernelFor) {
+  HstuForwardArgs args;
+  args.num_heads = 1;
+  args.dim = args.value_dim = 64;
+  EXPECT_EQ(why_not_portable(args), "");
+  auto const expect_refusal = [&args](auto const& change, std::string const& name) {
+    HstuForwardArgs changed = args;
+    change(changed);
+    EXPECT_NE(why_not_portable(changed).find(name), std::string::npos) << why_not_portable(changed);
+  };
+  expect_refusal([](auto& of) { of.type = ElementType::kFloat64; }, "float64");
+  expect_refusal([](auto& of) { of.dim = 257; }, "dim is 257");
+  expect_refusal([](auto& of) { of.value_dim = 0; }, "value_dim is 0");
+  float const weight = 0;
+  expect_refusal([&](auto& of) { of.bias = {.time_weights = &weight, .num_time_bounds = 1024}; }, "1023 time bounds");
+  expect_refusal([](auto& of) { of.sequences = {.num_sequences = 1 << 20, .max_keys = 1 << 20}; },
+                 "too many sequences");
+}
+
 }  // namespace
 }  // namespace headway::kernels

@@ -148,9 +148,7 @@ class PortableBlock {
     }
     if constexpr (Shape::kSumsWeights) add(weight_sums, scores, shared_.other[stage][1]);
     if constexpr (Shape::kSumsGradients) add(gradient_sums, gradients, shared_.other[stage][0]);
-    if constexpr (Shape::kAddsTables) {
-      add_table_gradients(gradients, stage, tile.scale * params_.alpha);
-    }
+    if constexpr (Shape::kAddsTables) add_table_gradients(gradients, stage, tile.scale * params_.alpha);
   }
 
   /// From scores to weights, and from gradients of weights to those of scores without alpha and scale, in place.

@@ -26,7 +26,6 @@ struct PortablePartials {
   std::int64_t position_size = 0, time_size = 0;  ///< Of one block.
   std::int64_t num_blocks = 0;
 
-  PortablePartials() = default;
   /// @param memory may be null where only size_bytes() is asked for
   PortablePartials(HstuBackwardArgs const& args, void* memory)
       : num_blocks(std::min(kMostBlocks, num_portable_tiles(args.forward, TileRows::kQueries, 16))) {
@@ -48,8 +47,8 @@ struct PortablePartials {
 };
 
 /// Passes over the arguments; what launches them comes from outside.
-/// @tparam kDim_ at least `dim` and `value_dim`
-template <class T, int kDim_>
+/// @tparam kDim at least `dim` and `value_dim`
+template <class T, int kDim>
 class PortablePlan {
  public:
   explicit PortablePlan(HstuForwardArgs const& args) : args_(args) {}
@@ -92,7 +91,7 @@ class PortablePlan {
     params.weight_sums = rows(args.grad_value, args_.value_dim);
     params.gradient_sums = rows(args.grad_key, args_.dim);
     // Sums of both are more than the registers of a thread above 128 columns.
-    if constexpr (kDim_ <= 128) {
+    if constexpr (kDim <= 128) {
       pass<TileRows::kKeys, PassSums::kBoth>(params, launch);
     } else {
       pass<TileRows::kKeys, PassSums::kWeights>(params, launch);
@@ -104,7 +103,7 @@ class PortablePlan {
   template <TileRows kRows, PassSums kSums, class Launch>
   std::int64_t pass(PortableParams params, Launch const& launch,
                     std::int64_t most_blocks = std::numeric_limits<std::int64_t>::max()) const {
-    using Shape = PortableShape<T, kDim_, kRows, kSums>;
+    using Shape = PortableShape<T, kDim, kRows, kSums>;
     std::int64_t const num_tiles = num_portable_tiles(args_, kRows, Shape::kTileRows);
     std::int64_t const num_blocks = std::min(most_blocks, num_tiles);
     params.num_tiles = static_cast<std::int32_t>(num_tiles);
