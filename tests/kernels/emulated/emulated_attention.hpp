@@ -39,7 +39,8 @@ class PaddedRows {
     std::size_t const tokens = size / static_cast<std::size_t>(row_);
     for (std::size_t i = 0; i < tokens; ++i) {
       for (std::int64_t p = row_; p < stride_; ++p) {
-        if (!std::isnan(to_float(data[i * static_cast<std::size_t>(stride_) + static_cast<std::size_t>(p)]))) return false;
+        if (!std::isnan(to_float(data[i * static_cast<std::size_t>(stride_) + static_cast<std::size_t>(p)])))
+          return false;
       }
     }
     return true;
