@@ -50,8 +50,9 @@ inline void load_tile(void* shared, TensorMap const* map, std::uint64_t* barrier
   std::int32_t const num_bytes = 2 * map->box[0] * map->box[1] * map->box[2] * map->box[3];
   BarrierState& state = state_of(barrier);
   Block& block = *this_thread().block;
-  block.do_sometime([&block, &state, start, map, at, num_bytes] {
-    copy_box(block, start, *map, at);
+  // A map is a parameter of the kernel, which outlives its threads on a device, and not here.
+  block.do_sometime([&block, &state, start, map = *map, at, num_bytes] {
+    copy_box(block, start, map, at);
     state.bytes -= num_bytes;
     state.end_phase_if_complete();
   });
