@@ -20,11 +20,12 @@ class HopperForwardConsumer {
     prepare_time_table();
     // The first may begin.
     if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
-    while (true) {
-      wait(&state_.query_full[query_.index], query_.parity);
-      QueryTileInfo const& tile = state_.tiles[query_.index];
-      if (tile.is_end) return;
-      compute_tile(tile);
+    float scores[kScores];
+    if (!wait_for_tile()) return;
+    start_first_scores(scores);
+    wait_products<0>();
+    pin_registers(scores);
+    while (compute_tile(scores)) {
     }
   }
 
@@ -64,25 +65,28 @@ class HopperForwardConsumer {
     return forward_time_table<Shape>(params_.bias);
   }
 
-  __device__ __forceinline__ void compute_tile(QueryTileInfo const& tile) {
-    Rows const rows = rows_of(tile);
-    OutputRows const output = output_of(tile, rows.place);
-    std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
+  /// @returns whether there is one more
+  [[nodiscard]] __device__ __forceinline__ bool wait_for_tile() const {
+    wait(&state_.query_full[query_.index], query_.parity);
+    return !state_.tiles[query_.index].is_end;
+  }
 
-    float scores[kScores];
+  __device__ __forceinline__ void start_first_scores(float (&scores)[kScores]) const {
+    wait(&state_.key_full[key_.index], key_.parity);
+    take_turn();
+    start_scores(scores);
+    pass_turn();
+  }
+
+  /// @param scores of the first keys; at the end those of the next tile
+  /// @returns whether there is one more
+  __device__ __forceinline__ bool compute_tile(float (&scores)[kScores]) {
+    Rows const rows = rows_of(state_.tiles[query_.index]);
+    OutputRows const output = output_of(state_.tiles[query_.index], rows.place);
+    KeyBlockInfo block = state_.blocks[key_.index];
     std::uint32_t weights[kSteps][4];
     float sums[kSums];
-
-    wait(&state_.key_full[key_.index], key_.parity);
-    KeyBlockInfo block = state_.blocks[key_.index];
-    take_turn();
-    start_scores(scores, queries);
-    pass_turn();
-    wait_products<0>();
-    pin_registers(scores);
-    if (block.is_last) release_queries();
-    compute_weights(scores, rows, block);
-    release_keys();
+    finish_scores(scores, rows, block);
     pack_weights(scores, weights);
 
     bool has_sums = false;
@@ -90,15 +94,13 @@ class HopperForwardConsumer {
       wait(&state_.key_full[key_.index], key_.parity);
       block = state_.blocks[key_.index];
       take_turn();
-      start_scores(scores, queries);
+      start_scores(scores);
       wait(&state_.value_full[value_.index], value_.parity);
       start_sums(sums, weights, has_sums);
       pass_turn();
       wait_products<1>();
       pin_registers(scores);
-      if (block.is_last) release_queries();
-      compute_weights(scores, rows, block);
-      release_keys();
+      finish_scores(scores, rows, block);
       wait_products<0>();
       pin_registers(sums);
       release_values();
@@ -112,7 +114,22 @@ class HopperForwardConsumer {
     wait_products<0>();
     pin_registers(sums);
     release_values();
+    if (!wait_for_tile()) {
+      store_rows<T>(sums, output);
+      return false;
+    }
+    start_first_scores(scores);  // They are computed while this tile is written.
     store_rows<T>(sums, output);
+    wait_products<0>();
+    pin_registers(scores);
+    return true;
+  }
+
+  /// Makes weights of scores, and gives back what they were made of.
+  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block) {
+    if (block.is_last) release_queries();
+    compute_weights(scores, rows, block);
+    release_keys();
   }
 
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
@@ -140,7 +157,8 @@ class HopperForwardConsumer {
     return rows;
   }
 
-  __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t queries) const {
+  __device__ __forceinline__ void start_scores(float (&scores)[kScores]) const {
+    std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
     std::uint32_t const keys = shared_address(shared_memory()) + Shape::kKeysAt + key_.index * Shape::KeyTile::kBytes;
     pin_registers(scores);
     begin_products();
