@@ -26,6 +26,57 @@ class Finished:
     timed_out: bool
 
 
+class BoundedProcess:
+    """A command in a process group of its own, which ends with the ``with`` statement around it."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, is_shown: bool = True
+    ) -> None:
+        """Starts it; environment and ``is_shown`` as in ``run_bounded()``."""
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=_copy_output, args=(self._process, self._lines, is_shown), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> BoundedProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _end_group(self._process)
+
+    def finish(self, *, limit_s: float, log: Path | None = None) -> Finished:
+        """Waits until its end, or kills its process group ``limit_s`` seconds after its start; writes its ``log``."""
+        timed_out = False
+        try:
+            self._process.wait(timeout=max(0.0, self._started + limit_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            _end_group(self._process)
+        status = self._process.wait()
+        self._reader.join(timeout=10)
+        output = "".join(self._lines)
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(output, encoding="utf-8")
+        return Finished(
+            exit_status=status if status >= 0 else 128 - status,
+            output=output,
+            duration_s=time.monotonic() - self._started,
+            timed_out=timed_out,
+        )
+
+
 def run_bounded(
     command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Finished:
@@ -36,47 +87,17 @@ def run_bounded(
         environment: variables to add to this process's.
         log: file that receives the output too.
     """
-    started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
-    lines: list[str] = []
-    reader = threading.Thread(target=_copy_output, args=(process, lines), daemon=True)
-    reader.start()
-    timed_out = False
-    try:
-        process.wait(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-    finally:
-        _end_group(process)
-    status = process.wait()
-    reader.join(timeout=10)
-    output = "".join(lines)
-    if log is not None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(output, encoding="utf-8")
-    return Finished(
-        exit_status=status if status >= 0 else 128 - status,
-        output=output,
-        duration_s=time.monotonic() - started,
-        timed_out=timed_out,
-    )
+    with BoundedProcess(command, environment=environment) as process:
+        return process.finish(limit_s=limit_s, log=log)
 
 
-def _copy_output(process: subprocess.Popen[str], lines: list[str]) -> None:
+def _copy_output(process: subprocess.Popen[str], lines: list[str], is_shown: bool) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         lines.append(line)
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        if is_shown:
+            sys.stdout.write(line)
+            sys.stdout.flush()
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

@@ -1,5 +1,7 @@
 """All that CI checks: the tests, lint, RDMA in a guest, and the C++ tests under sanitizers and for aarch64.
 
+Tests wait more than they compute, so what only computes (clang-tidy) runs beside them, behind all others.
+
 Each stage prints its time. What failed is repeated at the end. The last line sums up the tests of all stages, a lint
 stage counting as one: N passed, N failed, N skipped. The exit status is 1 when anything failed.
 """
@@ -7,13 +9,14 @@ stage counting as one: N passed, N failed, N skipped. The exit status is 1 when 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bounded_process import Finished, end_on_sigterm, run_bounded
+from bounded_process import BoundedProcess, Finished, end_on_sigterm, run_bounded
 from test_counts import Counts, counts_in_text, failures_in_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,13 +26,19 @@ _LAST_LINES = 20  #: shown of a stage that failed without naming a test
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One check. ``has_counts``: it ends in a summary line of its own; otherwise it counts as one test."""
+    """One check.
+
+    Attributes:
+        has_counts: it ends in a summary line of its own; otherwise it counts as one test.
+        is_patient: its one command runs beside the stages behind it, while they leave a core idle.
+    """
 
     name: str
     group: str
     commands: list[list[str]]
     limit_s: float
     has_counts: bool = False
+    is_patient: bool = False
     skip_reason: str | None = None
 
 
@@ -47,8 +56,9 @@ def lint_stages() -> list[Stage]:
         Stage(
             name="clang-tidy",
             group="lint",
-            commands=[[python, "tools/lint_cpp.py", "tidy"]],
-            limit_s=900,
+            commands=[["nice", "-n", "19", python, "tools/lint_cpp.py", "tidy"]],
+            limit_s=3600,
+            is_patient=True,
             skip_reason=no_tidy,
         ),
         Stage(name="ruff", group="lint", commands=[[_program("ruff"), "check", "."]], limit_s=60),
@@ -85,8 +95,9 @@ def all_stages() -> list[Stage]:
     missing = [tool for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64") if shutil.which(tool) is None]
     no_cross = f"{' and '.join(missing)} not installed" if missing else None
     return [
-        Stage(name="test", group="test", commands=[["make", "test"]], limit_s=2400, has_counts=True),
+        Stage(name="build", group="build", commands=[["make", "build"]], limit_s=2400),
         *lint_stages(),
+        Stage(name="test", group="test", commands=[["make", "test"]], limit_s=2400, has_counts=True),
         Stage(
             name="rdma",
             group="rdma",
@@ -116,11 +127,28 @@ def run_stage(stage: Stage) -> Outcome:
         return Outcome(counts=Counts(skipped=1), line=f"skipped: {stage.skip_reason}", failures=[])
     left_s, total_s = stage.limit_s, 0.0
     for command in stage.commands:
-        finished = run_bounded(command, limit_s=left_s, environment=_ENVIRONMENT, log=ROOT / f"out/ci/{stage.name}.log")
+        finished = run_bounded(command, limit_s=left_s, environment=_ENVIRONMENT, log=_log_of(stage))
         left_s -= finished.duration_s
         total_s += finished.duration_s
         if finished.exit_status != 0:
             break
+    return outcome_of(stage, finished, total_s)
+
+
+def start_stage(stage: Stage) -> BoundedProcess:
+    """Starts a patient stage, whose output is shown at its end if it failed."""
+    (command,) = stage.commands
+    return BoundedProcess(command, environment=_ENVIRONMENT, is_shown=False)
+
+
+def finish_stage(stage: Stage, process: BoundedProcess) -> Outcome:
+    print(f"\n==== {stage.name}, which ran beside the others", flush=True)
+    finished = process.finish(limit_s=stage.limit_s, log=_log_of(stage))
+    print(finished.output, end="", flush=True)
+    return outcome_of(stage, finished, finished.duration_s)
+
+
+def outcome_of(stage: Stage, finished: Finished, total_s: float) -> Outcome:
     counts = judge(stage, finished)
     problem = f"  FAILED: {_reason(stage, finished)}" if counts.failed else ""
     failures = failures_of(finished) if counts.failed else []
@@ -142,6 +170,10 @@ def judge(stage: Stage, finished: Finished) -> Counts:
     if counts is None or counts.failed == 0:
         return (counts or Counts()) + Counts(failed=1)
     return counts
+
+
+def _log_of(stage: Stage) -> Path:
+    return ROOT / f"out/ci/{stage.name}.log"
 
 
 def _reason(stage: Stage, finished: Finished) -> str:
@@ -167,16 +199,31 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments).only
     end_on_sigterm()
     os.chdir(ROOT)
-    total = Counts()
-    table = []
-    failures = []
-    for stage in stages:
-        if stage.group in chosen or stage.name in chosen:
-            outcome = run_stage(stage)
-            print(f"==== {stage.name}: {outcome.line}", flush=True)
-            total += outcome.counts
-            table.append(f"  {stage.name:<14} {outcome.line}")
-            failures += [f"-- {stage.name}\n{text}" for text in outcome.failures]
+    outcomes: list[tuple[Stage, Outcome]] = []
+
+    def keep(stage: Stage, outcome: Outcome) -> None:
+        print(f"==== {stage.name}: {outcome.line}", flush=True)
+        outcomes.append((stage, outcome))
+
+    with contextlib.ExitStack() as stack:
+        patient = []
+        for stage in stages:
+            if stage.group not in chosen and stage.name not in chosen:
+                continue
+            if stage.is_patient and stage.skip_reason is None:
+                patient.append((stage, stack.enter_context(start_stage(stage))))
+            else:
+                keep(stage, run_stage(stage))
+        for stage, process in patient:
+            keep(stage, finish_stage(stage, process))
+    return report(outcomes)
+
+
+def report(outcomes: list[tuple[Stage, Outcome]]) -> int:
+    """Prints what failed, a table of stages and the sum; returns the exit status."""
+    total = sum((outcome.counts for _, outcome in outcomes), Counts())
+    table = [f"  {stage.name:<14} {outcome.line}" for stage, outcome in outcomes]
+    failures = [f"-- {stage.name}\n{text}" for stage, outcome in outcomes for text in outcome.failures]
     if failures:
         print("\n==== failed", *failures, sep="\n")
     print("\n==== stages", *table, sep="\n")
