@@ -1,26 +1,12 @@
 #include "hstu_arguments.hpp"
 
+#include "element_types.hpp"
+
 #include <limits>
 
 namespace headway::kernels {
 
 namespace {
-
-ElementType element_type(at::Tensor const& q) {
-  switch (q.scalar_type()) {
-    case at::kDouble:
-      return ElementType::kFloat64;
-    case at::kFloat:
-      return ElementType::kFloat32;
-    case at::kBFloat16:
-      return ElementType::kBfloat16;
-    case at::kHalf:
-      return ElementType::kFloat16;
-    default:
-      TORCH_CHECK_VALUE(false, "hstu_attention: q must be float64, float32, bfloat16 or float16, not ",
-                        q.scalar_type());
-  }
-}
 
 /// Heads of queries, keys, values or of gradients: rows apart by any strides, columns together.
 void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& q) {
@@ -142,7 +128,7 @@ HstuArguments::HstuArguments(c10::ArrayRef<c10::IValue> values)
       deterministic(values[19].toBool()) {}
 
 HstuForwardArgs view_of(HstuArguments const& of) {
-  ElementType const type = element_type(of.q);
+  ElementType const type = element_type(of.q, "hstu_attention", "q");
   expect_heads(of.q, "q", of.q);
   expect_heads(of.k, "k", of.q);
   expect_heads(of.v, "v", of.q);

@@ -1,6 +1,7 @@
 // torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes:
 // jagged rows of several features and samples in another order. python/headway/ops says what arguments are.
 
+#include "element_types.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged_tensors.hpp"
 #include "torch_headers.hpp"
@@ -125,7 +126,7 @@ Tensors jagged_permute_backward(at::TensorList grads, at::Tensor const& offsets,
   std::vector<CopiedRows> tensors;
   for (std::size_t i = 0; i < copies.size(); ++i) {
     if (num_columns(copies[i]) == 0) continue;
-    tensors.push_back({.type = element_type(copies[i], "jagged_permute_backward"),
+    tensors.push_back({.type = element_type(copies[i], "jagged_permute_backward", "values"),
                        .num_columns = num_columns(copies[i]),
                        .copies = copies[i].const_data_ptr(),
                        .sums = sums[i].mutable_data_ptr()});

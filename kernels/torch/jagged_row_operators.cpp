@@ -1,6 +1,7 @@
 // torch.ops.headway.jagged_concat, jagged_split, jagged_to_padded, padded_to_jagged, jagged_add_dense, jagged_reduce
 // and jagged_expand: rows of samples at offsets. python/headway/ops says what arguments are.
 
+#include "element_types.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged_tensors.hpp"
 #include "torch_headers.hpp"
@@ -30,7 +31,7 @@ struct JaggedTensor {
     return {.offsets = offsets.const_data_ptr<std::int64_t>(), .num_items = num_samples};
   }
   [[nodiscard]] JaggedRows rows(char const* op) const {
-    return {.type = element_type(values, op),
+    return {.type = element_type(values, op, "values"),
             .num_samples = num_samples,
             .num_rows = num_rows,
             .num_columns = num_columns(values),

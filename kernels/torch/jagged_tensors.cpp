@@ -28,22 +28,6 @@ std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::De
   return list ? list_of(*list, name, device, size) : nullptr;
 }
 
-ElementType element_type(at::Tensor const& values, char const* op) {
-  switch (values.scalar_type()) {
-    case at::kDouble:
-      return ElementType::kFloat64;
-    case at::kFloat:
-      return ElementType::kFloat32;
-    case at::kBFloat16:
-      return ElementType::kBfloat16;
-    case at::kHalf:
-      return ElementType::kFloat16;
-    default:
-      TORCH_CHECK_VALUE(false, op, ": values must be float64, float32, bfloat16 or float16, not ",
-                        values.scalar_type());
-  }
-}
-
 at::Tensor offsets_of(at::Tensor const& lengths) {
   TORCH_CHECK_VALUE(lengths.scalar_type() == at::kLong || lengths.scalar_type() == at::kInt,
                     "lengths must be int64 or int32, not ", lengths.scalar_type());

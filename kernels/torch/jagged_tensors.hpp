@@ -1,6 +1,5 @@
 #pragma once
 
-#include "headway/kernels/element_type.hpp"
 #include "headway/kernels/jagged_moves.hpp"
 #include "headway/kernels/run_tasks.hpp"
 #include "kernel_calls.hpp"
@@ -23,9 +22,6 @@ std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device
 /// Null where there is none.
 std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::Device device,
                             std::optional<std::int64_t> size = std::nullopt);
-
-/// Elements that kernels add up. @throws c10::ValueError for others
-[[nodiscard]] ElementType element_type(at::Tensor const& values, char const* op);
 
 /// (entries + 1) int64: 0 and the sums of the first one, two, ... of all `lengths`, whatever their shape.
 [[nodiscard]] at::Tensor offsets_of(at::Tensor const& lengths);

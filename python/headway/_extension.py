@@ -1,21 +1,12 @@
-"""Loads the C++ extension, after checking that it was built for the torch that is installed."""
+"""Loads the C++ extension of the process group."""
 
 from __future__ import annotations
 
-import torch
+from headway._built_for import import_extension
 
-try:
-    from headway import _C
-except ImportError as error:
-    raise ImportError(
-        f"headway's C++ extension cannot be loaded with torch {torch.__version__}: {error}. "
-        "Build it with `make build`, or reinstall headway for this torch."
-    ) from error
+import_extension("_C")
 
-if torch.__version__.split("+")[0] != _C.torch_version:
-    raise ImportError(
-        f"headway was built for torch {_C.torch_version}, and torch {torch.__version__} is installed: reinstall headway"
-    )
+from headway import _C  # noqa: E402 - with its types, now that it is known to fit
 
 HeadwayBackend = _C.HeadwayBackend
 Options = _C.Options
