@@ -42,7 +42,8 @@ def read_csv(paths: Sequence[Path], *, integers: Sequence[str] = (), texts: Sequ
         try:
             part = pa_csv.read_csv(path, convert_options=options)
         except (OSError, KeyError, pa.ArrowException) as error:
-            raise DataError(f"{path}: {error.args[0] if error.args else error}") from error
+            reason = error if isinstance(error, OSError) or not error.args else error.args[0]
+            raise DataError(f"{path}: {reason}") from error
         for name in integers:
             if part.column(name).null_count:
                 raise DataError(f"{path}: an empty field in column {name!r}")

@@ -11,7 +11,7 @@ import torch
 from dlrm_examples.bls_dlrm.log_format import DataError
 from dlrm_examples.next_item.command_line import make_parser, settings_of
 from dlrm_examples.next_item.evaluation import evaluate, popularity_scores
-from dlrm_examples.next_item.histories import Histories, read_histories
+from dlrm_examples.next_item.histories import MIN_RATINGS, Histories, read_histories
 from dlrm_examples.next_item.results import POPULARITY, Run, params_of, report, write_json_lines
 from dlrm_examples.next_item.trainer import train
 
@@ -40,6 +40,8 @@ def _run(options: argparse.Namespace) -> None:
     model_settings, training = settings_of(options)
     attention = options.attention or "kernel"
     histories = read_histories(options.data, min_count=options.min_count)
+    if int(histories.offsets.diff().max()) <= MIN_RATINGS:
+        raise DataError(f"{options.data}: no user has more than {MIN_RATINGS} ratings: there is nothing to learn from")
     _say(f"{histories.num_users} users, {histories.num_items} films, {histories.items.shape[0]} ratings")
     runs = [_popularity(histories, device)]
     for name in models:

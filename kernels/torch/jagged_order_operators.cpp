@@ -15,11 +15,35 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 /// (features, samples) lengths on the device of values, contiguous.
+void expect_lengths_of(at::Tensor const& lengths, std::int64_t num_rows, char const* op) {
+  at::Tensor const flat = lengths.reshape({-1}).to(at::kLong);
+  auto const* const values = flat.const_data_ptr<std::int64_t>();
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    TORCH_CHECK_VALUE(0 <= values[i] && values[i] <= num_rows, op, ": lengths has ", values[i], " for item ", i,
+                      ", and there are ", num_rows, " rows");
+    sum += values[i];
+  }
+  TORCH_CHECK_VALUE(sum == num_rows, op, ": lengths add up to ", sum, ", and there are ", num_rows, " rows");
+}
+
 at::Tensor lengths_of_items(at::Tensor const& lengths, at::Tensor const& values, char const* op) {
   TORCH_CHECK_VALUE(lengths.dim() == 2, op, ": lengths must be (features, samples), not ", lengths.sizes());
   TORCH_CHECK_VALUE(lengths.device() == values.device(), op, ": lengths are on ", lengths.device(), " and values on ",
                     values.device());
-  return lengths.contiguous();
+  at::Tensor const items = lengths.contiguous();
+  if (items.is_cpu()) expect_lengths_of(items, values.size(0), op);
+  return items;
+}
+
+/// A list of features or samples, null where there is none. On a device what is wrong is an assertion there.
+std::int64_t const* list_below(OptionalTensor const& list, char const* name, at::Device device, std::int64_t count) {
+  auto const* const entries = list_of(list, name, device);
+  for (std::int64_t i = 0; list && device.is_cpu() && i < list->numel(); ++i) {
+    TORCH_CHECK_VALUE(0 <= entries[i] && entries[i] < count, name, ": there is no ", entries[i], " (entry ", i,
+                      "), only 0 to ", count - 1);
+  }
+  return entries;
 }
 
 /// Items that are one row each.
@@ -77,8 +101,8 @@ std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::Tenso
   Tensors const rows = contiguous_rows(values, "jagged_permute");
   at::Tensor const sources = lengths_of_items(lengths, rows[0], "jagged_permute");
   auto const device = rows[0].device();
-  auto const* const feature_list = list_of(features, "jagged_permute: features", device);
-  auto const* const sample_list = list_of(samples, "jagged_permute: samples", device);
+  auto const* const feature_list = list_below(features, "jagged_permute: features", device, sources.size(0));
+  auto const* const sample_list = list_below(samples, "jagged_permute: samples", device, sources.size(1));
   std::int64_t const num_features = features ? features->numel() : sources.size(0);
   std::int64_t const num_samples = samples ? samples->numel() : sources.size(1);
   std::int64_t const num_items = num_features * num_samples;

@@ -6,6 +6,7 @@
 #include "jagged_tensors.hpp"
 #include "torch_headers.hpp"
 
+#include <numeric>
 #include <utility>
 
 namespace headway::kernels {
@@ -26,6 +27,10 @@ struct JaggedTensor {
         num_rows(values.size(0)) {
     list_of(offsets, "offsets", values.device());
     TORCH_CHECK_VALUE(num_samples >= 0, op, ": offsets must have an entry more than there are samples");
+    if (!offsets.is_cpu()) return;
+    auto const* const entries = offsets.const_data_ptr<std::int64_t>();
+    TORCH_CHECK_VALUE(entries[0] == 0 && entries[num_samples] == num_rows, op, ": offsets go from ", entries[0], " to ",
+                      entries[num_samples], ", and must go from 0 to the ", num_rows, " rows");
   }
   [[nodiscard]] Segments segments() const {
     return {.offsets = offsets.const_data_ptr<std::int64_t>(), .num_items = num_samples};
@@ -91,6 +96,9 @@ Tensors jagged_split(at::Tensor const& values, at::TensorList offsets, at::IntAr
   TORCH_CHECK_VALUE(offsets.size() == num_rows.size(), "jagged_split: there are ", offsets.size(), " offsets and ",
                     num_rows.size(), " numbers of rows");
   at::Tensor const rows = contiguous_rows(values, "jagged_split")[0];
+  std::int64_t const num_given = std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0});
+  TORCH_CHECK_VALUE(num_given == rows.size(0), "jagged_split: numbers of rows add up to ", num_given,
+                    ", and there are ", rows.size(0), " rows");
   at::Tensor const joined = joined_offsets(offsets, rows.device(), "jagged_split");
   Tensors outs;
   for (std::size_t i = 0; i < offsets.size(); ++i) {

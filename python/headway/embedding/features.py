@@ -44,7 +44,7 @@ class FeatureGroup:
         joined = self._joiner.join(ids, lengths, [None if each is None else each.detach() for each in weights])
         first_keys = [0, *accumulate(len(each) for each in ids)]
         return joined, [
-            LearnedWeights(each, lengths[i], self.configs[i].pooling, feature=i, first_key=first_keys[i])
+            LearnedWeights(each, lengths[i].clone(), self.configs[i].pooling, feature=i, first_key=first_keys[i])
             for i, each in enumerate(weights)
             if each is not None and each.requires_grad
         ]

@@ -55,8 +55,13 @@ def take_records(
     loaded: dict[str, dict[str, AnyRecords]] = {}
     for name in ours:
         short = name[len(prefix) :]
-        if (records := state.pop(name)) is not None:  # As what torch.distributed.checkpoint was not to load.
-            loaded.setdefault(_table_of(short), {})[short] = records
+        records = state.pop(name)
+        if records is None:  # As what torch.distributed.checkpoint was not to load.
+            continue
+        if not isinstance(records, AnyRecords):
+            error_msgs.append(f"table {_table_of(short)}: {name} is a {type(records).__name__}, and no records")
+            return [[] for _ in parts]
+        loaded.setdefault(_table_of(short), {})[short] = records
     tables = [table for part in parts for table in part.names]
     missing_keys.extend(f"{prefix}{table}.{RECORDS}" for table in tables if table not in loaded)
     unexpected_keys.extend(f"{prefix}{table}.{RECORDS}" for table in loaded if table not in tables)

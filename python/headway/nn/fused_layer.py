@@ -151,16 +151,18 @@ class FusedLayer(torch.autograd.Function):
             kept,
             projected if recompute == "norm_and_gate" else None,
             None if recompute == "all" else attended,
+            *step.attention.sequences.tensors(),  # So that changes in place are found.
             *tensors,
         )
         return step.output(x, attended, parts.u, kept, weights)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError('second derivatives of an HSTULayer: take recompute="none" and the reference')
         step: LayerStep = ctx.step
         x, kept, projected, attended, *tensors = ctx.saved_tensors
-        weights = LayerWeights(*tensors)
+        weights = LayerWeights(*tensors[-len(LayerWeights._fields) :])
         normed = step.norm_input(x, weights)
         if projected is None:
             projected = step.project(normed.out, weights)

@@ -92,7 +92,8 @@ class HSTULayer(nn.Module):
         parts = step.activate(step.project(step.norm_input(x, weights).out, weights))
         if cache is None:
             # Copies, as slices would keep queries and the gate alive.
-            cache = KeyValueCache(parts.k.contiguous(), parts.v.contiguous(), sequences.offsets, sequences.times)
+            times = None if sequences.times is None else sequences.times.clone()
+            cache = KeyValueCache(parts.k.contiguous(), parts.v.contiguous(), sequences.offsets.clone(), times)
         else:
             cache = cache.extended(parts.k, parts.v, sequences.offsets, sequences.times)
         attention = LayerAttention(

@@ -54,7 +54,12 @@ def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
 
     Returns:
         (num_buckets,) float32, ascending.
+
+    Raises:
+        ValueError: ``width`` is not above 0, or the last bucket begins beyond float32.
     """
+    if not width > 0:
+        raise ValueError(f"width must be above 0, not {width}")
     return torch.tensor([_first_of_bucket(bucket, width) for bucket in range(1, num_buckets + 1)])
 
 

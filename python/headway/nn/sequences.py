@@ -26,3 +26,7 @@ class Sequences:
     num_targets: Tensor | None = None
     times: Tensor | None = None
     query_times: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them."""
+        return self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times

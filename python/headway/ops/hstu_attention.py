@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY
+from headway.ops.library import LIBRARY, refuse_gradients_of
 from headway.reference.hstu_attention import Scale
 
 #: Of the operator, in order; with torch.ops all of them must be given.
@@ -49,7 +49,7 @@ def hstu_attention(
         out_i = sum over keys j that i sees of silu(alpha * (q_i . k_j + bias_ij)) * scale * v_j
 
     Which keys a query sees says :func:`headway.reference.hstu_mask`. Products are added up in float32 (float64 for
-    float64).
+    float64). Gradients have no gradients, nor is there a derivative in forward mode.
 
     Args:
         q: (TQ, H, D) float64, float32, bfloat16 or float16; tokens and heads may have any strides.
@@ -142,3 +142,4 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("headway::hstu_attention", _backward, setup_context=_setup_context, lib=LIBRARY)
+refuse_gradients_of("hstu_attention_backward")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY
+from headway.ops.library import LIBRARY, refuse_gradients_of
 
 _OPS = torch.ops.headway
 
@@ -265,3 +265,4 @@ for _name, _fake, _save, _backward in (
     torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
     torch.library.register_autograd(f"headway::{_name}", _backward, setup_context=_save, lib=LIBRARY)
 torch.library.register_fake("headway::jagged_permute_backward", _fake_permute_backward, lib=LIBRARY)
+refuse_gradients_of("jagged_permute_backward")

@@ -71,6 +71,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     path.write_text(f"{HEADER}\n1,2,3.0,4\n1,3,3.0,5\n")
     with pytest.raises(DataError, match=r"ratings\.csv: no user has 3 ratings"):
         read_histories(path)
+    with pytest.raises(DataError, match=r"absent\.csv: .*No such file or directory"):
+        read_histories(tmp_path / "absent.csv")
     path.write_text("userId,movieId,rating\n1,2,3.0\n")
     with pytest.raises(DataError, match=r"ratings\.csv: .*timestamp"):
         read_histories(path)

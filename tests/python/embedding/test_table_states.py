@@ -122,6 +122,8 @@ def test_a_state_that_lacks_records_is_refused_by_name() -> None:
     expect_refusal(model, states | {full: shortened}, "table items: a column of its records is truncated")
     earlier = through_a_file(trained(range(2)).state_dict())
     expect_refusal(model, states | {part: earlier[part]}, r"table items: its records are of \[2, 4\] updates")
+    no_records = r"table items: tables.items.records.085.0 is a Tensor, and no records"
+    expect_refusal(model, states | {part: torch.zeros(3)}, no_records)
     strange = replace(states[part], routing_version=9)
     expect_refusal(model, states | {part: strange}, "table items: its records are of routing 9, not 1")
     of_a_rank = {name: each for name, each in states.items() if ".records." not in name}

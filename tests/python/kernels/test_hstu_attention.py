@@ -35,6 +35,14 @@ def test_gradients_pass_gradcheck() -> None:
     assert torch.autograd.gradcheck(call, leaves)
 
 
+def test_second_derivatives_are_refused_and_not_zero() -> None:
+    q, k, v = (torch.randn(7, 2, 8, requires_grad=True) for _ in range(3))
+    out = hstu_attention(q, k, v, offsets_of((7,)), max_length=7)
+    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="hstu_attention_backward has no gradient"):
+        gradient.sum().backward()
+
+
 def test_strided_heads_of_one_projection_need_no_copy() -> None:
     offsets = offsets_of((4, 9))
     joined = torch.randn(13, 2, 3 * 8)

@@ -147,10 +147,33 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "lengths of one dimension": (lambda: ops.jagged_transpose([VALUES], LENGTHS[0]), r"\(features, samples\)"),
     "lengths of another type": (lambda: ops.jagged_transpose([VALUES], LENGTHS.float()), "int64 or int32"),
     "lengths that do not add up": (lambda: ops.jagged_transpose([VALUES], LENGTHS * 2), "and there are 18"),
-    "a negative length": (lambda: ops.jagged_transpose([VALUES[:3]], torch.tensor([[4, -1]])), "rows 0 to 4"),
+    "a sample of the next feature": (
+        lambda: ops.jagged_permute([VALUES], LENGTHS, features=torch.tensor([0]), samples=torch.tensor([6, 0])),
+        "samples: there is no 6 \\(entry 0\\), only 0 to 5",
+    ),
+    "a feature that is not there": (
+        lambda: ops.jagged_permute([VALUES], LENGTHS, features=torch.tensor([1 << 62])),
+        "features: there is no",
+    ),
+    "lengths that leave rows over": (
+        lambda: ops.jagged_permute([torch.zeros(5)], torch.tensor([[1, 2]])),
+        "lengths add up to 3, and there are 5 rows",
+    ),
+    "offsets that leave rows over": (
+        lambda: ops.jagged_to_padded(torch.zeros(6), torch.tensor([1, 3, 5]), max_length=3),
+        "offsets go from 1 to 5, and must go from 0 to the 6 rows",
+    ),
+    "a split that leaves rows over": (
+        lambda: ops.jagged_split(torch.zeros(9), [torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2])], [3, 2]),
+        "numbers of rows add up to 5, and there are 9 rows",
+    ),
+    "a negative length": (
+        lambda: ops.jagged_transpose([VALUES[:3]], torch.tensor([[4, -1]])),
+        "lengths has 4 for item 0, and there are 3 rows",
+    ),
     "a sample that is not there": (
         lambda: ops.jagged_permute([VALUES], LENGTHS, samples=torch.tensor([6]), num_rows=0),
-        "segment 2 is of the items 18 to 19, and there are 18",
+        "samples: there is no 6",
     ),
     "samples of another type": (
         lambda: ops.jagged_permute([VALUES], LENGTHS, samples=torch.tensor([6], dtype=torch.int32)),
@@ -173,7 +196,7 @@ REFUSALS: dict[str, tuple[Any, str]] = {
         "differ in their rows alone",
     ),
     "samples that differ": (
-        lambda: ops.jagged_split(VALUES, [OFFSETS, OTHER_OFFSETS[:-1]], [12, 5]),
+        lambda: ops.jagged_split(VALUES, [OFFSETS, OTHER_OFFSETS[:-1]], [12, 6]),
         "offsets has 6 entries, and 7 are needed",
     ),
     "a wrong number of rows": (
@@ -199,3 +222,11 @@ def test_what_does_not_fit_is_refused_by_name(what: str) -> None:
     call, message = REFUSALS[what]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_second_derivatives_of_a_permute_are_refused_and_not_zero() -> None:
+    values = torch.arange(5.0, requires_grad=True)
+    (moved,), _ = ops.jagged_permute([values], torch.tensor([[2, 3]]), samples=torch.tensor([1, 1, 0]))
+    (gradient,) = torch.autograd.grad(moved.pow(3).sum(), values, create_graph=True)
+    with pytest.raises(NotImplementedError, match="jagged_permute_backward has no gradient"):
+        gradient.sum().backward()

@@ -192,6 +192,22 @@ def test_batches_of_other_sizes_share_one_graph_after_the_second() -> None:
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("recompute", ["norm_and_gate", "projection", "all"])
+def test_sequences_that_change_before_the_backward_pass_are_an_error(recompute: Any) -> None:
+    layer, sequences = layer_of(replace(DEFINITIONS["research"], recompute=recompute)), batch_of()
+    out = layer(tokens(SIZES["dim"]).requires_grad_(), sequences)
+    sequences.offsets.add_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_second_derivatives_are_refused_and_not_lost() -> None:
+    x = tokens(SIZES["dim"]).requires_grad_()
+    out = layer_of(DEFINITIONS["research"])(x, batch_of())
+    with pytest.raises(NotImplementedError, match="second derivatives of an HSTULayer"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
 def test_evaluation_drops_nothing() -> None:
     config = replace(DEFINITIONS["research"], dropout=0.5)
     layer, sequences = layer_of(config), batch_of()

@@ -25,6 +25,12 @@ def test_bounds_beyond_float32_are_refused() -> None:
         log_time_bounds(400, width=0.3)
 
 
+@pytest.mark.parametrize("width", [0.0, -1.0])
+def test_bounds_of_buckets_without_a_width_are_refused(width: float) -> None:
+    with pytest.raises(ValueError, match="width must be above 0"):
+        log_time_bounds(5, width)
+
+
 def test_bounds_keep_their_type_when_the_module_changes_its_own() -> None:
     bias = RelativeBias(max_length=3, position=True, num_time_buckets=128, time_bucket_width=0.301).half()
     assert bias.time_weights is not None and bias.time_weights.dtype == torch.float16

@@ -16,18 +16,20 @@ class HopperBackwardProducer {
       : maps_(maps), params_(params), state_(backward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
-    TileCounter const counter{params_.tiles_taken};
     // First keys are seen by most queries. Where tiles add to sums in turns, a tile waits for those with later keys:
-    // these have been taken before then, and with a causal mask come to the queries early.
+    // these have been taken before then, by blocks that run, as blocks take all numbers from the counter; and with a
+    // causal mask they come to the queries early.
+    bool const takes_turns = params_.turns != nullptr;
+    auto const num_blocks = static_cast<std::int32_t>(gridDim.x);
+    TileCounter const counter{params_.tiles_taken, takes_turns ? 0 : num_blocks};
     TileSchedule schedule(params_.sequences.key_offsets, params_.sequences.num_sequences, params_.num_heads,
                           Shape::kBlockKeys, params_.section_sequences,
-                          params_.turns != nullptr ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
+                          takes_turns ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
     SequenceTile tile;
-    std::int32_t next = 0;
-    for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
+    std::int32_t next = takes_turns ? counter.next() : static_cast<std::int32_t>(blockIdx.x);
+    for (std::int32_t number = next; schedule.find(number, tile); number = next) {
       next = counter.next();
       bring_tile(tile);
-      if (next == INT32_MAX) break;
     }
     wait(&state_.keys_empty, keys_parity_ ^ 1);
     if (is_first_lane()) {

@@ -15,7 +15,7 @@ class HopperForwardProducer {
       : maps_(maps), params_(params), state_(forward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
-    TileCounter const counter{params_.tiles_taken};
+    TileCounter const counter{params_.tiles_taken, static_cast<std::int32_t>(gridDim.x)};
     TileSchedule schedule(params_.sequences.query_offsets, params_.sequences.num_sequences, params_.num_heads,
                           Shape::kBlockQueries, params_.section_sequences, BlockOrder::kLastFirst);
     SequenceTile tile;
@@ -23,7 +23,6 @@ class HopperForwardProducer {
     for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
       next = counter.next();
       bring_tile(tile);
-      if (next == INT32_MAX) break;
     }
     wait(&state_.query_empty[query_.index], query_.parity ^ 1);
     if (is_first_lane()) {
