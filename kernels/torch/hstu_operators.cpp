@@ -25,12 +25,12 @@ void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*works
 }
 
 void run(HstuForwardArgs const& args, at::Tensor const& like) {
-  if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads());
+  if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads(), torch_tasks());
   enqueue(&hstu_attention_forward_async, &hstu_attention_forward_workspace_bytes, args, like);
 }
 
 void run(HstuBackwardArgs const& args, at::Tensor const& like) {
-  if (like.is_cpu()) return hstu_attention_backward(args, at::get_num_threads());
+  if (like.is_cpu()) return hstu_attention_backward(args, at::get_num_threads(), torch_tasks());
   enqueue(&hstu_attention_backward_async, &hstu_attention_backward_workspace_bytes, args, like);
 }
 

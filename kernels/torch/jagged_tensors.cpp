@@ -4,14 +4,6 @@
 
 namespace headway::kernels {
 
-RunTasks torch_tasks() {
-  return [](std::int64_t count, Task const& task) {
-    at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) task(i);
-    });
-  };
-}
-
 std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device device,
                             std::optional<std::int64_t> size) {
   TORCH_CHECK_VALUE(

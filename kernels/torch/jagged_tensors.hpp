@@ -1,7 +1,6 @@
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"
-#include "headway/kernels/run_tasks.hpp"
 #include "kernel_calls.hpp"
 #include "torch_headers.hpp"
 
@@ -11,9 +10,6 @@
 namespace headway::kernels {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-/// Threads of torch.
-[[nodiscard]] RunTasks torch_tasks();
 
 /// @throws c10::ValueError unless it is one dimension of contiguous int64 on `device`, of `size` entries if that is
 /// given

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
+#include "headway/kernels/run_tasks.hpp"
 #include "torch_headers.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,6 +18,15 @@ void call_kernel(Call const& call) {
   } catch (std::invalid_argument const& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
+}
+
+/// By the threads of torch: others would wait for a core while these still spin for more work.
+inline RunTasks torch_tasks() {
+  return [](std::int64_t count, Task const& task) {
+    at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) task(i);
+    });
+  };
 }
 
 /// Torch's current stream of a CUDA device.

@@ -3,6 +3,7 @@
 #include "headway/kernels/element_type.hpp"
 #include "headway/kernels/host_device.hpp"
 #include "headway/kernels/hstu_mask.hpp"
+#include "headway/kernels/run_tasks.hpp"
 
 #include <cstdint>
 
@@ -92,12 +93,13 @@ struct HstuBackwardArgs {
 /// On the CPU. Cost: one pass over the blocks that the mask lets see each other; no memory but some blocks a thread.
 /// The outcome does not depend on the number of threads.
 /// @param num_threads at least 1
+/// @param run_tasks runs them; none: threads are started for the call
 /// @throws std::invalid_argument if sequences and sizes do not fit each other, naming them
-void hstu_attention_forward(HstuForwardArgs const& args, int num_threads);
+void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks = {});
 
 /// The same of the gradients. Threads share the work by heads of sequences. Takes memory for the gradients of the keys
 /// and values of one head of the longest sequence a thread, and for those of bias weights for two elements a key and
 /// head (position) and the weights a sequence and head (time).
-void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads);
+void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks = {});
 
 }  // namespace headway::kernels

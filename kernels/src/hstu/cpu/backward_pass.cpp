@@ -30,7 +30,7 @@ std::vector<std::int64_t> longest_first(HstuForwardArgs const& args) {
 }  // namespace
 
 template <class Real>
-void run_backward_pass(HstuBackwardArgs const& args, int num_threads) {
+void run_backward_pass(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   BlockKernels<Real> const& kernels = usable_block_kernels<Real>().back();
   std::vector<std::int64_t> const order = longest_first(args.forward);
   std::int64_t const num_heads = args.forward.num_heads, num_items = args.forward.sequences.num_sequences * num_heads;
@@ -38,7 +38,7 @@ void run_backward_pass(HstuBackwardArgs const& args, int num_threads) {
   std::vector<BackwardHead<Real>> heads;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) heads.emplace_back(args, kernels);
 
-  parallel_for(num_items, num_threads, [&](int thread, std::int64_t item) {
+  parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
     Sequence const sequence = sequence_of(args.forward, order[static_cast<std::size_t>(item / num_heads)]);
     std::int64_t const head = item % num_heads;
     heads[static_cast<std::size_t>(thread)].compute(sequence, head, sums.of(sequence, head));
@@ -46,7 +46,7 @@ void run_backward_pass(HstuBackwardArgs const& args, int num_threads) {
   sums.add_up();
 }
 
-template void run_backward_pass<float>(HstuBackwardArgs const& args, int num_threads);
-template void run_backward_pass<double>(HstuBackwardArgs const& args, int num_threads);
+template void run_backward_pass<float>(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
+template void run_backward_pass<double>(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 
 }  // namespace headway::kernels::hstu

@@ -27,14 +27,14 @@ std::vector<std::int64_t> groups_before(HstuSequences const& sequences) {
 }  // namespace
 
 template <class Real>
-void run_forward_pass(HstuForwardArgs const& args, int num_threads) {
+void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   BlockKernels<Real> const& kernels = usable_block_kernels<Real>().back();
   std::vector<std::int64_t> const before = groups_before(args.sequences);
   std::int64_t const num_items = before.back() * args.num_heads;
   std::vector<ForwardGroup<Real>> groups;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) groups.emplace_back(args, kernels);
 
-  parallel_for(num_items, num_threads, [&](int thread, std::int64_t item) {
+  parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
     auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
     Sequence const sequence = sequence_of(args, next - before.begin() - 1);
     // One head after the other, so that its keys and values stay in a cache near by; each from its last queries, which
@@ -47,7 +47,7 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads) {
   });
 }
 
-template void run_forward_pass<float>(HstuForwardArgs const& args, int num_threads);
-template void run_forward_pass<double>(HstuForwardArgs const& args, int num_threads);
+template void run_forward_pass<float>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
+template void run_forward_pass<double>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 
 }  // namespace headway::kernels::hstu

@@ -18,22 +18,22 @@ void check_num_threads(int num_threads) {
 
 }  // namespace
 
-void hstu_attention_forward(HstuForwardArgs const& args, int num_threads) {
+void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
   if (args.type == ElementType::kFloat64)
-    hstu::run_forward_pass<double>(args, num_threads);
+    hstu::run_forward_pass<double>(args, num_threads, run_tasks);
   else
-    hstu::run_forward_pass<float>(args, num_threads);
+    hstu::run_forward_pass<float>(args, num_threads, run_tasks);
 }
 
-void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads) {
+void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
   if (args.forward.type == ElementType::kFloat64)
-    hstu::run_backward_pass<double>(args, num_threads);
+    hstu::run_backward_pass<double>(args, num_threads, run_tasks);
   else
-    hstu::run_backward_pass<float>(args, num_threads);
+    hstu::run_backward_pass<float>(args, num_threads, run_tasks);
 }
 
 }  // namespace headway::kernels
