@@ -79,6 +79,7 @@ measure_kernels() {
   stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON
   if [ "$tests" = ON ]; then
     stage kernels_cuda_test 120 "$out/build/tests/kernels/kernels_cuda_test" --gtest_brief=1
+    stage jagged_cuda_test 60 "$(find "$out/build/tests" -name jagged_cuda_test)" --gtest_brief=1
     test_python test_kernels 200 tests/python/kernels
   fi
   for dim in 64 128 256; do
@@ -129,7 +130,7 @@ main() {
         ;;
       --kernels)
         measure=measure_kernels
-        targets="headway_c10d headway_kernels_torch kernels_cuda_test"
+        targets="headway_c10d headway_kernels_torch kernels_cuda_test jagged_cuda_test"
         ;;
       *) break ;;
     esac
