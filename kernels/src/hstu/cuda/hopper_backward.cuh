@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(128) convert_query_sums_kernel(HopperBackwardP
 
   auto const head = static_cast<std::int32_t>(blockIdx.y);
   FragmentPlace const place(first_query);
-  bool const is_by_length = params.length_scaling == LengthScaling::kByNumKeys;
-  float const scale = is_by_length ? params.scale / static_cast<float>(view.mask.num_keys) : params.scale;
+  float const scale = scale_of_weights(params, view.mask.num_keys);
   OutputRows output(params.grad_query, view.first_query_row, head, place, view.mask.num_queries,
                     scale * params.half_alpha);
   auto const* part = reinterpret_cast<float4 const*>(params.query_sums) +

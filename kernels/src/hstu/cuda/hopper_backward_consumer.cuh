@@ -58,8 +58,7 @@ class HopperBackwardConsumer {
       compute_block(rows, key_sums, value_sums);
     }
     HstuSequenceMask const& mask = tile.sequence.mask;
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    float const scale = is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale;
+    float const scale = scale_of_weights(params_, mask.num_keys);
     std::int64_t const first_row = tile.sequence.first_key_row;
     OutputRows const to_key(params_.grad_key, first_row, tile.head, rows.place, mask.num_keys,
                             scale * params_.half_alpha);

@@ -34,9 +34,7 @@ class HopperBiasGradients {
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
     HstuSequenceMask const& mask = tile.sequence.mask;
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    float const factor =
-        params_.half_alpha * (is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale);
+    float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
     Run run;
     SplitTime time;

@@ -135,10 +135,8 @@ class HopperForwardConsumer {
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
                                                                 FragmentPlace const& place) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    return {params_.out,      tile.sequence.first_query_row,
-            tile.head,        place,
-            mask.num_queries, is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale};
+    return {params_.out,      tile.sequence.first_query_row,           tile.head, place,
+            mask.num_queries, scale_of_weights(params_, mask.num_keys)};
   }
 
   [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {

@@ -43,8 +43,7 @@ class HopperWideBackwardConsumer {
     }
     HstuSequenceMask const& mask = tile.sequence.mask;
     FragmentPlace const place(tile.first_key);
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
-    float const scale = is_by_length ? params_.scale / static_cast<float>(mask.num_keys) : params_.scale;
+    float const scale = scale_of_weights(params_, mask.num_keys);
     std::int64_t const first_row = tile.sequence.first_key_row;
     OutputRows to_key(params_.grad_key, first_row, tile.head, place, mask.num_keys, scale * params_.half_alpha);
     OutputRows to_value(params_.grad_value, first_row, tile.head, place, mask.num_keys, scale);

@@ -98,9 +98,8 @@ class PortableBlock {
     std::int32_t const first_row = (kHasQueries ? params_.num_tiles / per_row - 1 - row : row) * Shape::kTileRows;
     SequenceView const sequence(params_.sequences, params_.mask, place / num_heads);
     std::int32_t const num_rows = kHasQueries ? sequence.mask.num_queries : sequence.mask.num_keys;
-    bool const is_by_length = params_.length_scaling == LengthScaling::kByNumKeys;
     return {sequence, place % num_heads, first_row, num_rows - first_row,
-            is_by_length ? params_.scale / static_cast<float>(sequence.mask.num_keys) : params_.scale};
+            scale_of_weights(params_, sequence.mask.num_keys)};
   }
 
   __device__ __forceinline__ void load_tile(PortableTile const& tile) const {

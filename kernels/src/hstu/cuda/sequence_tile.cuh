@@ -8,6 +8,13 @@
 
 namespace headway::kernels {
 
+/// What weights of a sequence are multiplied by at last.
+template <class Params>
+[[nodiscard]] __device__ __forceinline__ float scale_of_weights(Params const& params, std::int32_t num_keys) {
+  bool const is_by_length = params.length_scaling == LengthScaling::kByNumKeys;
+  return is_by_length ? params.scale / static_cast<float>(num_keys) : params.scale;
+}
+
 /// A sequence as kernels see it: where its rows begin, and its mask.
 struct SequenceView {
   std::int64_t first_query_row = 0, first_key_row = 0;
