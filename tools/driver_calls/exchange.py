@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 
 import headway
 import torch
 import torch.distributed as dist
 
-_SIZES_B = (1 << 20, 16 << 20, 128 << 20, 512 << 20)
+_SIZES_B = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 512 << 20)
 _CALLS = 20
 _WARM_UP = 3
 
@@ -41,11 +42,22 @@ class DriverCalls:
         return [(name, int(count), int(total), int(longest)) for name, count, total, longest in rows]
 
 
+def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
+    """Of even blocks, with ordinary outputs, those that senders write, or slots."""
+    input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
+    if kind == "slots":
+        block_B = size_B // dist.get_world_size()
+        ring = headway.slots.Ring(capacity=-(-block_B // 512) * 512, dtype=torch.uint8)
+        rows, splits = list(input_B.split(block_B)), [block_B] * dist.get_world_size()
+        return lambda: ring.take().exchange(rows, splits)
+    make = headway.empty if kind == "empty()" else torch.empty
+    output_B = make(size_B, dtype=torch.uint8, device=input_B.device)
+    return lambda: dist.all_to_all_single(output_B, input_B)
+
+
 def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B: int, *, is_waited: bool) -> None:
     """Prints the host's time of an exchange of ``size_B`` bytes a rank, and of the calls it is made of."""
-    make = headway.empty if kind == "empty()" else torch.empty
-    input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
-    output_B = make(size_B, dtype=torch.uint8, device=input_B.device)
+    exchange = make_exchange(kind, size_B)
     host_s = 0.0
     for index in range(-_WARM_UP, _CALLS):
         if is_waited or index <= 0:
@@ -55,7 +67,7 @@ def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B
             calls.reset()
             host_s = 0.0
         started = time.perf_counter()
-        dist.all_to_all_single(output_B, input_B)
+        exchange()
         host_s += time.perf_counter() - started
     rows = calls.read()
     torch.cuda.synchronize()
@@ -64,19 +76,19 @@ def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B
         return
     driver_us = sum(total for _, _, total, _ in rows) / 1000 / _CALLS
     how = "waits for each" if is_waited else f"{_CALLS} in a row"
-    print(f"\n{kind}, {size_B >> 20} MiB a rank, {how}: host {host_s / _CALLS * 1e6:.1f} us, driver {driver_us:.1f} us")
+    print(f"\n{kind}, {size_B >> 10} KiB a rank, {how}: host {host_s / _CALLS * 1e6:.1f} us, driver {driver_us:.1f} us")
     for name, count, total, longest in rows:
         times = f"{total / count / 1000:6.2f} us each, longest {longest / 1000:6.1f}"
         print(f"  {name:24} {count / _CALLS:6.1f} calls, {times}")
 
 
 def main() -> None:
-    """All sizes, ordinary outputs and those that senders write."""
+    """All sizes and kinds of outputs."""
     calls = DriverCalls()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("headway")
     host_group = dist.new_group(backend="gloo")
-    for kind in ("ordinary", "empty()"):
+    for kind in ("ordinary", "slots", "empty()"):
         for size_B in _SIZES_B:
             for is_waited in (True, False):
                 profile(calls, host_group, kind, size_B, is_waited=is_waited)
