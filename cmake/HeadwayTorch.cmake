@@ -44,6 +44,8 @@ function(headway_add_extension target name)
   Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
   headway_apply_flags(${target})
   target_link_libraries(${target} PRIVATE headway::torch)
+  # Of a libstdc++ that a toolchain links statically nothing is seen: half of it would be taken from that of torch.
+  target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL)
   # Each of torch's headers costs a minute when read once for every file. In brackets, they are found by a path that all
   # checkouts have in common, so that what is compiled is found in the cache.
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,18 +33,17 @@ def size(text: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def whole_number(lowest: int) -> type[int]:
+def whole_number(lowest: int) -> Callable[[str], int]:
     """Type of an integer argument with a lower bound."""
 
-    class BoundedInteger(int):
-        def __new__(cls, text: str) -> BoundedInteger:
-            if not text.removeprefix("-").isdecimal():
-                raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-            if int(text) < lowest:
-                raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {text}")
-            return super().__new__(cls, text)
+    def parse(text: str) -> int:
+        if not text.removeprefix("-").isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        if int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {text}")
+        return int(text)
 
-    return BoundedInteger
+    return parse
 
 
 def make_parser(
