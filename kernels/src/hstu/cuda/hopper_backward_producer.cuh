@@ -22,7 +22,8 @@ class HopperBackwardProducer {
     bool const takes_turns = params_.turns != nullptr;
     auto const num_blocks = static_cast<std::int32_t>(gridDim.x);
     TileCounter const counter{params_.tiles_taken, takes_turns ? 0 : num_blocks};
-    TileSchedule schedule(params_.sequences.key_offsets, params_.sequences.num_sequences, params_.num_heads,
+    HstuSequences const& sequences = params_.sequences;
+    TileSchedule schedule(sequences.key_offsets, sequences.num_sequences, params_.num_heads, sequences.max_keys,
                           Shape::kBlockKeys, params_.section_sequences,
                           takes_turns ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
     SequenceTile tile;

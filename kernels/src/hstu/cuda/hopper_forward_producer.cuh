@@ -16,7 +16,8 @@ class HopperForwardProducer {
 
   __device__ __forceinline__ void run() {
     TileCounter const counter{params_.tiles_taken, static_cast<std::int32_t>(gridDim.x)};
-    TileSchedule schedule(params_.sequences.query_offsets, params_.sequences.num_sequences, params_.num_heads,
+    HstuSequences const& sequences = params_.sequences;
+    TileSchedule schedule(sequences.query_offsets, sequences.num_sequences, params_.num_heads, sequences.max_queries,
                           Shape::kBlockQueries, params_.section_sequences, BlockOrder::kLastFirst);
     SequenceTile tile;
     std::int32_t next = 0;

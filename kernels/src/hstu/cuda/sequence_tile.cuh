@@ -36,39 +36,47 @@ struct SequenceTile {
   std::int32_t sequence = 0, head = 0, block = 0;
 };
 
+/// Which tiles take longest with a causal mask: of queries the last of a sequence, of keys the first.
 enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst };
 
-/// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter.
-/// A section of sequences, whose keys and values the L2 cache holds together, comes after the other; within one, last
-/// blocks of all its sequences before the last but one, and so on, or first ones first: so that with a causal mask
-/// those that take longest come first, and what runs at the end is short. Heads count fastest. Numbers are asked for in
-/// ascending order, by all lanes of a warp.
+/// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter. The cost
+/// of a tile is its place in the order of its sequence, counted from the end: what runs at the end should cost little.
+///
+/// Tiles that cost at least half of the most come first, then those down to an eighth, and so on by quarters. Among
+/// these a section of sequences, whose keys and values the L2 cache holds together, comes after the other; within one
+/// costs descend. Heads count fastest. Numbers are asked for in ascending order, by all lanes of a warp.
 class TileSchedule {
  public:
+  /// @param max_rows of a sequence
   __device__ __forceinline__ TileSchedule(std::int64_t const* offsets, std::int32_t num_sequences,
-                                          std::int32_t num_heads, std::int32_t block_rows,
+                                          std::int32_t num_heads, std::int64_t max_rows, std::int32_t block_rows,
                                           std::int32_t section_sequences, BlockOrder order)
       : offsets_(offsets),
         order_(order),
         num_sequences_(num_sequences),
         num_heads_(num_heads),
         block_rows_(block_rows),
-        section_sequences_(section_sequences) {
+        section_sequences_(section_sequences),
+        most_cost_(INT32_MAX),
+        least_cost_(num_blocks_of(max_rows) / 2) {
     enter_section(0);
   }
 
   /// @returns whether there is such a tile
   __device__ __forceinline__ bool find(std::int32_t number, SequenceTile& tile) {
-    while (section_begin_ < num_sequences_) {
+    while (most_cost_ > 0) {
       std::int32_t const sequence = chunk_begin_ + static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-      bool const has_block = sequence < section_end_ && block_ < num_blocks_of(sequence);
-      unsigned const members = __ballot_sync(kAllLanes, has_block);
+      std::int32_t const num_blocks = sequence < section_end_ ? num_blocks_in(sequence) : 0;
+      bool const has_tile = cost_ <= num_blocks;
+      unsigned const members = __ballot_sync(kAllLanes, has_tile);
       std::int32_t const num_tiles = __popc(members) * num_heads_;
       if (number - passed_ < num_tiles) {
         std::int32_t const place = (number - passed_) / num_heads_;
         unsigned const before = members & ((1u << threadIdx.x % kWarpThreads) - 1);
-        unsigned const chosen = __ballot_sync(kAllLanes, has_block && __popc(before) == place);
-        tile = {chunk_begin_ + __ffs(static_cast<int>(chosen)) - 1, (number - passed_) % num_heads_, block_};
+        int const chosen = __ffs(static_cast<int>(__ballot_sync(kAllLanes, has_tile && __popc(before) == place))) - 1;
+        std::int32_t const block =
+            order_ == BlockOrder::kLastFirst ? cost_ - 1 : __shfl_sync(kAllLanes, num_blocks, chosen) - cost_;
+        tile = {chunk_begin_ + chosen, (number - passed_) % num_heads_, block};
         return true;
       }
       passed_ += num_tiles;
@@ -78,36 +86,47 @@ class TileSchedule {
   }
 
  private:
-  __device__ __forceinline__ std::int32_t num_blocks_of(std::int32_t sequence) const {
-    std::int64_t const num_rows = __ldg(offsets_ + sequence + 1) - __ldg(offsets_ + sequence);
+  [[nodiscard]] __device__ __forceinline__ std::int32_t num_blocks_of(std::int64_t num_rows) const {
     return (static_cast<std::int32_t>(num_rows) + block_rows_ - 1) / block_rows_;
   }
+  [[nodiscard]] __device__ __forceinline__ std::int32_t num_blocks_in(std::int32_t sequence) const {
+    return num_blocks_of(__ldg(offsets_ + sequence + 1) - __ldg(offsets_ + sequence));
+  }
 
+  /// Or the next that has tiles of these costs, or the first of the next costs.
   __device__ __forceinline__ void enter_section(std::int32_t begin) {
-    section_begin_ = chunk_begin_ = begin;
-    section_end_ = min(begin + section_sequences_, num_sequences_);
-    std::int32_t most = 1;
-    for (std::int32_t i = begin + static_cast<std::int32_t>(threadIdx.x % kWarpThreads); i < section_end_;
-         i += kWarpThreads) {
-      most = max(most, num_blocks_of(i));
+    for (;; begin = section_end_) {
+      if (begin >= num_sequences_) {
+        begin = 0;
+        most_cost_ = least_cost_;
+        least_cost_ /= 4;
+        if (most_cost_ == 0) return;
+      }
+      section_begin_ = chunk_begin_ = begin;
+      section_end_ = min(begin + section_sequences_, num_sequences_);
+      std::int32_t most = 0;
+      for (std::int32_t i = begin + static_cast<std::int32_t>(threadIdx.x % kWarpThreads); i < section_end_;
+           i += kWarpThreads) {
+        most = max(most, num_blocks_in(i));
+      }
+      for (int bits = 1; bits < kWarpThreads; bits *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
+      cost_ = min(most, most_cost_);
+      if (cost_ > least_cost_) return;
     }
-    for (int bits = 1; bits < kWarpThreads; bits *= 2) most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
-    most_ = most;
-    block_ = order_ == BlockOrder::kLastFirst ? most - 1 : 0;
   }
 
   __device__ __forceinline__ void go_on() {
     chunk_begin_ += kWarpThreads;
     if (chunk_begin_ < section_end_) return;
     chunk_begin_ = section_begin_;
-    block_ += order_ == BlockOrder::kLastFirst ? -1 : 1;
-    if (block_ < 0 || block_ == most_) enter_section(section_end_);
+    if (--cost_ <= least_cost_) enter_section(section_end_);
   }
 
   std::int64_t const* offsets_;
   BlockOrder order_;
   std::int32_t num_sequences_, num_heads_, block_rows_, section_sequences_;
-  std::int32_t section_begin_ = 0, section_end_ = 0, chunk_begin_ = 0, block_ = 0, most_ = 0;
+  std::int32_t most_cost_, least_cost_;  ///< Of the present tiles: in (least, most].
+  std::int32_t section_begin_ = 0, section_end_ = 0, chunk_begin_ = 0, cost_ = 0;
   std::int32_t passed_ = 0;
 };
 
