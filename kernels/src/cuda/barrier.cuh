@@ -90,6 +90,9 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  [[nodiscard]] __device__ __forceinline__ RingPosition previous() const {
+    return index == 0 ? RingPosition{kSize - 1, parity ^ 1} : RingPosition{index - 1, parity};
+  }
 };
 
 }  // namespace headway::kernels

@@ -17,6 +17,11 @@ namespace headway::kernels {
 inline constexpr int kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+/// The warpgroup of a thread within its block, as a number that the compiler knows to be that of the whole warp.
+__device__ __forceinline__ int this_warpgroup() {
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
+}
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline std::byte* shared_memory() { return device_emulator::this_thread().block->shared(); }

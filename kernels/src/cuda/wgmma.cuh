@@ -39,28 +39,30 @@ struct SwizzledTile {
   /// For rows from `first_row` (a multiple of 8) as index that is not summed, and columns from `first_column` (of 16)
   /// as index that is.
   [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_columns(std::uint32_t address,
-                                                                                    int first_row, int first_column) {
-    int const offset =
-        first_column / kPanelColumns * kPanelBytes + first_row * kRowBytes + first_column % kPanelColumns * 2;
-    return descriptor(address + static_cast<std::uint32_t>(offset), 1);
+                                                                                    std::uint32_t first_row,
+                                                                                    std::uint32_t first_column) {
+    std::uint32_t const offset = first_column / kPanelColumns * kPanelBytes + first_column % kPanelColumns * 2;
+    return descriptor(address + first_row * kRowBytes, offset, 1);
   }
 
   /// For columns from `first_column` (of a panel) as index that is not summed, and rows from `first_row` (of 16) as
   /// index that is.
-  [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_rows(std::uint32_t address, int first_row,
-                                                                                 int first_column) {
-    int const offset = first_column / kPanelColumns * kPanelBytes + first_row * kRowBytes;
-    return descriptor(address + static_cast<std::uint32_t>(offset), kPanelBytes / 16);
+  [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_rows(std::uint32_t address,
+                                                                                 std::uint32_t first_row,
+                                                                                 std::uint32_t first_column) {
+    return descriptor(address + first_column / kPanelColumns * kPanelBytes, first_row * kRowBytes, kPanelBytes / 16);
   }
 
  private:
   /// The descriptor's fields are 16-byte units: from bit 0 the address, from 16 the distance of panels, from 32 that of
-  /// groups of 8 rows; from 62 the swizzle, 1 for rows of 128 bytes, 2 for 64.
-  [[nodiscard]] static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address,
-                                                                           std::uint64_t panel_units) {
-    constexpr std::uint64_t kGroupUnits = 8 * kRowBytes / 16;
-    constexpr std::uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-    return (address & 0x3ffff) >> 4 | panel_units << 16 | kGroupUnits << 32 | kSwizzle << 62;
+  /// groups of 8 rows; from 62 the swizzle, 1 for rows of 128 bytes, 2 for 64. Where `offset` is a constant one
+  /// addition to what many descriptors have in common makes it.
+  [[nodiscard]] static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::uint32_t offset,
+                                                                           std::uint32_t panel_units) {
+    constexpr std::uint32_t kGroupUnits = 8 * kRowBytes / 16;
+    constexpr std::uint32_t kSwizzle = kRowBytes == 128 ? 1 : 2;
+    std::uint32_t const low = (address >> 4) + ((offset >> 4) + (panel_units << 16));
+    return std::uint64_t{kGroupUnits | kSwizzle << 30} << 32 | low;
   }
 };
 

@@ -26,6 +26,7 @@ __device__ __forceinline__ void init_backward_barriers() {
       init_barrier(&state.queries_full[i], 1);
       init_barrier(&state.queries_empty[i], kReadingWarps);
       init_barrier(&state.grads_full[i], kComputingWarps);
+      init_barrier(&state.grads_empty[i], kComputingWarps);
     }
     fence_barrier_init();
   }
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     raise_registers<Shape::kConsumerRegisters>();
     using Consumer =
         std::conditional_t<Shape::kIsWide, HopperWideBackwardConsumer<T, Shape>, HopperBackwardConsumer<T, Shape>>;
-    Consumer(params, static_cast<int>(threadIdx.x / 128) - 1).run();
+    Consumer(params, this_warpgroup() - 1).run();
   } else {
     if constexpr (Shape::kHasBias) {
       lower_registers<Shape::kProducerRegisters>();

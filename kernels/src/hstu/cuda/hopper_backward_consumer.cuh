@@ -57,6 +57,7 @@ class HopperBackwardConsumer {
       is_last = state_.blocks[queries_.index].is_last;
       compute_block(rows, key_sums, value_sums);
     }
+    if (tile.is_seen) finish_last_block();
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const scale = scale_of_weights(params_, mask.num_keys);
     std::int64_t const first_row = tile.sequence.first_key_row;
@@ -83,6 +84,8 @@ class HopperBackwardConsumer {
     return rows;
   }
 
+  /// The gradients of queries of the block before are computed here too, so that no warpgroup waits for the gradients
+  /// of scores of the other.
   __device__ __forceinline__ void compute_block(Rows const& rows, float (&key_sums)[kSums],
                                                 float (&value_sums)[kSums]) {
     float scores[kScores], grads[kScores];
@@ -102,17 +105,27 @@ class HopperBackwardConsumer {
     }
     start_sums(key_sums, grad_scores, Shape::kQueriesAt);
     write_grad_scores(grad_scores);
+    QuerySumsPlace const before = unfinished_;
+    unfinished_ = place_of_query_sums();
     float query_sums[kQuerySums];
-    start_query_sums(query_sums);
-    QuerySumsPlace const place = place_of_query_sums();
+    start_query_sums(query_sums, before);
     wait_products<1>();
     pin_registers(value_sums);
     pin_registers(key_sums);
     release(&state_.queries_empty[queries_.index]);
-    queries_.advance();
     wait_products<0>();
     pin_registers(query_sums);
-    write_query_sums(query_sums, place);
+    finish_query_sums(query_sums, before);
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void finish_last_block() {
+    float query_sums[kQuerySums];
+    start_query_sums(query_sums, unfinished_);
+    wait_products<0>();
+    pin_registers(query_sums);
+    finish_query_sums(query_sums, unfinished_);
+    unfinished_.part = -1;
   }
 
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
@@ -150,19 +163,23 @@ class HopperBackwardConsumer {
     commit_products();
   }
 
-  /// Sums over keys of gradients of scores times keys.
-  __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums]) const {
-    std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes);
-    std::uint32_t const keys = address_of(0);
+  /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
+  /// numbers, as products in a branch are not asynchronous.
+  __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums], QuerySumsPlace const& place) const {
+    auto const before = queries_.previous();
+    if (place.part >= 0) wait(&state_.grads_full[before.index], before.parity);
     int const first_key = Shape::kSplitsColumns ? 0 : 64 * warpgroup_;
     int const first_column = Shape::kSplitsColumns ? Shape::kQuerySumColumns * warpgroup_ : 0;
+    std::uint32_t const grads = address_of(Shape::kScoresAt + before.index * Shape::ScoreTile::kBytes +
+                                           first_key * Shape::ScoreTile::kRowBytes);
+    std::uint32_t const keys = address_of(first_key * Shape::KeyTile::kRowBytes);
     pin_registers(sums);
     begin_products();
 #pragma unroll
     for (int step = 0; step < Shape::kQuerySumKeys / 16; ++step) {
-      multiply<T, Major::kOther, Major::kOther>(
-          sums, Shape::ScoreTile::summed_over_rows(grads, first_key + 16 * step, 0),
-          Shape::KeyTile::summed_over_rows(keys, first_key + 16 * step, first_column), step > 0);
+      multiply<T, Major::kOther, Major::kOther>(sums, Shape::ScoreTile::summed_over_rows(grads, 16 * step, 0),
+                                                Shape::KeyTile::summed_over_rows(keys, 16 * step, first_column),
+                                                step > 0);
     }
     commit_products();
   }
@@ -224,26 +241,28 @@ class HopperBackwardConsumer {
     }
   }
 
-  /// For the products that sum over keys. There are two buffers: whoever has come to the barrier after it has written
-  /// one has done with the products of the other, so that this may be written.
+  /// For the products that sum over keys.
   __device__ __forceinline__ void write_grad_scores(std::uint32_t const (&grad_scores)[kSteps][4]) const {
+    wait(&state_.grads_empty[queries_.index], queries_.parity ^ 1);
     write_fragments<typename Shape::ScoreTile>(
         shared_memory() + Shape::kScoresAt + queries_.index * Shape::ScoreTile::kBytes, FragmentPlace(64 * warpgroup_),
         grad_scores);
     fence_async_proxy();
-    if constexpr (Shape::kHasBias) release(&state_.grads_full[queries_.index]);
-    if constexpr (Shape::kSplitsColumns) {
-      sync_named(kScoresWritten, 128 * Shape::kConsumers);
-    } else {
-      sync_named(kScoresWritten + warpgroup_, 128);
-    }
+    release(&state_.grads_full[queries_.index]);
   }
 
   [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
-    std::int64_t const place = block.tile * params_.num_heads + state_.tile.head;
+    std::int32_t const place = block.tile * params_.num_heads + state_.tile.head;
     if constexpr (Shape::kSplitsColumns) return {2 * place + warpgroup_, block.turn};
     return {place, block.turn + warpgroup_};
+  }
+
+  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kQuerySums],
+                                                    QuerySumsPlace const& place) const {
+    if (place.part < 0) return;
+    release(&state_.grads_empty[queries_.previous().index]);
+    write_query_sums(sums, place);
   }
 
   __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QuerySumsPlace const& place) const {
@@ -277,6 +296,7 @@ class HopperBackwardConsumer {
   int warpgroup_;
   std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
+  QuerySumsPlace unfinished_{-1, 0};  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 
 }  // namespace headway::kernels

@@ -93,8 +93,8 @@ class HopperBackwardProducer {
     wait(&state_.queries_empty[i], queries_.parity ^ 1);
     describe_queries(i, first_query);
     if (is_first_lane()) {
-      std::int64_t const tile_number =
-          first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block;
+      auto const tile_number = static_cast<std::int32_t>(
+          first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
       state_.blocks[i] = {tile_number, first_query, turn, is_whole, blocks.is_done()};
       auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
       arrive_expecting(&state_.queries_full[i], 2 * Shape::QueryTile::kBytes);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_query_sums(HopperBackwardParams const& param
     if (threadIdx.x % kWarpThreads == 0) {
       std::int32_t* const turn = params.turns == nullptr ? nullptr : params.turns + place.part;
       if (turn != nullptr) spin_until([&] { return load_acquire(turn) == place.turn; });
-      add_to_global(params.query_sums + place.part * Shape::kQuerySums, sums, Shape::kQuerySums * 4);
+      add_to_global(params.query_sums + std::int64_t{place.part} * Shape::kQuerySums, sums, Shape::kQuerySums * 4);
       commit_bulk();
       if (turn != nullptr) {
         wait_bulk<0>();

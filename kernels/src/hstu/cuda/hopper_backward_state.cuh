@@ -36,15 +36,15 @@ struct alignas(16) QueryVisibility {
 };
 
 struct QueryBlockInfo {
-  std::int64_t tile = 0;  ///< Its number among those of sums.
+  std::int32_t tile = 0;  ///< Its number among those of sums.
   std::int32_t first_query = 0;
   std::int32_t turn = 0;  ///< Tiles of keys that add to its sums before.
   bool is_whole = false, is_last = false;
 };
 
-/// Where sums in shared memory are to be added.
+/// Where sums of a block of queries are to be added.
 struct QuerySumsPlace {
-  std::int64_t part = 0;  ///< Number of the part of sums; less than 0: no more come.
+  std::int32_t part = 0;  ///< Number of the part of sums; less than 0: nowhere.
   std::int32_t turn = 0;
 };
 
@@ -53,7 +53,7 @@ template <class Shape>
 struct HopperBackwardState {
   Barrier keys_full, keys_empty;
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
-  Barrier grads_full[Shape::kStages];  ///< Gradients of scores, for those of bias weights.
+  Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
   KeyTileInfo tile;
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
@@ -81,12 +81,11 @@ template <class Shape>
 
 /// Named barriers; those of a warpgroup that computes are followed by those of the other.
 enum BackwardBarrier : int {
-  kScoresWritten = 1,  ///< By both, or by a warpgroup for itself.
-  kSumsFull = 3,
-  kSumsEmpty = 5,
-  kTableFilled = 7,
-  kTimeSums = 8,
-  kTurnTaken = 9,
+  kSumsFull = 1,
+  kSumsEmpty = 3,
+  kTableFilled = 5,
+  kTimeSums = 6,
+  kTurnTaken = 7,
 };
 
 /// By all warpgroups but the first.

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (threadIdx.x < kWarpThreads) HopperForwardProducer<Shape>(maps, params).run();
   } else {
     raise_registers<Shape::kConsumerRegisters>();
-    HopperForwardConsumer<T, Shape>(params, static_cast<int>(threadIdx.x / 128) - 1).run();
+    HopperForwardConsumer<T, Shape>(params, this_warpgroup() - 1).run();
   }
 }
 

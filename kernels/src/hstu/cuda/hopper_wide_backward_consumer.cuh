@@ -41,6 +41,7 @@ class HopperWideBackwardConsumer {
       is_last = state_.blocks[queries_.index].is_last;
       compute_block(key_sums, value_sums);
     }
+    if (tile.is_seen) finish_last_block();
     HstuSequenceMask const& mask = tile.sequence.mask;
     FragmentPlace const place(tile.first_key);
     float const scale = scale_of_weights(params_, mask.num_keys);
@@ -54,25 +55,35 @@ class HopperWideBackwardConsumer {
     store_rows<T>(key_sums, to_key);
   }
 
+  /// The gradients of queries of the block before are computed here too, while the other warpgroup writes its weights.
   __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums]) {
     write_weights_and_grads();
+    float query_sums[kSums];
+    QuerySumsPlace const before = unfinished_;
+    start_query_sums(query_sums);
+    wait(&state_.grads_full[queries_.index], queries_.parity);
     start_sums(value_sums, Shape::kWeightsAt, Shape::kGradsAt);
     start_sums(key_sums, Shape::kScoresAt, Shape::kQueriesAt);
-    float query_sums[kSums];
-    start_query_sums(query_sums);
-    QueryBlockInfo const block = state_.blocks[queries_.index];
-    wait_products<1>();
+    unfinished_ = place_of_query_sums();
+    wait_products<2>();
+    pin_registers(query_sums);
+    finish_query_sums(query_sums, before);
+    wait_products<0>();
     pin_registers(value_sums);
     pin_registers(key_sums);
     release(&state_.queries_empty[queries_.index]);
     queries_.advance();
-    wait_products<0>();
-    pin_registers(query_sums);
-    add_query_sums_in_turn(query_sums, block);
   }
 
-  /// There is a buffer for each stage: whoever has come to the barrier after it has written one has done with the
-  /// products of the one before, so that this may be written next.
+  __device__ __forceinline__ void finish_last_block() {
+    float query_sums[kSums];
+    start_query_sums(query_sums);
+    wait_products<0>();
+    pin_registers(query_sums);
+    finish_query_sums(query_sums, unfinished_);
+    unfinished_.part = -1;
+  }
+
   __device__ __forceinline__ void write_weights_and_grads() const {
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];
@@ -91,12 +102,13 @@ class HopperWideBackwardConsumer {
     for (int i = 0; i < kScores / 2; ++i) {
       grad_scores[i / 4][i % 4] = pack<T>(scores[2 * i] * grads[2 * i], scores[2 * i + 1] * grads[2 * i + 1]);
     }
+    wait(&state_.grads_empty[queries_.index], queries_.parity ^ 1);
     std::byte* const buffers = shared_memory() + queries_.index * Shape::ScoreTile::kBytes;
     std::int32_t const first_query = kOwnQueries * warpgroup_;
     write_fragments<typename Shape::ScoreTile>(buffers + Shape::kWeightsAt, FragmentPlace(0), weights, first_query);
     write_fragments<typename Shape::ScoreTile>(buffers + Shape::kScoresAt, FragmentPlace(0), grad_scores, first_query);
     fence_async_proxy();
-    sync_named(kScoresWritten, 128 * Shape::kConsumers);
+    release(&state_.grads_full[queries_.index]);
   }
 
   /// Weights; scores become slopes.
@@ -159,9 +171,11 @@ class HopperWideBackwardConsumer {
     commit_products();
   }
 
-  /// Sums over keys of gradients of scores times keys.
+  /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
+  /// numbers, as products in a branch are not asynchronous.
   __device__ __forceinline__ void start_query_sums(float (&sums)[kSums]) const {
-    std::uint32_t const grads = buffer_of(Shape::kScoresAt), keys = address_of(0);
+    std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.previous().index * Shape::ScoreTile::kBytes);
+    std::uint32_t const keys = address_of(0);
     pin_registers(sums);
     begin_products();
 #pragma unroll
@@ -173,24 +187,34 @@ class HopperWideBackwardConsumer {
     commit_products();
   }
 
+  [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
+    QueryBlockInfo const& block = state_.blocks[queries_.index];
+    return {2 * (block.tile * params_.num_heads + state_.tile.head) + warpgroup_, block.turn};
+  }
+
+  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kSums], QuerySumsPlace const& place) const {
+    if (place.part < 0) return;
+    release(&state_.grads_empty[queries_.previous().index]);
+    add_query_sums_in_turn(sums, place);
+  }
+
   __device__ __forceinline__ void add_query_sums_in_turn(float const (&sums)[kSums],
-                                                         QueryBlockInfo const& block) const {
-    std::int64_t const part = 2 * (block.tile * params_.num_heads + state_.tile.head) + warpgroup_;
+                                                         QuerySumsPlace const& place) const {
     bool const is_first = threadIdx.x % 128 == 0;
-    std::int32_t* const turn = params_.turns == nullptr ? nullptr : params_.turns + part;
+    std::int32_t* const turn = params_.turns == nullptr ? nullptr : params_.turns + place.part;
     if (turn != nullptr) {
-      if (is_first) spin_until([&] { return load_acquire(turn) == block.turn; });
+      if (is_first) spin_until([&] { return load_acquire(turn) == place.turn; });
       sync_named(kTurnTaken + warpgroup_, 128);
     }
-    float* const place = params_.query_sums + part * Shape::kQuerySums + threadIdx.x % 128 * 4;
+    float* const part = params_.query_sums + std::int64_t{place.part} * Shape::kQuerySums + threadIdx.x % 128 * 4;
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i) {
-      add_four(place + 512 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+      add_four(part + 512 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
     }
     if (turn != nullptr) {
       __threadfence();
       sync_named(kTurnTaken + warpgroup_, 128);
-      if (is_first) store_release(turn, block.turn + 1);
+      if (is_first) store_release(turn, place.turn + 1);
     }
   }
 
@@ -204,6 +228,7 @@ class HopperWideBackwardConsumer {
   HopperBackwardState<Shape>& state_;
   int warpgroup_;
   RingPosition<Shape::kStages> queries_;
+  QuerySumsPlace unfinished_{-1, 0};  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 
 }  // namespace headway::kernels

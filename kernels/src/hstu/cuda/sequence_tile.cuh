@@ -42,9 +42,10 @@ enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst };
 /// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter. The cost
 /// of a tile is its place in the order of its sequence, counted from the end: what runs at the end should cost little.
 ///
-/// Tiles that cost at least half of the most come first, then those down to an eighth, and so on by quarters. Among
-/// these a section of sequences, whose keys and values the L2 cache holds together, comes after the other; within one
-/// costs descend. Heads count fastest. Numbers are asked for in ascending order, by all lanes of a warp.
+/// Tiles that cost more than half of the most come first, then those down to an eighth, and so on by quarters; but all
+/// at once where sequences are short, as keys and values are read anew each time. Among these a section of sequences,
+/// whose keys and values the L2 cache holds together, comes after the other; within one costs descend. Heads count
+/// fastest. Numbers are asked for in ascending order, by all lanes of a warp.
 class TileSchedule {
  public:
   /// @param max_rows of a sequence
@@ -58,7 +59,7 @@ class TileSchedule {
         block_rows_(block_rows),
         section_sequences_(section_sequences),
         most_cost_(INT32_MAX),
-        least_cost_(num_blocks_of(max_rows) / 2) {
+        least_cost_(num_blocks_of(max_rows) > kFewBlocks ? num_blocks_of(max_rows) / 2 : 0) {
     enter_section(0);
   }
 
@@ -86,6 +87,8 @@ class TileSchedule {
   }
 
  private:
+  static constexpr std::int32_t kFewBlocks = 8;
+
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_blocks_of(std::int64_t num_rows) const {
     return (static_cast<std::int32_t>(num_rows) + block_rows_ - 1) / block_rows_;
   }
