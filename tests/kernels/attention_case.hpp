@@ -21,9 +21,9 @@ struct AttentionCase {
   std::vector<std::int32_t> num_contextual{}, num_targets{};
   bool has_position = false;
   std::vector<float> time_bounds{};
-  std::int64_t longest_gap = 100;  ///< Of the times of neighbouring tokens.
-  std::int64_t padding = 0;        ///< Elements behind the heads of a token.
-  std::int32_t value_dim = 0;      ///< 0: as `dim`.
+  std::int64_t shortest_gap = 0, longest_gap = 100;  ///< From the time of a token to that of the next.
+  std::int64_t padding = 0;                          ///< Elements behind the heads of a token.
+  std::int32_t value_dim = 0;                        ///< 0: as `dim`.
 
   [[nodiscard]] std::int32_t value_columns() const { return value_dim > 0 ? value_dim : dim; }
 };
@@ -65,7 +65,7 @@ struct AttentionTensors {
     max_keys = std::max(max_keys, keys);
     std::int64_t time = 1'600'000'000;
     for (std::int64_t i = 0; i < keys; ++i) {
-      time += std::uniform_int_distribution<std::int64_t>(0, of.longest_gap)(generator);
+      time += std::uniform_int_distribution<std::int64_t>(of.shortest_gap, of.longest_gap)(generator);
       key_times.push_back(time);
       if (i >= keys - queries) query_times.push_back(time);
     }

@@ -14,6 +14,13 @@ inline std::vector<float> logarithmic_bounds(int size) {
   return bounds;
 }
 
+/// 10 apart.
+inline std::vector<float> linear_bounds(int size) {
+  std::vector<float> bounds;
+  for (int i = 1; i <= size; ++i) bounds.push_back(10.0F * static_cast<float>(i));
+  return bounds;
+}
+
 /// Lengths around the borders of tiles, masks alone and together, biases, strides, scalings.
 inline std::vector<AttentionCase> attention_cases() {
   std::vector<AttentionCase> cases;
@@ -85,6 +92,38 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = {0, 0, 0.5, 1, 100, 100, 101, 102, 103, 5000},
        .longest_gap = 40});
+  // Of groups of pairs most lie in one bucket, or in two, or in more.
+  add({.name = "TimeFewBuckets",
+       .num_queries = {300, 65},
+       .num_heads = 2,
+       .options = causal,
+       .time_bounds = {1, 20, 100, 350},
+       .longest_gap = 3});
+  add({.name = "TimeManyBuckets",
+       .num_queries = {257},
+       .dim = 32,
+       .options = causal,
+       .time_bounds = linear_bounds(1000),
+       .longest_gap = 60});
+  add({.name = "TimeUnsortedAndPosition",
+       .num_queries = {129, 300},
+       .num_keys = {200, 300},
+       .dim = 128,
+       .options = masked({.causality = Causality::kBidirectional, .window = 200}),
+       .num_contextual = {3, 0},
+       .num_targets = {0, 9},
+       .has_position = true,
+       .time_bounds = logarithmic_bounds(60),
+       .shortest_gap = -4000,
+       .longest_gap = 5000});
+  add({.name = "TimeCrowdedAndPosition",
+       .num_queries = {270, 31},
+       .num_heads = 2,
+       .dim = 128,
+       .options = by_length,
+       .has_position = true,
+       .time_bounds = {0, 0, 100, 100, 101, 1000, 1001, 1002, 20'000},
+       .longest_gap = 200});
   return cases;
 }
 

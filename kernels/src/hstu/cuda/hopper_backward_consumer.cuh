@@ -21,7 +21,7 @@ class HopperBackwardConsumer {
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    prepare_backward_time_table<Shape>(params_.bias);
+    prepare_backward_time_table<Shape>(params_);
     while (true) {
       wait(&state_.keys_full, keys_parity_);
       if (state_.tile.is_end) break;
@@ -100,7 +100,7 @@ class HopperBackwardConsumer {
     start_sums(value_sums, weights, Shape::kGradsAt);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
-      float2 const factors = unpack<T>(grad_scores[i / 4][i % 4]);
+      float2 const factors = unpack<Float16>(grad_scores[i / 4][i % 4]);
       grad_scores[i / 4][i % 4] = pack<T>(factors.x * grads[2 * i], factors.y * grads[2 * i + 1]);
     }
     start_sums(key_sums, grad_scores, Shape::kQueriesAt);
@@ -185,58 +185,64 @@ class HopperBackwardConsumer {
   }
 
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
-  /// in 16 bits as well, for the sake of registers.
-  __device__ __forceinline__ void compute_weights(float const (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
+  /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
                                                   std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     if constexpr (!Shape::kHasBias) {
-      if (state_.blocks[queries_.index].is_whole) {
-        compute_weights_of<false, false, false, false>(scores, weights, factors, rows);
-      } else {
-        compute_weights_of<true, false, false, false>(scores, weights, factors, rows);
-      }
+      compute_weights_of_block<ScoreBias::kNone>(scores, weights, factors, rows);
     } else if (!params_.bias.has_time()) {
-      compute_weights_of<true, true, false, false>(scores, weights, factors, rows);
-    } else if (backward_time_table<Shape>(params_.bias).is_crowded()) {
-      compute_weights_of<true, true, true, true>(scores, weights, factors, rows);
+      compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, rows);
     } else {
-      compute_weights_of<true, true, true, false>(scores, weights, factors, rows);
+      TimeBias const time(backward_time_table<Shape>(params_.bias), rows.times, state_.row_times[warp()],
+                          state_.query_times[queries_.index]);
+      if (params_.bias.has_position()) {
+        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time, rows.place.column);
+      } else {
+        add_bias<false, true>(scores, params_.half_alpha, PositionBias<-1>(), time, rows.place.column);
+      }
+      compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, rows);
     }
   }
 
-  template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
-  __device__ __forceinline__ void compute_weights_of(float const (&scores)[kScores],
-                                                     std::uint32_t (&weights)[kSteps][4],
+  [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position_bias() const {
+    FragmentPlace const place(64 * warpgroup_);
+    return PositionBias<-1>(state_.positions[queries_.index].weights + Shape::kBlockQueries - 1 + place.row -
+                            place.column);
+  }
+
+  template <ScoreBias kBias>
+  __device__ __forceinline__ void compute_weights_of_block(float (&scores)[kScores],
+                                                           std::uint32_t (&weights)[kSteps][4],
+                                                           std::uint32_t (&factors)[kSteps][4],
+                                                           Rows const& rows) const {
+    if (state_.blocks[queries_.index].is_whole) {
+      compute_weights_of<kBias, false>(scores, weights, factors, rows);
+    } else {
+      compute_weights_of<kBias, true>(scores, weights, factors, rows);
+    }
+  }
+
+  template <ScoreBias kBias, bool kIsMasked>
+  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
                                                      std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
-    bool const has_position = kMayHavePosition && (!kHasTime || params_.bias.has_position());
-    HstuSequenceMask const& mask = state_.tile.sequence.mask;
-    std::int32_t const first_token = mask.token_of(state_.blocks[queries_.index].first_query + rows.place.column);
-    PositionBias<-1> position =
-        has_position ? PositionBias<-1>(params_.bias, rows.place.row - first_token) : PositionBias<-1>();
-    TimeBias<kIsCrowded> time;
-    if constexpr (kHasTime) {
-      time = {backward_time_table<Shape>(params_.bias), rows.times, state_.row_times[warp()],
-              state_.query_times[queries_.index]};
+    if constexpr (kBias == ScoreBias::kPosition) {
+      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias(), rows.place.column);
     }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
-      std::int32_t const column = 8 * group;
-      float bias[2][2] = {};
-      if (has_position) position.move_to(column, bias);
-      if constexpr (kHasTime) time.add(group, rows.place.column, bias);
-      QueryVisibility const* const seen = state_.visibility[queries_.index] + column + rows.place.column;
+      QueryVisibility const* const seen = state_.visibility[queries_.index] + 8 * group + rows.place.column;
       float values[4], slopes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float const score = scores[4 * group + i];
-        float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
-        float const h = sum * params_.half_alpha;
+        float const h = kBias == ScoreBias::kNone ? score * params_.half_alpha : score;
         bool const is_on = !kIsMasked || seen[i % 2].sees(rows.place.row + 8 * (i / 2));
         weight_and_slope(h, is_on, values[i], slopes[i]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         weights[group / 2][group % 2 * 2 + r] = pack<T>(values[2 * r], values[2 * r + 1]);
-        factors[group / 2][group % 2 * 2 + r] = pack<T>(slopes[2 * r], slopes[2 * r + 1]);
+        factors[group / 2][group % 2 * 2 + r] = pack<Float16>(slopes[2 * r], slopes[2 * r + 1]);
       }
     }
   }

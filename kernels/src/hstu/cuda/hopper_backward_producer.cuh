@@ -124,6 +124,10 @@ class HopperBackwardProducer {
         state_.query_times[stage].fill(params_.bias.query_times + sequence.first_query_row + first_query,
                                        mask.num_queries - first_query, state_.tile.base_time);
       }
+      if (params_.bias.has_position()) {
+        std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
+        state_.positions[stage].fill(params_.bias, state_.tile.first_key - last_token, params_.half_alpha);
+      }
     }
     __syncwarp();
   }

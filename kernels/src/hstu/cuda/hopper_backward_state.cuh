@@ -1,10 +1,10 @@
 #pragma once
 
 #include "cuda/tensor_map.cuh"
+#include "hstu/cuda/biased_scores.cuh"
 #include "hstu/cuda/hopper_backward_params.hpp"
 #include "hstu/cuda/hopper_backward_shape.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
-#include "hstu/cuda/time_columns.cuh"
 
 #include <cstdint>
 #include <type_traits>
@@ -58,15 +58,27 @@ struct HopperBackwardState {
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
-  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockQueries>, NoTimes> query_times[Shape::kStages];
+  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockQueries>, NoBias> query_times[Shape::kStages];
+  std::conditional_t<Shape::kHasBias, PositionBand<Shape::kBlockKeys, Shape::kBlockQueries>, NoBias>
+      positions[Shape::kStages];
   TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
 };
+
+/// How many sums there are for the gradient of each time weight. Lanes have sums of their own as far as there is room:
+/// adding to the same one they would wait for each other.
+[[nodiscard]] constexpr std::int32_t copies_of_time_sums(std::int64_t num_time_bounds) {
+  constexpr std::int64_t kMostSums = 4096;
+  std::int32_t copies = kWarpThreads;
+  while (copies * (num_time_bounds + 1) > kMostSums) copies /= 2;
+  return copies;
+}
 
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
   std::uint32_t const state = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
-  auto const sums_bytes = static_cast<std::uint32_t>((bias.num_time_bounds + 1) * sizeof(float));
-  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) + sums_bytes : state;
+  if (!bias.has_time()) return state;
+  std::int64_t const num_sums = (bias.num_time_bounds + 1) * copies_of_time_sums(bias.num_time_bounds);
+  return state + TimeTable::size_bytes(bias.num_time_bounds) + static_cast<std::uint32_t>(num_sums * sizeof(float));
 }
 
 template <class Shape>
@@ -90,13 +102,14 @@ enum BackwardBarrier : int {
 
 /// By all warpgroups but the first.
 template <class Shape>
-__device__ __forceinline__ void prepare_backward_time_table(HstuBias const& bias) {
+__device__ __forceinline__ void prepare_backward_time_table(HopperBackwardParams const& params) {
   if constexpr (Shape::kHasBias) {
+    HstuBias const& bias = params.bias;
     if (!bias.has_time()) return;
     constexpr int kFilling = Shape::kThreads - 128;
     int const thread = static_cast<int>(threadIdx.x) - 128;
     TimeTable table = backward_time_table<Shape>(bias);
-    table.copy_bounds(bias, thread, kFilling);
+    table.copy_bounds(bias, params.half_alpha, thread, kFilling);
     sync_named(kTableFilled, kFilling);
     table.fill_cells(thread, kFilling);
     sync_named(kTableFilled, kFilling);

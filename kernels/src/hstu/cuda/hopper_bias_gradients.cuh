@@ -1,6 +1,7 @@
 #pragma once
 
 #include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/time_columns.cuh"
 
 #include <cstdint>
 
@@ -11,10 +12,13 @@ template <class T, class Shape>
 class HopperBiasGradients {
  public:
   explicit __device__ __forceinline__ HopperBiasGradients(HopperBackwardParams const& params)
-      : params_(params), state_(backward_state<Shape>()), thread_(static_cast<std::int32_t>(threadIdx.x % 128)) {}
+      : params_(params),
+        state_(backward_state<Shape>()),
+        thread_(static_cast<std::int32_t>(threadIdx.x % 128)),
+        num_copies_(copies_of_time_sums(params.bias.num_time_bounds)) {}
 
   __device__ __forceinline__ void run() {
-    prepare_backward_time_table<Shape>(params_.bias);
+    prepare_backward_time_table<Shape>(params_);
     bool const has_time = params_.grad_time_weights != nullptr;
     if (has_time) clear_time_sums();
     for (std::uint32_t parity = 0;; parity ^= 1) {
@@ -26,10 +30,14 @@ class HopperBiasGradients {
   }
 
  private:
-  /// Of neighbouring queries, whose times from one key mostly lie in one bucket.
+  /// What a thread has added up of neighbouring pairs in one bucket.
   struct Run {
     std::int32_t bucket = 0;
     float sum = 0;
+  };
+  /// The times of the two keys of a thread, see add_times().
+  struct KeyTimes {
+    SplitTime times[2];
   };
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
@@ -37,11 +45,8 @@ class HopperBiasGradients {
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
     Run run;
-    SplitTime time;
-    if (params_.grad_time_weights != nullptr) {
-      std::int32_t const key = min(tile.first_key + thread_, mask.num_keys - 1);
-      time = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
-    }
+    KeyTimes keys;
+    if (params_.grad_time_weights != nullptr) keys = times_of(tile);
     for (bool is_last = !tile.is_seen; !is_last;) {
       std::uint32_t const stage = queries_.index;
       wait(&state_.queries_full[stage], queries_.parity);
@@ -49,7 +54,7 @@ class HopperBiasGradients {
       is_last = block.is_last;
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
-      if (params_.grad_time_weights != nullptr) add_times(stage, time, factor, run);
+      if (params_.grad_time_weights != nullptr) add_times(stage, keys, factor, run);
       release(&state_.queries_empty[stage]);
       queries_.advance();
     }
@@ -57,24 +62,50 @@ class HopperBiasGradients {
     release(&state_.keys_empty);
   }
 
-  /// A thread goes along a diagonal, on which the distance from query to key is the same, and where that leaves the
-  /// tile above, along the one that begins there.
+  /// Pairs of the same distance lie on a diagonal. A thread goes from 8 queries of a key to the next 8 queries of the
+  /// eighth key behind it, which are on the same 8 diagonals; it begins with the first queries, or where that is above
+  /// the tile, with the first key.
   /// @param first_distance of the first key from the first query
   __device__ __forceinline__ void add_positions(std::uint32_t stage, std::int32_t first_distance, float factor) const {
-    constexpr std::int32_t kLast = Shape::kBlockQueries - 1;
-    float inside = 0, above = 0;
-#pragma unroll 8
-    for (std::int32_t query = 0; query < Shape::kBlockQueries; ++query) {
-      std::int32_t const key = thread_ - kLast + query;
-      float const grad = grad_of(stage, key & (Shape::kBlockKeys - 1), query);
-      if (key >= 0) {
-        inside += grad;
-      } else {
-        above += grad;
+    constexpr std::int32_t kAbove = Shape::kBlockQueries - 8;
+    static_assert(kAbove <= 2 * kWarpThreads);
+    add_diagonals(stage, thread_ - kAbove, first_distance, factor);
+    // As many keys at the tile's end are left.
+    if (thread_ < 2 * kWarpThreads) add_diagonals(stage, thread_ - kAbove + Shape::kBlockKeys, first_distance, factor);
+  }
+
+  /// By all lanes of a warp.
+  /// @param first_key for the first queries; it may be outside of the tile
+  __device__ __forceinline__ void add_diagonals(std::uint32_t stage, std::int32_t first_key,
+                                                std::int32_t first_distance, float factor) const {
+    float sums[8] = {};
+#pragma unroll 2
+    for (std::int32_t query = 0; query < Shape::kBlockQueries; query += 8) {
+      std::int32_t const key = first_key + query;
+      if (key < 0 || key >= Shape::kBlockKeys) continue;
+      auto const packed = grads_at<uint4>(stage, key, query);
+      std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float2 const two = unpack<T>(pairs[i]);
+        sums[2 * i] += two.x;
+        sums[2 * i + 1] += two.y;
       }
     }
-    add_position(first_distance + thread_ - kLast, inside * factor);
-    add_position(first_distance + thread_ - kLast + Shape::kBlockKeys, above * factor);
+    // Sum i of a lane is of the diagonal of sum 0 of the lane i before, or of a lane 32 further in the warp before.
+    std::int32_t const lane = thread_ % kWarpThreads;
+    float own = sums[0], before = 0;
+#pragma unroll
+    for (int i = 1; i < 8; ++i) {
+      float const sum = __shfl_sync(kAllLanes, sums[i], lane + i);
+      if (lane + i < kWarpThreads) {
+        own += sum;
+      } else {
+        before += sum;
+      }
+    }
+    add_position(first_distance + first_key, own * factor);
+    add_position(first_distance + first_key - kWarpThreads, before * factor);
   }
 
   __device__ __forceinline__ void add_position(std::int32_t distance, float sum) const {
@@ -84,48 +115,91 @@ class HopperBiasGradients {
     }
   }
 
-  /// A thread goes along the queries of its key.
-  __device__ __forceinline__ void add_times(std::uint32_t stage, SplitTime const& time, float factor, Run& run) const {
+  [[nodiscard]] __device__ __forceinline__ KeyTimes times_of(KeyTileInfo const& tile) const {
+    KeyTimes keys;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      std::int32_t const key = min(tile.first_key + own_key(i), tile.sequence.mask.num_keys - 1);
+      keys.times[i] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
+    }
+    return keys;
+  }
+  /// A warp has 32 keys, and goes through groups of 16 keys and 8 queries, in which a lane has 4 queries of a key.
+  /// @param half of the keys
+  [[nodiscard]] __device__ __forceinline__ std::int32_t own_key(int half) const {
+    return thread_ / kWarpThreads * kWarpThreads + 16 * half + thread_ % kWarpThreads / 2;
+  }
+
+  /// Most groups lie in one bucket: each lane looks that up for one of the first 16 groups.
+  __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, float factor, Run& run) const {
+    constexpr int kGroups = Shape::kBlockQueries / 8;
+    auto const& queries = state_.query_times[stage];
     TimeTable const table = backward_time_table<Shape>(params_.bias);
-    bool const is_crowded = table.is_crowded();
-#pragma unroll 4
-    for (std::int32_t query = 0; query < Shape::kBlockQueries; ++query) {
-      float const apart = fabsf(time_difference(time, state_.query_times[stage].times[query]));
-      std::int32_t const bucket =
-          is_crowded ? table.template bucket_of<true>(apart) : table.template bucket_of<false>(apart);
-      if (bucket != run.bucket) {
-        flush(run, factor);
-        run = {bucket, 0};
+    std::int32_t const lane = thread_ % kWarpThreads;
+    TimeRange const& key_range = state_.row_times[thread_ / kWarpThreads * 2 + lane / kGroups % 2];
+    BucketRange const buckets = buckets_between(table, key_range, queries.ranges[lane % kGroups]);
+    unsigned const alike = __ballot_sync(kAllLanes, buckets.first == buckets.last);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        std::int32_t const place = half * kGroups + group, query = 8 * group + thread_ % 2 * 4;
+        auto const packed = grads_at<uint2>(stage, own_key(half), query);
+        float2 const first = unpack<T>(packed.x), second = unpack<T>(packed.y);
+        std::int32_t const bucket = __shfl_sync(kAllLanes, buckets.first, place);
+        if ((alike >> place & 1) != 0) {
+          add(bucket, first.x + first.y + (second.x + second.y), factor, run);
+        } else {
+          float const grads[] = {first.x, first.y, second.x, second.y};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            SplitTime const time = queries.pairs[query / 2 + i / 2].times[i % 2];
+            add(table.bucket_of(fabsf(time_difference(keys.times[half], time))), grads[i], factor, run);
+          }
+        }
       }
-      run.sum += grad_of(stage, thread_, query);
     }
   }
 
-  __device__ __forceinline__ void flush(Run const& run, float factor) const {
-    if (run.sum != 0) atomicAdd(time_sums() + run.bucket, run.sum * factor);
+  __device__ __forceinline__ void add(std::int32_t bucket, float grad, float factor, Run& run) const {
+    if (bucket != run.bucket) {
+      flush(run, factor);
+      run = {bucket, 0};
+    }
+    run.sum += grad;
   }
 
-  [[nodiscard]] __device__ __forceinline__ float grad_of(std::uint32_t stage, std::int32_t key,
-                                                         std::int32_t query) const {
+  __device__ __forceinline__ void flush(Run const& run, float factor) const {
+    if (run.sum != 0) atomicAdd(time_sums() + run.bucket * num_copies_ + thread_ % num_copies_, run.sum * factor);
+  }
+
+  /// Of a key and neighbouring queries.
+  template <class Packed>
+  [[nodiscard]] __device__ __forceinline__ Packed grads_at(std::uint32_t stage, std::int32_t key,
+                                                           std::int32_t query) const {
     std::uint32_t const offset =
         Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(query));
     std::byte const* const tile = shared_memory() + Shape::kScoresAt + stage * Shape::ScoreTile::kBytes;
-    return to_float(*reinterpret_cast<T const*>(tile + offset));
+    return *reinterpret_cast<Packed const*>(tile + offset);
   }
 
-  /// Behind the table of times, one for each weight.
+  /// Behind the table of times; see copies_of_time_sums().
   [[nodiscard]] __device__ __forceinline__ float* time_sums() const {
     return reinterpret_cast<float*>(shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>) +
                                     TimeTable::size_bytes(params_.bias.num_time_bounds));
   }
   __device__ __forceinline__ void clear_time_sums() const {
-    for (std::int64_t i = thread_; i <= params_.bias.num_time_bounds; i += 128) time_sums()[i] = 0;
+    for (std::int64_t i = thread_; i < (params_.bias.num_time_bounds + 1) * num_copies_; i += 128) {
+      time_sums()[i] = 0;
+    }
     sync_named(kTimeSums, 128);
   }
   __device__ __forceinline__ void write_time_sums() const {
     sync_named(kTimeSums, 128);
     for (std::int64_t i = thread_; i <= params_.bias.num_time_bounds; i += 128) {
-      if (time_sums()[i] != 0) atomicAdd(params_.grad_time_weights + i, time_sums()[i]);
+      float sum = 0;
+      for (std::int32_t copy = 0; copy < num_copies_; ++copy) sum += time_sums()[i * num_copies_ + copy];
+      if (sum != 0) atomicAdd(params_.grad_time_weights + i, sum);
     }
   }
 
@@ -137,7 +211,7 @@ class HopperBiasGradients {
 
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
-  std::int32_t thread_;
+  std::int32_t thread_, num_copies_;
   RingPosition<Shape::kStages> queries_;
 };
 

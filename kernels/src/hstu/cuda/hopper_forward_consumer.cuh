@@ -54,7 +54,7 @@ class HopperForwardConsumer {
       constexpr int kComputing = 128 * Shape::kConsumers;
       int const thread = static_cast<int>(threadIdx.x) - 128;
       TimeTable table = time_table();
-      table.copy_bounds(params_.bias, thread, kComputing);
+      table.copy_bounds(params_.bias, params_.half_alpha, thread, kComputing);
       sync_named(kTableBarrier, kComputing);
       table.fill_cells(thread, kComputing);
       sync_named(kTableBarrier, kComputing);
@@ -185,59 +185,50 @@ class HopperForwardConsumer {
     commit_products();
   }
 
-  /// From products to weights, in place.
+  /// From products to weights, in place. A time bias comes first, as its code has branches; so one is enough.
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
                                                   KeyBlockInfo const& block) const {
-    bool has_time = false;
-    if constexpr (Shape::kHasBias) has_time = params_.bias.has_time();
-    if (block.is_whole && !has_time) {
-      compute_weights_with_bias<false>(scores, rows, block.first_key);
-    } else {
-      compute_weights_with_bias<true>(scores, rows, block.first_key);
-    }
-  }
-
-  template <bool kIsMasked>
-  __device__ __forceinline__ void compute_weights_with_bias(float (&scores)[kScores], Rows const& rows,
-                                                            std::int32_t first_key) const {
-    // Beside the time bias a mask costs little: it is always there, as code with time bias takes long to compile.
     if constexpr (!Shape::kHasBias) {
-      compute_weights_of<kIsMasked, false, false, false>(scores, rows, first_key);
-    } else if (!kIsMasked || !params_.bias.has_time()) {
-      compute_weights_of<kIsMasked, true, false, false>(scores, rows, first_key);
-    } else if (time_table().is_crowded()) {
-      compute_weights_of<true, true, true, true>(scores, rows, first_key);
-    } else if (params_.bias.has_position()) {
-      compute_weights_of<true, true, true, false>(scores, rows, first_key);
+      compute_weights_of_block<ScoreBias::kNone>(scores, rows, block);
+    } else if (!params_.bias.has_time()) {
+      compute_weights_of_block<ScoreBias::kPosition>(scores, rows, block);
     } else {
-      compute_weights_of<true, false, true, false>(scores, rows, first_key);
+      TimeBias const time(time_table(), rows.times, state_.row_times[warp()], state_.key_times[key_.index]);
+      if (params_.bias.has_position()) {
+        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time, rows.place.column);
+      } else {
+        add_bias<false, true>(scores, params_.half_alpha, PositionBias<1>(), time, rows.place.column);
+      }
+      compute_weights_of_block<ScoreBias::kAdded>(scores, rows, block);
     }
   }
 
-  template <bool kIsMasked, bool kMayHavePosition, bool kHasTime, bool kIsCrowded>
+  [[nodiscard]] __device__ __forceinline__ PositionBias<1> position_bias() const {
+    FragmentPlace const place(64 * warpgroup_);
+    return PositionBias<1>(state_.positions[key_.index].weights + Shape::kBlockQueries - 1 + place.column - place.row);
+  }
+
+  template <ScoreBias kBias>
+  __device__ __forceinline__ void compute_weights_of_block(float (&scores)[kScores], Rows const& rows,
+                                                           KeyBlockInfo const& block) const {
+    if (block.is_whole) {
+      compute_weights_of<kBias, false>(scores, rows, block.first_key);
+    } else {
+      compute_weights_of<kBias, true>(scores, rows, block.first_key);
+    }
+  }
+
+  template <ScoreBias kBias, bool kIsMasked>
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
                                                      std::int32_t first_key) const {
-    // Only tables of times with crowded cells, which are rare, ask whether there is a position bias as well.
-    bool const has_position = kMayHavePosition && (!kIsCrowded || params_.bias.has_position());
-    PositionBias<1> position =
-        has_position ? PositionBias<1>(params_.bias, first_key + rows.place.column - rows.visibility.first_token)
-                     : PositionBias<1>();
-    TimeBias<kIsCrowded> time;
-    if constexpr (kHasTime) time = {time_table(), rows.times, state_.row_times[warp()], state_.key_times[key_.index]};
+    if constexpr (kBias == ScoreBias::kPosition) {
+      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias(), rows.place.column);
+    }
 #pragma unroll
-    for (int group = 0; group < kScores / 4; ++group) {
-      std::int32_t const column = 8 * group;
-      float bias[2][2] = {};
-      if (has_position) position.move_to(column, bias);
-      if constexpr (kHasTime) time.add(group, rows.place.column, bias);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[4 * group + i];
-        std::int32_t const key = first_key + rows.place.column + column + i % 2;
-        float const sum = kMayHavePosition || kHasTime ? score + bias[i / 2][i % 2] : score;
-        float const weight = silu_of_twice(sum * params_.half_alpha);
-        score = kIsMasked && !rows.visibility.sees(i / 2, key) ? 0.0F : weight;
-      }
+    for (int i = 0; i < kScores; ++i) {
+      std::int32_t const key = first_key + rows.place.column + i / 4 * 8 + i % 2;
+      float const weight = silu_of_twice(kBias == ScoreBias::kNone ? scores[i] * params_.half_alpha : scores[i]);
+      scores[i] = kIsMasked && !rows.visibility.sees(i % 4 / 2, key) ? 0.0F : weight;
     }
   }
 

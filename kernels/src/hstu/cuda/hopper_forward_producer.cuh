@@ -86,6 +86,10 @@ class HopperForwardProducer {
         state_.key_times[i].fill(params_.bias.key_times + tile.sequence.first_key_row + first_key,
                                  tile.sequence.mask.num_keys - first_key, tile.base_time);
       }
+      if (params_.bias.has_position()) {
+        std::int32_t const last_token = tile.sequence.mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;
+        state_.positions[i].fill(params_.bias, first_key - last_token, params_.half_alpha);
+      }
     }
     if (is_first_lane()) {
       state_.blocks[i] = {first_key, is_whole, blocks.is_done()};

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "cuda/tensor_map.cuh"
+#include "hstu/cuda/biased_scores.cuh"
 #include "hstu/cuda/hopper_forward_params.hpp"
 #include "hstu/cuda/hopper_forward_shape.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
-#include "hstu/cuda/time_columns.cuh"
 
 #include <cstdint>
 #include <type_traits>
@@ -37,7 +37,9 @@ struct HopperForwardState {
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
   QueryTileInfo tiles[Shape::kQueryStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockKeys>, NoTimes> key_times[Shape::kKeyStages];
+  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockKeys>, NoBias> key_times[Shape::kKeyStages];
+  std::conditional_t<Shape::kHasBias, PositionBand<Shape::kBlockQueries, Shape::kBlockKeys>, NoBias>
+      positions[Shape::kKeyStages];
   TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
 };
 

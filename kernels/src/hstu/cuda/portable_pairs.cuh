@@ -41,7 +41,7 @@ template <TileRows kSide>
 
 [[nodiscard]] __device__ __forceinline__ std::int32_t time_bucket_of(TimeTable const& times, TokenInfo const& query,
                                                                      TokenInfo const& key) {
-  return times.bucket_of<true>(fabsf(time_difference(query.time, key.time)));
+  return times.bucket_of(fabsf(time_difference(query.time, key.time)));
 }
 
 /// What a bias adds to the score of a pair.

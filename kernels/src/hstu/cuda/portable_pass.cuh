@@ -262,7 +262,7 @@ class PortableBlock {
       }
     }
     if (params_.bias.has_time()) {
-      times_.copy_bounds(params_.bias, thread(), Shape::kThreads);
+      times_.copy_bounds(params_.bias, 1, thread(), Shape::kThreads);
       __syncthreads();
       times_.fill_cells(thread(), Shape::kThreads);
     }

@@ -11,13 +11,31 @@ struct TimeRange {
   SplitTime least, most;
 };
 
+/// The first and the last bucket of time differences.
+struct BucketRange {
+  std::int32_t first, last;
+};
+
+/// Of all differences of times in one range from times in another.
+[[nodiscard]] __device__ __forceinline__ BucketRange buckets_between(TimeTable const& table, TimeRange const& a,
+                                                                     TimeRange const& b) {
+  float const least = time_difference(a.least, b.most), most = time_difference(a.most, b.least);
+  // A maximum of zeros may be -0, which is in no cell.
+  return {table.bucket_of(fabsf(fmaxf(fmaxf(least, -most), 0.0F))), table.bucket_of(fabsf(fmaxf(-least, most)))};
+}
+
+/// Of two neighbouring columns.
+struct alignas(16) TimePair {
+  SplitTime times[2];
+};
+
 /// The times of the columns of a block of scores, in shared memory, and the range of each 8 of them: of these and the
 /// rows of a warp all differences often lie in one bucket, so that they are looked up together.
 template <int kColumns>
 struct TimeColumns {
   static constexpr int kGroups = kColumns / 8;
 
-  alignas(16) SplitTime times[kColumns];
+  TimePair pairs[kColumns / 2];
   alignas(16) TimeRange ranges[kGroups];
 
   /// By all lanes of a warp, for others after a barrier.
@@ -31,7 +49,7 @@ struct TimeColumns {
     for (int i = 0; i < kPerLane; ++i) {
       std::int32_t const column = lane * kPerLane + i;
       long long const time = __ldg(first + min(column, num_times - 1));
-      times[column] = {time, base};
+      pairs[column / 2].times[i % 2] = {time, base};
       least = min(least, time);
       most = max(most, time);
     }
@@ -43,9 +61,6 @@ struct TimeColumns {
     __syncwarp();
   }
 };
-
-/// In its place where there is no bias.
-struct NoTimes {};
 
 /// The times of the two rows of a thread and, in shared memory, the range of those of its warp.
 struct RowTimes {
@@ -65,55 +80,65 @@ struct RowTimes {
   }
 };
 
-/// The time bias of the rows of a warp and the columns of a block.
-/// @tparam kIsCrowded whether cells of the table may have several bounds
-template <bool kIsCrowded>
+/// The time bias of the rows of a warp and the columns of a block. Groups of 8 columns are alike (all pairs in one
+/// bucket, so that they are looked up together), or of two neighbouring buckets, which one comparison tells apart, or
+/// of more.
 class TimeBias {
  public:
   TimeBias() = default;
-  /// By all lanes of a warp. Tells which groups of columns have one weight in all rows.
+  /// By all lanes of a warp.
   template <int kColumns>
   __device__ __forceinline__ TimeBias(TimeTable const& table, RowTimes const& rows, TimeRange const& row_range,
                                       TimeColumns<kColumns> const& columns)
-      : table_(table), rows_(rows), times_(columns.times) {
+      : table_(table), rows_(rows), columns_(columns.pairs) {
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    TimeRange const range = columns.ranges[min(lane, columns.kGroups - 1)];
-    float const least = time_difference(row_range.least, range.most);
-    float const most = time_difference(row_range.most, range.least);
-    std::int32_t const bucket = table_.template bucket_of<kIsCrowded>(fabsf(least));
-    bool const is_same = bucket == table_.template bucket_of<kIsCrowded>(fabsf(most));
-    weight_ = table_.weight(bucket);
-    alike_ = __ballot_sync(kAllLanes, is_same && (least >= 0 || most <= 0));
+    BucketRange const buckets = buckets_between(table, row_range, columns.ranges[min(lane, columns.kGroups - 1)]);
+    bool const is_alike = buckets.first == buckets.last;
+    first_bucket_ = buckets.first;
+    common_ = is_alike ? table.weight(buckets.first) : 0.0F;
+    mixed_ = __ballot_sync(kAllLanes, !is_alike);
+    of_two_ = __ballot_sync(kAllLanes, buckets.last == buckets.first + 1);
   }
 
-  /// Adds to a group of columns, by all lanes.
-  /// @param column of the thread within the group, and the next
-  __device__ __forceinline__ void add(int group, std::int32_t column, float (&bias)[2][2]) const {
-    if ((alike_ >> group & 1) != 0) {
-      float const weight = __shfl_sync(kAllLanes, weight_, group);
-      bias[0][0] += weight;
-      bias[0][1] += weight;
-      bias[1][0] += weight;
-      bias[1][1] += weight;
-      return;
-    }
+  /// That of an alike group, else 0; by all lanes.
+  [[nodiscard]] __device__ __forceinline__ float common(int group) const {
+    return __shfl_sync(kAllLanes, common_, group);
+  }
+
+  /// Adds to the groups that are not alike, by all lanes.
+  /// @param column of the thread within a group, and the next
+  template <int kValues>
+  __device__ __forceinline__ void add_to_mixed(std::int32_t column, float (&values)[kValues]) const {
+    if (mixed_ == 0) return;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      SplitTime const other = times_[8 * group + column + e];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float const apart = fabsf(time_difference(rows_.times[r], other));
-        bias[r][e] += table_.weight(table_.template bucket_of<kIsCrowded>(apart));
-      }
+    for (int group = 0; group < kValues / 4; ++group) {
+      if ((mixed_ >> group & 1) != 0) add_to_group(group, column, values + 4 * group);
     }
   }
 
  private:
+  __device__ __forceinline__ void add_to_group(int group, std::int32_t column, float* values) const {
+    TimePair const pair = columns_[(8 * group + column) / 2];
+    float apart[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(rows_.times[i / 2], pair.times[i % 2]));
+    if ((of_two_ >> group & 1) != 0) {
+      std::int32_t const bucket = __shfl_sync(kAllLanes, first_bucket_, group);
+      float const bound = table_.bound_above(bucket), below = table_.weight(bucket), above = table_.weight(bucket + 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] += apart[i] >= bound ? above : below;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] += table_.weight(table_.bucket_of(apart[i]));
+    }
+  }
+
   TimeTable table_;
   RowTimes rows_;
-  SplitTime const* times_ = nullptr;
-  float weight_ = 0;    ///< Of the group with the lane's number.
-  unsigned alike_ = 0;  ///< Groups of one weight.
+  TimePair const* columns_ = nullptr;
+  std::int32_t first_bucket_ = 0;  ///< Of the group with the lane's number.
+  float common_ = 0;               ///< Of that group as well.
+  unsigned mixed_ = 0, of_two_ = 0;
 };
 
 }  // namespace headway::kernels

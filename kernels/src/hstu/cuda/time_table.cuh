@@ -47,9 +47,10 @@ class TimeTable {
         num_bounds_(static_cast<std::int32_t>(bias.num_time_bounds)) {}
 
   /// First step of filling it, by `num_threads` threads; they meet before the second.
-  __device__ __forceinline__ void copy_bounds(HstuBias const& bias, int thread, int num_threads) {
+  /// @param factor of the weights
+  __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
     auto const* weights = static_cast<float const*>(bias.time_weights);
-    for (int i = thread; i <= num_bounds_; i += num_threads) weights_[i] = __ldg(weights + i);
+    for (int i = thread; i <= num_bounds_; i += num_threads) weights_[i] = __ldg(weights + i) * factor;
     for (int i = thread; i < num_bounds_; i += num_threads) bounds_[i] = __ldg(bias.time_bounds + i);
     if (thread == 0) bounds_[num_bounds_] = 0;  // Then: whether a cell has more than one bound.
   }
@@ -64,20 +65,19 @@ class TimeTable {
     }
   }
 
-  [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
-
-  template <bool kIsCrowded>
   [[nodiscard]] __device__ __forceinline__ std::int32_t bucket_of(float apart) const {
     std::uint32_t const place = __float_as_uint(apart) >> 20;
     Cell const cell = cells_[max(place, kPlaceOfOne - 1) - (kPlaceOfOne - 1)];
     std::int32_t bucket = cell.first + (apart >= cell.bound ? 1 : 0);
-    if constexpr (kIsCrowded) {
+    if (is_crowded()) {
       while (bucket < num_bounds_ && apart >= bounds_[bucket]) ++bucket;
     }
     return bucket;
   }
 
   [[nodiscard]] __device__ __forceinline__ float weight(std::int32_t bucket) const { return weights_[bucket]; }
+  /// Between a bucket and the next.
+  [[nodiscard]] __device__ __forceinline__ float bound_above(std::int32_t bucket) const { return bounds_[bucket]; }
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_buckets() const { return num_bounds_ + 1; }
 
  private:
@@ -86,6 +86,9 @@ class TimeTable {
     std::int32_t first;  ///< Bounds up to there.
   };
   static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Of 1.0: its bits but for the last 20.
+
+  /// Whether some cell has several bounds.
+  [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
 
   [[nodiscard]] static __device__ __forceinline__ float begin_of(int cell) {
     return cell == 0 ? 0.0F : __uint_as_float((kPlaceOfOne - 1 + static_cast<std::uint32_t>(cell)) << 20);
