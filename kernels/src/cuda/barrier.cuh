@@ -21,6 +21,7 @@ inline void init_barrier(Barrier* barrier, std::uint32_t count) { device_emulato
 inline void fence_barrier_init() {}
 inline void fence_async_proxy() {}
 inline void arrive(Barrier* barrier) { device_emulator::arrive(barrier, 0); }
+inline void expect(Barrier* barrier, std::uint32_t num_bytes) { device_emulator::expect(barrier, num_bytes); }
 inline void arrive_expecting(Barrier* barrier, std::uint32_t num_bytes) { device_emulator::arrive(barrier, num_bytes); }
 inline void wait(Barrier* barrier, std::uint32_t parity) { device_emulator::wait(barrier, parity); }
 template <int kRegisters>
@@ -44,6 +45,12 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 
 __device__ __forceinline__ void arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/// Announces bytes that a copy will bring, before this thread arrives.
+__device__ __forceinline__ void expect(Barrier* barrier, std::uint32_t num_bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
+               : "memory");
 }
 
 /// Arrives, and announces bytes that a copy will bring.

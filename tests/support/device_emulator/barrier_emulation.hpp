@@ -41,6 +41,8 @@ inline void init_barrier(std::uint64_t* barrier, std::uint32_t count) {
   state_of(barrier) = {.phase = 0, .count = count, .pending = count, .bytes = 0};
 }
 
+inline void expect(std::uint64_t* barrier, std::uint32_t num_bytes) { state_of(barrier).bytes += num_bytes; }
+
 inline void arrive(std::uint64_t* barrier, std::uint32_t num_bytes) {
   BarrierState& state = state_of(barrier);
   if (state.pending == 0) throw KernelError("more threads arrive at a barrier than it counts");

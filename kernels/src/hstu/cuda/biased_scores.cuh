@@ -17,12 +17,11 @@ enum class ScoreBias : std::uint8_t {
   kAdded,     ///< Nothing is left.
 };
 
-/// From scores to half_alpha * (score + bias), in place; weights of the bias have the factor already. By all lanes of a
-/// warp.
-/// @param column of the thread within 8 columns
+/// From scores to half_alpha * score + common bias, in place; weights of the bias have the factor already. The time
+/// bias of groups that are not alike comes on top (TimeBias). By all lanes of a warp.
 template <bool kHasPosition, bool kHasTime, int kSign, int kScores>
 __device__ __forceinline__ void add_bias(float (&scores)[kScores], float half_alpha, PositionBias<kSign> position,
-                                         TimeBias const& time, std::int32_t column) {
+                                         TimeBias const& time) {
 #pragma unroll
   for (int group = 0; group < kScores / 4; ++group) {
     float bias[2][2] = {};
@@ -39,7 +38,6 @@ __device__ __forceinline__ void add_bias(float (&scores)[kScores], float half_al
       }
     }
   }
-  if constexpr (kHasTime) time.add_to_mixed(column, scores);
 }
 
 }  // namespace headway::kernels

@@ -92,9 +92,10 @@ class HopperBackwardConsumer {
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
+    TimeBias const time = time_bias();
     wait_products<1>();
     pin_registers(scores);
-    compute_weights(scores, weights, grad_scores, rows);
+    compute_weights(scores, weights, grad_scores, rows, time);
     wait_products<0>();
     pin_registers(grads);
     start_sums(value_sums, weights, Shape::kGradsAt);
@@ -187,21 +188,32 @@ class HopperBackwardConsumer {
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
   /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
+                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows,
+                                                  TimeBias const& time) const {
     if constexpr (!Shape::kHasBias) {
       compute_weights_of_block<ScoreBias::kNone>(scores, weights, factors, rows);
     } else if (!params_.bias.has_time()) {
       compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, rows);
     } else {
-      TimeBias const time(backward_time_table<Shape>(params_.bias), rows.times, state_.row_times[warp()],
-                          state_.query_times[queries_.index]);
       if (params_.bias.has_position()) {
-        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time, rows.place.column);
+        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time);
       } else {
-        add_bias<false, true>(scores, params_.half_alpha, PositionBias<-1>(), time, rows.place.column);
+        add_bias<false, true>(scores, params_.half_alpha, PositionBias<-1>(), time);
       }
+      time.add_to_mixed(backward_time_table<Shape>(params_.bias), rows.times, state_.query_times[queries_.index],
+                        rows.place.column, scores);
       compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, rows);
     }
+  }
+
+  /// Of the present queries.
+  [[nodiscard]] __device__ __forceinline__ TimeBias time_bias() const {
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        return {backward_time_table<Shape>(params_.bias), state_.row_times[warp()], state_.query_times[queries_.index]};
+      }
+    }
+    return {};
   }
 
   [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position_bias() const {
@@ -226,7 +238,7 @@ class HopperBackwardConsumer {
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
                                                      std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     if constexpr (kBias == ScoreBias::kPosition) {
-      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias(), rows.place.column);
+      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias());
     }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {

@@ -91,17 +91,21 @@ class HopperBackwardProducer {
     blocks.advance();
     std::int32_t const turn = params_.turns == nullptr ? 0 : num_tiles_behind(first_query) * Shape::kAdders;
     wait(&state_.queries_empty[i], queries_.parity ^ 1);
+    if (is_first_lane()) {
+      auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
+      expect(&state_.queries_full[i], 2 * Shape::QueryTile::kBytes);
+      load_tile(shared_memory() + Shape::kQueriesAt + i * Shape::QueryTile::kBytes, &maps_.query,
+                &state_.queries_full[i], 0, row, 0, tile.head);
+      load_tile(shared_memory() + Shape::kGradsAt + i * Shape::QueryTile::kBytes, &maps_.grad_out,
+                &state_.queries_full[i], 0, row, 0, tile.head);
+    }
+    __syncwarp();
     describe_queries(i, first_query);
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(
           first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
       state_.blocks[i] = {tile_number, first_query, turn, is_whole, blocks.is_done()};
-      auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
-      arrive_expecting(&state_.queries_full[i], 2 * Shape::QueryTile::kBytes);
-      load_tile(shared_memory() + Shape::kQueriesAt + i * Shape::QueryTile::kBytes, &maps_.query,
-                &state_.queries_full[i], 0, row, 0, tile.head);
-      load_tile(shared_memory() + Shape::kGradsAt + i * Shape::QueryTile::kBytes, &maps_.grad_out,
-                &state_.queries_full[i], 0, row, 0, tile.head);
+      arrive(&state_.queries_full[i]);
     }
     queries_.advance();
   }

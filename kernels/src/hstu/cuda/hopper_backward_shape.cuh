@@ -30,6 +30,7 @@ struct HopperBackwardShape {
 
   /// Of each thread; 64 K in all.
   static constexpr int kProducerRegisters = kHasBias ? 32 : 40;
+  static constexpr int kBiasGradientRegisters = 32;
   static constexpr int kConsumerRegisters = kHasBias ? 224 : 232;
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;

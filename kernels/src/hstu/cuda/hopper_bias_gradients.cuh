@@ -15,7 +15,8 @@ class HopperBiasGradients {
       : params_(params),
         state_(backward_state<Shape>()),
         thread_(static_cast<std::int32_t>(threadIdx.x % 128)),
-        num_copies_(copies_of_time_sums(params.bias.num_time_bounds)) {}
+        num_copies_(copies_of_time_sums(params.bias.num_time_bounds)),
+        own_time_sums_(time_sums() + (thread_ & (num_copies_ - 1))) {}
 
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
@@ -130,35 +131,64 @@ class HopperBiasGradients {
     return thread_ / kWarpThreads * kWarpThreads + 16 * half + thread_ % kWarpThreads / 2;
   }
 
-  /// Most groups lie in one bucket: each lane looks that up for one of the first 16 groups.
+  /// Most groups lie in one bucket, or in two neighbouring ones: a lane looks that up for one of them.
   __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, float factor, Run& run) const {
     constexpr int kGroups = Shape::kBlockQueries / 8;
+    static_assert(2 * kGroups <= kWarpThreads);
     auto const& queries = state_.query_times[stage];
     TimeTable const table = backward_time_table<Shape>(params_.bias);
     std::int32_t const lane = thread_ % kWarpThreads;
     TimeRange const& key_range = state_.row_times[thread_ / kWarpThreads * 2 + lane / kGroups % 2];
     BucketRange const buckets = buckets_between(table, key_range, queries.ranges[lane % kGroups]);
     unsigned const alike = __ballot_sync(kAllLanes, buckets.first == buckets.last);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    unsigned const of_two = __ballot_sync(kAllLanes, buckets.first + 1 == buckets.last);
 #pragma unroll 1
-      for (int group = 0; group < kGroups; ++group) {
-        std::int32_t const place = half * kGroups + group, query = 8 * group + thread_ % 2 * 4;
-        auto const packed = grads_at<uint2>(stage, own_key(half), query);
-        float2 const first = unpack<T>(packed.x), second = unpack<T>(packed.y);
+    for (int group = 0; group < kGroups; ++group) {
+      std::int32_t const query = 8 * group + thread_ % 2 * 4;
+      uint2 packed[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) packed[half] = grads_at<uint2>(stage, own_key(half), query);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const place = half * kGroups + group;
+        float2 const first = unpack<T>(packed[half].x), second = unpack<T>(packed[half].y);
+        float const grads[] = {first.x, first.y, second.x, second.y};
         std::int32_t const bucket = __shfl_sync(kAllLanes, buckets.first, place);
         if ((alike >> place & 1) != 0) {
-          add(bucket, first.x + first.y + (second.x + second.y), factor, run);
-        } else {
-          float const grads[] = {first.x, first.y, second.x, second.y};
+          add(bucket, grads[0] + grads[1] + (grads[2] + grads[3]), factor, run);
+          continue;
+        }
+        bool const is_seen = grads[0] != 0 || grads[1] != 0 || grads[2] != 0 || grads[3] != 0;
+        if (!__any_sync(kAllLanes, is_seen)) continue;
+        float apart[4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            SplitTime const time = queries.pairs[query / 2 + i / 2].times[i % 2];
-            add(table.bucket_of(fabsf(time_difference(keys.times[half], time))), grads[i], factor, run);
-          }
+        for (int i = 0; i < 4; ++i) {
+          apart[i] = fabsf(time_difference(keys.times[half], queries.pairs[(query + i) / 2].times[i % 2]));
+        }
+        if ((of_two >> place & 1) != 0) {
+          add_to_two(bucket, table.bound_above(bucket), apart, grads, factor, run);
+        } else {
+          std::int32_t each[4];
+          table.find_buckets(apart, each);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) add(each[i], grads[i], factor, run);
         }
       }
     }
+  }
+
+  /// @param bound between the first bucket and the next
+  __device__ __forceinline__ void add_to_two(std::int32_t first, float bound, float const (&apart)[4],
+                                             float const (&grads)[4], float factor, Run& run) const {
+    float below = 0, above = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bool const is_above = apart[i] >= bound;
+      below += is_above ? 0.0F : grads[i];
+      above += is_above ? grads[i] : 0.0F;
+    }
+    if (below != 0) add(first, below, factor, run);
+    if (above != 0) add(first + 1, above, factor, run);
   }
 
   __device__ __forceinline__ void add(std::int32_t bucket, float grad, float factor, Run& run) const {
@@ -170,7 +200,7 @@ class HopperBiasGradients {
   }
 
   __device__ __forceinline__ void flush(Run const& run, float factor) const {
-    if (run.sum != 0) atomicAdd(time_sums() + run.bucket * num_copies_ + thread_ % num_copies_, run.sum * factor);
+    if (run.sum != 0) atomicAdd(own_time_sums_ + run.bucket * num_copies_, run.sum * factor);
   }
 
   /// Of a key and neighbouring queries.
@@ -183,7 +213,7 @@ class HopperBiasGradients {
     return *reinterpret_cast<Packed const*>(tile + offset);
   }
 
-  /// Behind the table of times; see copies_of_time_sums().
+  /// Behind the table of times.
   [[nodiscard]] __device__ __forceinline__ float* time_sums() const {
     return reinterpret_cast<float*>(shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>) +
                                     TimeTable::size_bytes(params_.bias.num_time_bounds));
@@ -212,6 +242,7 @@ class HopperBiasGradients {
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   std::int32_t thread_, num_copies_;
+  float* own_time_sums_;  ///< That of the first bucket; a power of two of sums for each, see copies_of_time_sums().
   RingPosition<Shape::kStages> queries_;
 };
 

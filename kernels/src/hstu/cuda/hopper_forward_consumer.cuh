@@ -86,7 +86,7 @@ class HopperForwardConsumer {
     KeyBlockInfo block = state_.blocks[key_.index];
     std::uint32_t weights[kSteps][4];
     float sums[kSums];
-    finish_scores(scores, rows, block);
+    finish_scores(scores, rows, block, time_bias());
     pack_weights(scores, weights);
 
     bool has_sums = false;
@@ -98,9 +98,10 @@ class HopperForwardConsumer {
       wait(&state_.value_full[value_.index], value_.parity);
       start_sums(sums, weights, has_sums);
       pass_turn();
+      TimeBias const time = time_bias();
       wait_products<1>();
       pin_registers(scores);
-      finish_scores(scores, rows, block);
+      finish_scores(scores, rows, block, time);
       wait_products<0>();
       pin_registers(sums);
       release_values();
@@ -126,9 +127,10 @@ class HopperForwardConsumer {
   }
 
   /// Makes weights of scores, and gives back what they were made of.
-  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block) {
+  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block,
+                                                TimeBias const& time) {
     if (block.is_last) release_queries();
-    compute_weights(scores, rows, block);
+    compute_weights(scores, rows, block, time);
     release_keys();
   }
 
@@ -186,21 +188,29 @@ class HopperForwardConsumer {
   }
 
   /// From products to weights, in place. A time bias comes first, as its code has branches; so one is enough.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
-                                                  KeyBlockInfo const& block) const {
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block,
+                                                  TimeBias const& time) const {
     if constexpr (!Shape::kHasBias) {
       compute_weights_of_block<ScoreBias::kNone>(scores, rows, block);
     } else if (!params_.bias.has_time()) {
       compute_weights_of_block<ScoreBias::kPosition>(scores, rows, block);
     } else {
-      TimeBias const time(time_table(), rows.times, state_.row_times[warp()], state_.key_times[key_.index]);
       if (params_.bias.has_position()) {
-        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time, rows.place.column);
+        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time);
       } else {
-        add_bias<false, true>(scores, params_.half_alpha, PositionBias<1>(), time, rows.place.column);
+        add_bias<false, true>(scores, params_.half_alpha, PositionBias<1>(), time);
       }
+      time.add_to_mixed(time_table(), rows.times, state_.key_times[key_.index], rows.place.column, scores);
       compute_weights_of_block<ScoreBias::kAdded>(scores, rows, block);
     }
+  }
+
+  /// Of the present keys.
+  [[nodiscard]] __device__ __forceinline__ TimeBias time_bias() const {
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) return {time_table(), state_.row_times[warp()], state_.key_times[key_.index]};
+    }
+    return {};
   }
 
   [[nodiscard]] __device__ __forceinline__ PositionBias<1> position_bias() const {
@@ -222,7 +232,7 @@ class HopperForwardConsumer {
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
                                                      std::int32_t first_key) const {
     if constexpr (kBias == ScoreBias::kPosition) {
-      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias(), rows.place.column);
+      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias());
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {

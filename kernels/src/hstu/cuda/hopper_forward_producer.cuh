@@ -81,24 +81,35 @@ class HopperForwardProducer {
     bool const is_whole = blocks.is_whole();
     blocks.advance();
     wait(&state_.key_empty[i], key_.parity ^ 1);
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) {
-        state_.key_times[i].fill(params_.bias.key_times + tile.sequence.first_key_row + first_key,
-                                 tile.sequence.mask.num_keys - first_key, tile.base_time);
-      }
-      if (params_.bias.has_position()) {
-        std::int32_t const last_token = tile.sequence.mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;
-        state_.positions[i].fill(params_.bias, first_key - last_token, params_.half_alpha);
-      }
-    }
     if (is_first_lane()) {
-      state_.blocks[i] = {first_key, is_whole, blocks.is_done()};
-      arrive_expecting(&state_.key_full[i], Shape::KeyTile::kBytes);
+      expect(&state_.key_full[i], Shape::KeyTile::kBytes);
       load_tile(shared_memory() + Shape::kKeysAt + i * Shape::KeyTile::kBytes, &maps_.key, &state_.key_full[i], 0,
                 static_cast<std::int32_t>(tile.sequence.first_key_row) + first_key, 0, tile.head);
     }
+    __syncwarp();
+    describe_keys(tile, i, first_key);
+    if (is_first_lane()) {
+      state_.blocks[i] = {first_key, is_whole, blocks.is_done()};
+      arrive(&state_.key_full[i]);
+    }
     key_.advance();
     return block;
+  }
+
+  /// What the bias needs. The first lane, which then arrives, sees what the others wrote.
+  __device__ __forceinline__ void describe_keys(QueryTileInfo const& tile, std::uint32_t stage,
+                                                std::int32_t first_key) {
+    if constexpr (Shape::kHasBias) {
+      HstuSequenceMask const& mask = tile.sequence.mask;
+      if (params_.bias.has_time()) {
+        state_.key_times[stage].fill(params_.bias.key_times + tile.sequence.first_key_row + first_key,
+                                     mask.num_keys - first_key, tile.base_time);
+      }
+      if (params_.bias.has_position()) {
+        std::int32_t const last_token = mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;
+        state_.positions[stage].fill(params_.bias, first_key - last_token, params_.half_alpha);
+      }
+    }
   }
 
   __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t block) {

@@ -21,7 +21,10 @@ struct BucketRange {
                                                                      TimeRange const& b) {
   float const least = time_difference(a.least, b.most), most = time_difference(a.most, b.least);
   // A maximum of zeros may be -0, which is in no cell.
-  return {table.bucket_of(fabsf(fmaxf(fmaxf(least, -most), 0.0F))), table.bucket_of(fabsf(fmaxf(-least, most)))};
+  float const apart[] = {fabsf(fmaxf(fmaxf(least, -most), 0.0F)), fabsf(fmaxf(-least, most))};
+  std::int32_t buckets[2];
+  table.find_buckets(apart, buckets);
+  return {buckets[0], buckets[1]};
 }
 
 /// Of two neighbouring columns.
@@ -82,22 +85,23 @@ struct RowTimes {
 
 /// The time bias of the rows of a warp and the columns of a block. Groups of 8 columns are alike (all pairs in one
 /// bucket, so that they are looked up together), or of two neighbouring buckets, which one comparison tells apart, or
-/// of more.
+/// of more. What it knows of a group is with the lane of the group's number, so that it takes few registers.
 class TimeBias {
  public:
   TimeBias() = default;
   /// By all lanes of a warp.
   template <int kColumns>
-  __device__ __forceinline__ TimeBias(TimeTable const& table, RowTimes const& rows, TimeRange const& row_range,
-                                      TimeColumns<kColumns> const& columns)
-      : table_(table), rows_(rows), columns_(columns.pairs) {
+  __device__ __forceinline__ TimeBias(TimeTable const& table, TimeRange const& rows,
+                                      TimeColumns<kColumns> const& columns) {
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    BucketRange const buckets = buckets_between(table, row_range, columns.ranges[min(lane, columns.kGroups - 1)]);
-    bool const is_alike = buckets.first == buckets.last;
-    first_bucket_ = buckets.first;
-    common_ = is_alike ? table.weight(buckets.first) : 0.0F;
-    mixed_ = __ballot_sync(kAllLanes, !is_alike);
-    of_two_ = __ballot_sync(kAllLanes, buckets.last == buckets.first + 1);
+    BucketRange const buckets = buckets_between(table, rows, columns.ranges[min(lane, columns.kGroups - 1)]);
+    bool const is_alike = buckets.first == buckets.last, is_of_two = buckets.last == buckets.first + 1;
+    below_ = table.weight(buckets.first);
+    above_ = table.weight(buckets.last);
+    bound_ = table.bound_above(buckets.first);
+    common_ = is_alike ? below_ : 0.0F;
+    of_two_ = __ballot_sync(kAllLanes, is_of_two);
+    of_more_ = __ballot_sync(kAllLanes, !is_alike && !is_of_two);
   }
 
   /// That of an alike group, else 0; by all lanes.
@@ -107,38 +111,45 @@ class TimeBias {
 
   /// Adds to the groups that are not alike, by all lanes.
   /// @param column of the thread within a group, and the next
-  template <int kValues>
-  __device__ __forceinline__ void add_to_mixed(std::int32_t column, float (&values)[kValues]) const {
-    if (mixed_ == 0) return;
+  template <int kValues, int kColumns>
+  __device__ __forceinline__ void add_to_mixed(TimeTable const& table, RowTimes const& rows,
+                                               TimeColumns<kColumns> const& columns, std::int32_t column,
+                                               float (&values)[kValues]) const {
+    static_assert(kValues == kColumns / 2);
+    if (of_two_ != 0) {
 #pragma unroll
-    for (int group = 0; group < kValues / 4; ++group) {
-      if ((mixed_ >> group & 1) != 0) add_to_group(group, column, values + 4 * group);
+      for (int group = 0; group < columns.kGroups; ++group) {
+        if ((of_two_ >> group & 1) == 0) continue;
+        float const bound = __shfl_sync(kAllLanes, bound_, group), below = __shfl_sync(kAllLanes, below_, group);
+        float const above = __shfl_sync(kAllLanes, above_, group);
+        TimePair const pair = columns.pairs[4 * group + column / 2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[4 * group + i] += apart(rows, pair, i) >= bound ? above : below;
+      }
+    }
+    if (of_more_ != 0) {
+#pragma unroll
+      for (int group = 0; group < columns.kGroups; ++group) {
+        if ((of_more_ >> group & 1) == 0) continue;
+        TimePair const pair = columns.pairs[4 * group + column / 2];
+        std::int32_t buckets[4];
+        table.find_buckets({apart(rows, pair, 0), apart(rows, pair, 1), apart(rows, pair, 2), apart(rows, pair, 3)},
+                           buckets);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[4 * group + i] += table.weight(buckets[i]);
+      }
     }
   }
 
  private:
-  __device__ __forceinline__ void add_to_group(int group, std::int32_t column, float* values) const {
-    TimePair const pair = columns_[(8 * group + column) / 2];
-    float apart[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(rows_.times[i / 2], pair.times[i % 2]));
-    if ((of_two_ >> group & 1) != 0) {
-      std::int32_t const bucket = __shfl_sync(kAllLanes, first_bucket_, group);
-      float const bound = table_.bound_above(bucket), below = table_.weight(bucket), above = table_.weight(bucket + 1);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] += apart[i] >= bound ? above : below;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] += table_.weight(table_.bucket_of(apart[i]));
-    }
+  /// @param i of the values of two rows and two columns
+  [[nodiscard]] static __device__ __forceinline__ float apart(RowTimes const& rows, TimePair const& pair, int i) {
+    return fabsf(time_difference(rows.times[i / 2], pair.times[i % 2]));
   }
 
-  TimeTable table_;
-  RowTimes rows_;
-  TimePair const* columns_ = nullptr;
-  std::int32_t first_bucket_ = 0;  ///< Of the group with the lane's number.
-  float common_ = 0;               ///< Of that group as well.
-  unsigned mixed_ = 0, of_two_ = 0;
+  float common_ = 0;                         ///< Of an alike group, else 0.
+  float below_ = 0, above_ = 0, bound_ = 0;  ///< Of a group of two buckets.
+  unsigned of_two_ = 0, of_more_ = 0;        ///< Groups.
 };
 
 }  // namespace headway::kernels

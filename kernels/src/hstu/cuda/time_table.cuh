@@ -65,14 +65,26 @@ class TimeTable {
     }
   }
 
-  [[nodiscard]] __device__ __forceinline__ std::int32_t bucket_of(float apart) const {
-    std::uint32_t const place = __float_as_uint(apart) >> 20;
-    Cell const cell = cells_[max(place, kPlaceOfOne - 1) - (kPlaceOfOne - 1)];
-    std::int32_t bucket = cell.first + (apart >= cell.bound ? 1 : 0);
-    if (is_crowded()) {
-      while (bucket < num_bounds_ && apart >= bounds_[bucket]) ++bucket;
+  /// Several at a time, which wait for shared memory together.
+  template <int kCount>
+  __device__ __forceinline__ void find_buckets(float const (&apart)[kCount], std::int32_t (&buckets)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      std::uint32_t const place = __float_as_uint(apart[i]) >> 20;
+      Cell const cell = cells_[max(place, kPlaceOfOne - 1) - (kPlaceOfOne - 1)];
+      buckets[i] = cell.first + (apart[i] >= cell.bound ? 1 : 0);
     }
-    return bucket;
+    if (!is_crowded()) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      while (buckets[i] < num_bounds_ && apart[i] >= bounds_[buckets[i]]) ++buckets[i];
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ std::int32_t bucket_of(float apart) const {
+    std::int32_t bucket[1];
+    find_buckets({apart}, bucket);
+    return bucket[0];
   }
 
   [[nodiscard]] __device__ __forceinline__ float weight(std::int32_t bucket) const { return weights_[bucket]; }
