@@ -36,7 +36,7 @@ __device__ __forceinline__ float silu_of_twice(float h) { return fmaf(h, tanh_ap
 __device__ __forceinline__ void weight_and_slope(float h, bool is_on, float& weight, float& slope) {
   float const t = tanh_approximate(h);
   weight = is_on ? fmaf(h, t, h) : 0.0F;
-  slope = is_on ? (1 + t) * fmaf(h, 1 - t, 1.0F) : 0.0F;
+  slope = is_on ? fmaf(1 + t, fmaf(-h, t, h), 1 + t) : 0.0F;
 }
 
 }  // namespace headway::kernels
