@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     Consumer(params, this_warpgroup() - 1).run();
   } else {
     if constexpr (Shape::kHasBias) {
-      lower_registers<Shape::kBiasGradientRegisters>();
+      lower_registers<Shape::kProducerRegisters>();
       HopperBiasGradients<T, Shape>(params).run();
     }
   }

@@ -29,9 +29,8 @@ struct HopperBackwardShape {
   static constexpr int kAdders = kSplitsColumns ? 1 : kConsumers;
 
   /// Of each thread; 64 K in all.
-  static constexpr int kProducerRegisters = kHasBias ? 32 : 40;
-  static constexpr int kBiasGradientRegisters = 32;
-  static constexpr int kConsumerRegisters = kHasBias ? 224 : 232;
+  static constexpr int kConsumerRegisters = !kHasBias ? 232 : kDim == 128 ? 224 : 208;
+  static constexpr int kProducerRegisters = kHasBias ? 256 - kConsumerRegisters : 40;  ///< And for gradients of biases.
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;

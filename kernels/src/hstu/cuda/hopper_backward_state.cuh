@@ -62,6 +62,7 @@ struct HopperBackwardState {
   std::conditional_t<Shape::kHasBias, PositionBand<Shape::kBlockKeys, Shape::kBlockQueries>, NoBias>
       positions[Shape::kStages];
   TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
+  std::conditional_t<Shape::kHasBias, SplitTime, NoBias> key_times[Shape::kBlockKeys];
 };
 
 /// How many sums there are for the gradient of each time weight. Lanes have sums of their own as far as there is room:
@@ -73,12 +74,17 @@ struct HopperBackwardState {
   return copies;
 }
 
+/// The table of times and those sums.
+[[nodiscard]] constexpr std::uint32_t time_gradient_bytes(std::int64_t num_time_bounds) {
+  std::int64_t const num_sums = (num_time_bounds + 1) * copies_of_time_sums(num_time_bounds);
+  return TimeTable::size_bytes(num_time_bounds) + static_cast<std::uint32_t>(num_sums * sizeof(float));
+}
+
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
-  std::uint32_t const state = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
-  if (!bias.has_time()) return state;
-  std::int64_t const num_sums = (bias.num_time_bounds + 1) * copies_of_time_sums(bias.num_time_bounds);
-  return state + TimeTable::size_bytes(bias.num_time_bounds) + static_cast<std::uint32_t>(num_sums * sizeof(float));
+  constexpr std::uint32_t kMostBytes = 227 * 1024, kState = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
+  static_assert(kState + (Shape::kHasBias ? time_gradient_bytes(TimeTable::kMostBounds) : 0) <= kMostBytes);
+  return kState + (bias.has_time() ? time_gradient_bytes(bias.num_time_bounds) : 0);
 }
 
 template <class Shape>

@@ -31,14 +31,13 @@ class HopperBiasGradients {
   }
 
  private:
+  static constexpr int kRowBytes = Shape::ScoreTile::kRowBytes;
+  static_assert(kRowBytes == 16 * Shape::kBlockQueries / 8);
+
   /// What a thread has added up of neighbouring pairs in one bucket.
   struct Run {
     std::int32_t bucket = 0;
     float sum = 0;
-  };
-  /// The times of the two keys of a thread, see add_times().
-  struct KeyTimes {
-    SplitTime times[2];
   };
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
@@ -46,8 +45,7 @@ class HopperBiasGradients {
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
     Run run;
-    KeyTimes keys;
-    if (params_.grad_time_weights != nullptr) keys = times_of(tile);
+    if (params_.grad_time_weights != nullptr) describe_keys(tile);
     for (bool is_last = !tile.is_seen; !is_last;) {
       std::uint32_t const stage = queries_.index;
       wait(&state_.queries_full[stage], queries_.parity);
@@ -55,7 +53,7 @@ class HopperBiasGradients {
       is_last = block.is_last;
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
-      if (params_.grad_time_weights != nullptr) add_times(stage, keys, factor, run);
+      if (params_.grad_time_weights != nullptr) add_times(stage, factor, run);
       release(&state_.queries_empty[stage]);
       queries_.advance();
     }
@@ -84,7 +82,7 @@ class HopperBiasGradients {
     for (std::int32_t query = 0; query < Shape::kBlockQueries; query += 8) {
       std::int32_t const key = first_key + query;
       if (key < 0 || key >= Shape::kBlockKeys) continue;
-      auto const packed = grads_at<uint4>(stage, key, query);
+      auto const packed = *reinterpret_cast<uint4 const*>(shared_memory() + offset_of(stage, key, query));
       std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -116,57 +114,56 @@ class HopperBiasGradients {
     }
   }
 
-  [[nodiscard]] __device__ __forceinline__ KeyTimes times_of(KeyTileInfo const& tile) const {
-    KeyTimes keys;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      std::int32_t const key = min(tile.first_key + own_key(i), tile.sequence.mask.num_keys - 1);
-      keys.times[i] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
-    }
-    return keys;
-  }
-  /// A warp has 32 keys, and goes through groups of 16 keys and 8 queries, in which a lane has 4 queries of a key.
-  /// @param half of the keys
-  [[nodiscard]] __device__ __forceinline__ std::int32_t own_key(int half) const {
-    return thread_ / kWarpThreads * kWarpThreads + 16 * half + thread_ % kWarpThreads / 2;
+  /// By each warp for its own keys.
+  __device__ __forceinline__ void describe_keys(KeyTileInfo const& tile) const {
+    std::int32_t const key = min(tile.first_key + thread_, tile.sequence.mask.num_keys - 1);
+    __syncwarp();
+    state_.key_times[thread_] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
+    __syncwarp();
   }
 
-  /// Most groups lie in one bucket, or in two neighbouring ones: a lane looks that up for one of them.
-  __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, float factor, Run& run) const {
+  /// A warp goes through groups of 8 queries and the first or last 16 of its 32 keys, in which a lane has 4 queries of
+  /// a key. Most groups lie in one bucket, or in two neighbouring ones: a lane looks that up for one of them.
+  __device__ __forceinline__ void add_times(std::uint32_t stage, float factor, Run& run) const {
     constexpr int kGroups = Shape::kBlockQueries / 8;
     static_assert(2 * kGroups <= kWarpThreads);
-    auto const& queries = state_.query_times[stage];
     TimeTable const table = backward_time_table<Shape>(params_.bias);
-    std::int32_t const lane = thread_ % kWarpThreads;
-    TimeRange const& key_range = state_.row_times[thread_ / kWarpThreads * 2 + lane / kGroups % 2];
-    BucketRange const buckets = buckets_between(table, key_range, queries.ranges[lane % kGroups]);
-    unsigned const alike = __ballot_sync(kAllLanes, buckets.first == buckets.last);
-    unsigned const of_two = __ballot_sync(kAllLanes, buckets.first + 1 == buckets.last);
+    std::int32_t const lane = thread_ % kWarpThreads, query = lane % 2 * 4;
+    std::int32_t const key = thread_ - lane + lane / 2;
+    TimeRange const& key_range = state_.row_times[(thread_ - lane) / 16 + lane / kGroups % 2];
+    BucketRange const buckets = buckets_between(table, key_range, state_.query_times[stage].ranges[lane % kGroups]);
+    auto const found = static_cast<std::uint32_t>(buckets.first * 4 + min(buckets.last - buckets.first, 2));
+    std::uint32_t const first_offset = offset_of(stage, key, query);
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
-      std::int32_t const query = 8 * group + thread_ % 2 * 4;
+      // Of 8 queries further the offset differs in bits that no other part of it has.
+      std::uint32_t const offset = first_offset ^ static_cast<std::uint32_t>(16 * group);
       uint2 packed[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) packed[half] = grads_at<uint2>(stage, own_key(half), query);
+      std::uint32_t of_group[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const place = half * kGroups + group;
-        float2 const first = unpack<T>(packed[half].x), second = unpack<T>(packed[half].y);
-        float const grads[] = {first.x, first.y, second.x, second.y};
-        std::int32_t const bucket = __shfl_sync(kAllLanes, buckets.first, place);
-        if ((alike >> place & 1) != 0) {
-          add(bucket, grads[0] + grads[1] + (grads[2] + grads[3]), factor, run);
+        packed[half] = *reinterpret_cast<uint2 const*>(shared_memory() + offset + half * 16 * kRowBytes);
+        of_group[half] = __shfl_sync(kAllLanes, found, half * kGroups + group);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float2 const low = unpack<T>(packed[half].x), high = unpack<T>(packed[half].y);
+        float const grads[] = {low.x, low.y, high.x, high.y};
+        auto const first = static_cast<std::int32_t>(of_group[half] / 4);
+        std::uint32_t const num_more = of_group[half] % 4;
+        if (num_more == 0) {
+          add(first, grads[0] + grads[1] + (grads[2] + grads[3]), factor, run);
           continue;
         }
         bool const is_seen = grads[0] != 0 || grads[1] != 0 || grads[2] != 0 || grads[3] != 0;
         if (!__any_sync(kAllLanes, is_seen)) continue;
+        SplitTime const time = state_.key_times[key + 16 * half];
+        TimePair const* const pairs = state_.query_times[stage].pairs + 4 * group + query / 2;
         float apart[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          apart[i] = fabsf(time_difference(keys.times[half], queries.pairs[(query + i) / 2].times[i % 2]));
-        }
-        if ((of_two >> place & 1) != 0) {
-          add_to_two(bucket, table.bound_above(bucket), apart, grads, factor, run);
+        for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(time, pairs[i / 2].times[i % 2]));
+        if (num_more == 1) {
+          add_to_two(first, table.bound_above(first), apart, grads, factor, run);
         } else {
           std::int32_t each[4];
           table.find_buckets(apart, each);
@@ -203,14 +200,11 @@ class HopperBiasGradients {
     if (run.sum != 0) atomicAdd(own_time_sums_ + run.bucket * num_copies_, run.sum * factor);
   }
 
-  /// Of a key and neighbouring queries.
-  template <class Packed>
-  [[nodiscard]] __device__ __forceinline__ Packed grads_at(std::uint32_t stage, std::int32_t key,
-                                                           std::int32_t query) const {
-    std::uint32_t const offset =
-        Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(query));
-    std::byte const* const tile = shared_memory() + Shape::kScoresAt + stage * Shape::ScoreTile::kBytes;
-    return *reinterpret_cast<Packed const*>(tile + offset);
+  /// Where the gradient of a key and a query is in shared memory, and those of the next queries behind it.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t offset_of(std::uint32_t stage, std::int32_t key,
+                                                                          std::int32_t query) {
+    return Shape::kScoresAt + stage * Shape::ScoreTile::kBytes +
+           Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(query));
   }
 
   /// Behind the table of times.
