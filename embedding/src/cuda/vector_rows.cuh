@@ -79,25 +79,37 @@ struct Term {
   float weight = 1;
 };
 
-/// Calls `take(position, value, weight)` for a column of the terms from `begin` to `end`, in order. The loads of
-/// `kInFlight` of them are under way at a time.
+/// Calls `take(position, value, weight)` for a column of the terms from `begin` to `end`, in order. By all threads that
+/// have a column of the row: each looks for terms of its own, which all are then told, and the loads of `kInFlight`
+/// vectors are under way at a time.
 /// @param term_of (position) -> Term
 template <std::uint32_t kInFlight, class Vector, class TermOf, class Take>
 __device__ void for_each_term(std::uint32_t begin, std::uint32_t end, VectorRows<Vector const> rows,
                               std::uint32_t column, TermOf const& term_of, Take const& take) {
-  for (std::uint32_t first = begin; first < end; first += kInFlight) {
-    Term terms[kInFlight];
-    Vector values[kInFlight];
-    // Beyond the end the last term is read again: without a branch no load waits for one before.
+  std::uint32_t const num_threads = min(blockDim.x, rows.num_vectors - blockIdx.y * blockDim.x);
+  unsigned const first_lane = threadIdx.y * blockDim.x % 32;
+  unsigned const lanes = 0xffffffffU >> (32 - num_threads) << first_lane;
+  for (std::uint32_t batch = begin; batch < end; batch += num_threads) {
+    Term const own = term_of(min(batch + threadIdx.x, end - 1));
+    std::uint32_t const batch_end = min(batch + num_threads, end);
+    for (std::uint32_t first = batch; first < batch_end; first += kInFlight) {
+      Term terms[kInFlight];
+      Vector values[kInFlight];
+      // Beyond the end a term is read again: without a branch no load waits for one before.
 #pragma unroll
-    for (std::uint32_t i = 0; i < kInFlight; ++i) terms[i] = term_of(min(first + i, end - 1));
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        auto const lane = static_cast<int>(min(first + i, batch_end - 1) - batch);
+        auto const width = static_cast<int>(blockDim.x);
+        terms[i] = {__shfl_sync(lanes, own.row, lane, width), __shfl_sync(lanes, own.weight, lane, width)};
+      }
 #pragma unroll
-    for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      if (first + i < end) values[i] = __ldg(rows.at(terms[i].row, column));
-    }
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        if (first + i < batch_end) values[i] = __ldg(rows.at(terms[i].row, column));
+      }
 #pragma unroll
-    for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      if (first + i < end) take(first + i, values[i], terms[i].weight);
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        if (first + i < batch_end) take(first + i, values[i], terms[i].weight);
+      }
     }
   }
 }

@@ -22,6 +22,8 @@ __device__ __forceinline__ void init_backward_barriers() {
   if (threadIdx.x == 0) {
     init_barrier(&state.keys_full, 1);
     init_barrier(&state.keys_empty, kReadingWarps);
+    init_barrier(&state.values_full, 1);
+    init_barrier(&state.values_empty, kComputingWarps);
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&state.queries_full[i], 1);
       init_barrier(&state.queries_empty[i], kReadingWarps);

@@ -24,8 +24,9 @@ class HopperBackwardConsumer {
     prepare_backward_time_table<Shape>(params_);
     while (true) {
       wait(&state_.keys_full, keys_parity_);
-      if (state_.tile.is_end) break;
-      compute_tile(state_.tile);
+      if (tile().is_end) break;
+      wait(&state_.values_full, keys_parity_);
+      compute_tile(tile());
       keys_parity_ ^= 1;
     }
     hand_out_sums({-1, 0});
@@ -46,6 +47,8 @@ class HopperBackwardConsumer {
     RowTimes times;
   };
 
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tiles[keys_parity_]; }
+
   // What is of the tile stays in shared memory until it is needed: registers are few.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     Rows const rows = rows_of(tile);
@@ -55,9 +58,13 @@ class HopperBackwardConsumer {
     for (bool is_last = !tile.is_seen; !is_last;) {
       wait(&state_.queries_full[queries_.index], queries_.parity);
       is_last = state_.blocks[queries_.index].is_last;
-      compute_block(rows, key_sums, value_sums);
+      compute_block(rows, key_sums, value_sums, is_last);
     }
-    if (tile.is_seen) finish_last_block();
+    if (tile.is_seen) {
+      finish_last_block();
+    } else {
+      release(&state_.values_empty);
+    }
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const scale = scale_of_weights(params_, mask.num_keys);
     std::int64_t const first_row = tile.sequence.first_key_row;
@@ -86,8 +93,8 @@ class HopperBackwardConsumer {
 
   /// The gradients of queries of the block before are computed here too, so that no warpgroup waits for the gradients
   /// of scores of the other.
-  __device__ __forceinline__ void compute_block(Rows const& rows, float (&key_sums)[kSums],
-                                                float (&value_sums)[kSums]) {
+  __device__ __forceinline__ void compute_block(Rows const& rows, float (&key_sums)[kSums], float (&value_sums)[kSums],
+                                                bool is_last) {
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
@@ -98,6 +105,7 @@ class HopperBackwardConsumer {
     compute_weights(scores, weights, grad_scores, rows, time);
     wait_products<0>();
     pin_registers(grads);
+    if (is_last) release(&state_.values_empty);
     start_sums(value_sums, weights, Shape::kGradsAt);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
@@ -271,7 +279,7 @@ class HopperBackwardConsumer {
 
   [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
-    std::int32_t const place = block.tile * params_.num_heads + state_.tile.head;
+    std::int32_t const place = block.tile * params_.num_heads + tile().head;
     if constexpr (Shape::kSplitsColumns) return {2 * place + warpgroup_, block.turn};
     return {place, block.turn + warpgroup_};
   }

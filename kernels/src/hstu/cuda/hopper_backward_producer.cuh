@@ -34,7 +34,7 @@ class HopperBackwardProducer {
     }
     wait(&state_.keys_empty, keys_parity_ ^ 1);
     if (is_first_lane()) {
-      state_.tile.is_end = true;
+      tile_info().is_end = true;
       arrive(&state_.keys_full);
     }
   }
@@ -47,21 +47,23 @@ class HopperBackwardProducer {
   }
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
 
+  /// What is said of the tile. The one before the last, in its place, is done with: its keys have been replaced.
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tiles[keys_parity_]; }
+
   __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
-    wait(&state_.keys_empty, keys_parity_ ^ 1);
-    keys_parity_ ^= 1;
     if (is_first_lane()) describe_tile(tile);
     __syncwarp();
     // From shared memory, as this warp has few registers.
-    HstuSequenceMask const& mask = state_.tile.sequence.mask;
-    std::int32_t const first_key = state_.tile.first_key;
+    HstuSequenceMask const& mask = tile_info().sequence.mask;
+    std::int32_t const first_key = tile_info().first_key;
     Blocks blocks({mask, first_key, min(first_key + Shape::kBlockKeys, mask.num_keys)});
-    if (is_first_lane()) {
-      state_.tile.is_seen = !blocks.is_done();
-      bring_keys();
-    }
-    __syncwarp();
+    if (is_first_lane()) tile_info().is_seen = !blocks.is_done();
+    // The first queries come while keys of the tile before are still in use, and values before keys.
+    if (!blocks.is_done()) bring_queries(blocks, tile.sequence);
+    bring_keys(&maps_.value, Shape::kValuesAt, &state_.values_full, &state_.values_empty);
+    bring_keys(&maps_.key, 0, &state_.keys_full, &state_.keys_empty);
     while (!blocks.is_done()) bring_queries(blocks, tile.sequence);
+    keys_parity_ ^= 1;
   }
 
   __device__ __forceinline__ void describe_tile(SequenceTile const& tile) {
@@ -71,22 +73,27 @@ class HopperBackwardProducer {
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) base_time = __ldg(params_.bias.key_times + sequence.first_key_row + first_key);
     }
-    state_.tile = {sequence, tile.head, first_key, base_time, false, false};
+    tile_info() = {sequence, tile.head, first_key, base_time, false, false};
   }
 
-  __device__ __forceinline__ void bring_keys() {
-    KeyTileInfo const& tile = state_.tile;
-    auto const row = static_cast<std::int32_t>(tile.sequence.first_key_row) + tile.first_key;
-    arrive_expecting(&state_.keys_full, 2 * Shape::KeyTile::kBytes);
-    load_tile(shared_memory(), &maps_.key, &state_.keys_full, 0, row, 0, tile.head);
-    load_tile(shared_memory() + Shape::kValuesAt, &maps_.value, &state_.keys_full, 0, row, 0, tile.head);
+  /// Keys or values.
+  __device__ __forceinline__ void bring_keys(TensorMap const* map, std::uint32_t at, Barrier* full,
+                                             Barrier* empty) const {
+    wait(empty, keys_parity_ ^ 1);
+    if (is_first_lane()) {
+      KeyTileInfo const& tile = tile_info();
+      auto const row = static_cast<std::int32_t>(tile.sequence.first_key_row) + tile.first_key;
+      arrive_expecting(full, Shape::KeyTile::kBytes);
+      load_tile(shared_memory() + at, map, full, 0, row, 0, tile.head);
+    }
+    __syncwarp();
   }
 
   /// Those of the present block; goes on to the next.
   __device__ __forceinline__ void bring_queries(Blocks& blocks, std::int32_t sequence_index) {
     std::uint32_t const i = queries_.index;
     std::int32_t const block = blocks.block(), first_query = block * Shape::kBlockQueries;
-    KeyTileInfo const& tile = state_.tile;
+    KeyTileInfo const& tile = tile_info();
     bool const is_whole = blocks.is_whole() && tile.first_key + Shape::kBlockKeys <= tile.sequence.mask.num_keys;
     blocks.advance();
     std::int32_t const turn = params_.turns == nullptr ? 0 : num_tiles_behind(first_query) * Shape::kAdders;
@@ -112,7 +119,7 @@ class HopperBackwardProducer {
 
   /// What each query of a block sees, and their times. The first lane, which then arrives, sees what the others wrote.
   __device__ __forceinline__ void describe_queries(std::uint32_t stage, std::int32_t first_query) {
-    SequenceView const& sequence = state_.tile.sequence;
+    SequenceView const& sequence = tile_info().sequence;
     HstuSequenceMask const& mask = sequence.mask;
     for (std::int32_t i = lane(); i < Shape::kBlockQueries; i += kWarpThreads) {
       std::int32_t const query = first_query + i;
@@ -126,11 +133,11 @@ class HopperBackwardProducer {
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
         state_.query_times[stage].fill(params_.bias.query_times + sequence.first_query_row + first_query,
-                                       mask.num_queries - first_query, state_.tile.base_time);
+                                       mask.num_queries - first_query, tile_info().base_time);
       }
       if (params_.bias.has_position()) {
         std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
-        state_.positions[stage].fill(params_.bias, state_.tile.first_key - last_token, params_.half_alpha);
+        state_.positions[stage].fill(params_.bias, tile_info().first_key - last_token, params_.half_alpha);
       }
     }
     __syncwarp();
@@ -138,10 +145,10 @@ class HopperBackwardProducer {
 
   /// How many tiles of keys behind this one some query of a block sees.
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_tiles_behind(std::int32_t first_query) const {
-    HstuSequenceMask const& mask = state_.tile.sequence.mask;
+    HstuSequenceMask const& mask = tile_info().sequence.mask;
     KeysSeenBy const seen{mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
     std::int32_t count = 0;
-    std::int32_t const behind = state_.tile.first_key + Shape::kBlockKeys;
+    std::int32_t const behind = tile_info().first_key + Shape::kBlockKeys;
     for (std::int32_t chunk = behind; chunk < mask.num_keys; chunk += kWarpThreads * Shape::kBlockKeys) {
       std::int32_t const begin = chunk + lane() * Shape::kBlockKeys;
       bool const is_seen =

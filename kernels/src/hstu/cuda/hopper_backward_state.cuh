@@ -51,10 +51,10 @@ struct QuerySumsPlace {
 /// Behind the tiles in shared memory; behind it the table of times, and sums for the gradients of its weights.
 template <class Shape>
 struct HopperBackwardState {
-  Barrier keys_full, keys_empty;
+  Barrier keys_full, keys_empty, values_full, values_empty;
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
   Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
-  KeyTileInfo tile;
+  KeyTileInfo tiles[2];  ///< By the parity of their keys: that of the next is written while one is still in use.
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];

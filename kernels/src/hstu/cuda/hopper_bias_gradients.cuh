@@ -24,8 +24,8 @@ class HopperBiasGradients {
     if (has_time) clear_time_sums();
     for (std::uint32_t parity = 0;; parity ^= 1) {
       wait(&state_.keys_full, parity);
-      if (state_.tile.is_end) break;
-      add_tile(state_.tile);
+      if (state_.tiles[parity].is_end) break;
+      add_tile(state_.tiles[parity]);
     }
     if (has_time) write_time_sums();
   }

@@ -19,10 +19,12 @@ class HopperWideBackwardConsumer {
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    for (std::uint32_t parity = 0;; parity ^= 1) {
-      wait(&state_.keys_full, parity);
-      if (state_.tile.is_end) return;
-      compute_tile(state_.tile);
+    while (true) {
+      wait(&state_.keys_full, keys_parity_);
+      if (tile().is_end) return;
+      wait(&state_.values_full, keys_parity_);
+      compute_tile(tile());
+      keys_parity_ ^= 1;
     }
   }
 
@@ -32,6 +34,8 @@ class HopperWideBackwardConsumer {
   static constexpr int kSums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = kOwnQueries / 16;
 
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tiles[keys_parity_]; }
+
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     float key_sums[kSums], value_sums[kSums];
 #pragma unroll
@@ -39,9 +43,13 @@ class HopperWideBackwardConsumer {
     for (bool is_last = !tile.is_seen; !is_last;) {
       wait(&state_.queries_full[queries_.index], queries_.parity);
       is_last = state_.blocks[queries_.index].is_last;
-      compute_block(key_sums, value_sums);
+      compute_block(key_sums, value_sums, is_last);
     }
-    if (tile.is_seen) finish_last_block();
+    if (tile.is_seen) {
+      finish_last_block();
+    } else {
+      release(&state_.values_empty);
+    }
     HstuSequenceMask const& mask = tile.sequence.mask;
     FragmentPlace const place(tile.first_key);
     float const scale = scale_of_weights(params_, mask.num_keys);
@@ -56,8 +64,9 @@ class HopperWideBackwardConsumer {
   }
 
   /// The gradients of queries of the block before are computed here too, while the other warpgroup writes its weights.
-  __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums]) {
+  __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums], bool is_last) {
     write_weights_and_grads();
+    if (is_last) release(&state_.values_empty);
     float query_sums[kSums];
     QuerySumsPlace const before = unfinished_;
     start_query_sums(query_sums);
@@ -114,7 +123,7 @@ class HopperWideBackwardConsumer {
   /// Weights; scores become slopes.
   template <bool kIsMasked>
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4]) const {
-    FragmentPlace const place(state_.tile.first_key);
+    FragmentPlace const place(tile().first_key);
     QueryVisibility const* const queries = state_.visibility[queries_.index] + kOwnQueries * warpgroup_ + place.column;
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
@@ -189,7 +198,7 @@ class HopperWideBackwardConsumer {
 
   [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
-    return {2 * (block.tile * params_.num_heads + state_.tile.head) + warpgroup_, block.turn};
+    return {2 * (block.tile * params_.num_heads + tile().head) + warpgroup_, block.turn};
   }
 
   __device__ __forceinline__ void finish_query_sums(float const (&sums)[kSums], QuerySumsPlace const& place) const {
@@ -227,6 +236,7 @@ class HopperWideBackwardConsumer {
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   int warpgroup_;
+  std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
   QuerySumsPlace unfinished_{-1, 0};  ///< Of the block before, if its gradients of queries are still to be computed.
 };
