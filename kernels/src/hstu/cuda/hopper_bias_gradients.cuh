@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/mma.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/time_columns.cuh"
 
@@ -34,17 +35,13 @@ class HopperBiasGradients {
   static constexpr int kRowBytes = Shape::ScoreTile::kRowBytes;
   static_assert(kRowBytes == 16 * Shape::kBlockQueries / 8);
 
-  /// What a thread has added up of neighbouring pairs in one bucket.
-  struct Run {
-    std::int32_t bucket = 0;
-    float sum = 0;
-  };
+  static constexpr int kGroups = 8;  ///< Of 8 queries.
+  static_assert(Shape::kBlockQueries == 8 * kGroups);
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
-    Run run;
     if (params_.grad_time_weights != nullptr) describe_keys(tile);
     for (bool is_last = !tile.is_seen; !is_last;) {
       std::uint32_t const stage = queries_.index;
@@ -53,11 +50,10 @@ class HopperBiasGradients {
       is_last = block.is_last;
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
-      if (params_.grad_time_weights != nullptr) add_times(stage, factor, run);
+      if (params_.grad_time_weights != nullptr) add_times(stage, factor);
       release(&state_.queries_empty[stage]);
       queries_.advance();
     }
-    if (params_.grad_time_weights != nullptr) flush(run, factor);
     release(&state_.keys_empty);
   }
 
@@ -122,82 +118,92 @@ class HopperBiasGradients {
     __syncwarp();
   }
 
-  /// A warp goes through groups of 8 queries and the first or last 16 of its 32 keys, in which a lane has 4 queries of
-  /// a key. Most groups lie in one bucket, or in two neighbouring ones: a lane looks that up for one of them.
-  __device__ __forceinline__ void add_times(std::uint32_t stage, float factor, Run& run) const {
-    constexpr int kGroups = Shape::kBlockQueries / 8;
-    static_assert(2 * kGroups <= kWarpThreads);
+  /// Gradients of a warp's 32 keys by groups of 8 queries and the first or last 16 keys. Most groups lie in one bucket,
+  /// and are added up by products with ones: so a lane gets the sums of two keys in two groups of each half.
+  __device__ __forceinline__ void add_times(std::uint32_t stage, float factor) const {
     TimeTable const table = backward_time_table<Shape>(params_.bias);
-    std::int32_t const lane = thread_ % kWarpThreads, query = lane % 2 * 4;
-    std::int32_t const key = thread_ - lane + lane / 2;
-    TimeRange const& key_range = state_.row_times[(thread_ - lane) / 16 + lane / kGroups % 2];
+    std::int32_t const lane = thread_ % kWarpThreads, first_key = thread_ - lane;
+    // A lane looks up one of the groups.
+    TimeRange const& key_range = state_.row_times[first_key / 16 + lane / kGroups % 2];
     BucketRange const buckets = buckets_between(table, key_range, state_.query_times[stage].ranges[lane % kGroups]);
     auto const found = static_cast<std::uint32_t>(buckets.first * 4 + min(buckets.last - buckets.first, 2));
-    std::uint32_t const first_offset = offset_of(stage, key, query);
 #pragma unroll 1
-    for (int group = 0; group < kGroups; ++group) {
-      // Of 8 queries further the offset differs in bits that no other part of it has.
-      std::uint32_t const offset = first_offset ^ static_cast<std::uint32_t>(16 * group);
-      uint2 packed[2];
-      std::uint32_t of_group[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        packed[half] = *reinterpret_cast<uint2 const*>(shared_memory() + offset + half * 16 * kRowBytes);
-        of_group[half] = __shfl_sync(kAllLanes, found, half * kGroups + group);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float2 const low = unpack<T>(packed[half].x), high = unpack<T>(packed[half].y);
-        float const grads[] = {low.x, low.y, high.x, high.y};
-        auto const first = static_cast<std::int32_t>(of_group[half] / 4);
-        std::uint32_t const num_more = of_group[half] % 4;
-        if (num_more == 0) {
-          add(first, grads[0] + grads[1] + (grads[2] + grads[3]), factor, run);
-          continue;
-        }
-        bool const is_seen = grads[0] != 0 || grads[1] != 0 || grads[2] != 0 || grads[3] != 0;
-        if (!__any_sync(kAllLanes, is_seen)) continue;
-        SplitTime const time = state_.key_times[key + 16 * half];
-        TimePair const* const pairs = state_.query_times[stage].pairs + 4 * group + query / 2;
-        float apart[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(time, pairs[i / 2].times[i % 2]));
-        if (num_more == 1) {
-          add_to_two(first, table.bound_above(first), apart, grads, factor, run);
-        } else {
-          std::int32_t each[4];
-          table.find_buckets(apart, each);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) add(each[i], grads[i], factor, run);
-        }
-      }
+    for (int half = 0; half < 2; ++half) add_alike(stage, first_key + 16 * half, half * kGroups, found, factor);
+    unsigned mixed = __ballot_sync(kAllLanes, buckets.first != buckets.last) & ((1u << 2 * kGroups) - 1);
+    for (; mixed != 0; mixed &= mixed - 1) {
+      int const group = __ffs(static_cast<int>(mixed)) - 1;
+      add_mixed(stage, first_key + group / kGroups * 16, group % kGroups, __shfl_sync(kAllLanes, found, group), factor);
     }
   }
 
-  /// @param bound between the first bucket and the next
-  __device__ __forceinline__ void add_to_two(std::int32_t first, float bound, float const (&apart)[4],
-                                             float const (&grads)[4], float factor, Run& run) const {
-    float below = 0, above = 0;
+  /// The groups of 16 keys that lie in one bucket.
+  /// @param found of each group, by the lane with its number from `first_group` on
+  __device__ __forceinline__ void add_alike(std::uint32_t stage, std::int32_t first_key, std::int32_t first_group,
+                                            std::uint32_t found, float factor) const {
+    std::int32_t const lane = thread_ % kWarpThreads;
+    float sums[4] = {};
+#pragma unroll
+    for (int step = 0; step < kGroups / 2; ++step) {
+      std::uint32_t grads[4];
+      load_matrices(grads, shared_memory() + offset_of(stage, first_key + lane % 16, 16 * step + lane / 16 * 8));
+      std::uint32_t const ones = pack<T>(1, 1);
+      mma_m16n8k16<T>(sums, grads, {lane / 4 == 2 * step ? ones : 0, lane / 4 == 2 * step + 1 ? ones : 0});
+    }
+    std::uint32_t buckets[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) buckets[i] = __shfl_sync(kAllLanes, found, first_group + lane % 4 * 2 + i);
+    float own = (sums[0] + sums[2]) * factor, next = (sums[1] + sums[3]) * factor;
+    if (buckets[0] == buckets[1]) {
+      own += next;
+      next = 0;
+    }
+    if (buckets[0] % 4 == 0) add_to_sum(static_cast<std::int32_t>(buckets[0] / 4), own);
+    if (buckets[1] % 4 == 0) add_to_sum(static_cast<std::int32_t>(buckets[1] / 4), next);
+  }
+
+  /// A group of several buckets. A lane has two queries of two keys, as in a product.
+  __device__ __forceinline__ void add_mixed(std::uint32_t stage, std::int32_t first_key, std::int32_t group,
+                                            std::uint32_t found, float factor) const {
+    std::int32_t const lane = thread_ % kWarpThreads, key = first_key + lane / 4, pair = lane % 4;
+    float grads[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      auto const* const two = shared_memory() + offset_of(stage, key + 8 * r, 8 * group + 2 * pair);
+      float2 const unpacked = unpack<T>(*reinterpret_cast<std::uint32_t const*>(two));
+      grads[2 * r] = unpacked.x;
+      grads[2 * r + 1] = unpacked.y;
+    }
+    bool const is_seen = grads[0] != 0 || grads[1] != 0 || grads[2] != 0 || grads[3] != 0;
+    if (!__any_sync(kAllLanes, is_seen)) return;
+    TimePair const queries = state_.query_times[stage].pairs[4 * group + pair];
+    float apart[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      bool const is_above = apart[i] >= bound;
-      below += is_above ? 0.0F : grads[i];
-      above += is_above ? grads[i] : 0.0F;
+      apart[i] = fabsf(time_difference(state_.key_times[key + i / 2 * 8], queries.times[i % 2]));
     }
-    if (below != 0) add(first, below, factor, run);
-    if (above != 0) add(first + 1, above, factor, run);
+    TimeTable const table = backward_time_table<Shape>(params_.bias);
+    auto const first = static_cast<std::int32_t>(found / 4);
+    if (found % 4 == 1) {
+      float const bound = table.bound_above(first);
+      float below = 0, above = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bool const is_above = apart[i] >= bound;
+        below += is_above ? 0.0F : grads[i];
+        above += is_above ? grads[i] : 0.0F;
+      }
+      add_to_sum(first, below * factor);
+      add_to_sum(first + 1, above * factor);
+    } else {
+      std::int32_t each[4];
+      table.find_buckets(apart, each);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) add_to_sum(each[i], grads[i] * factor);
+    }
   }
 
-  __device__ __forceinline__ void add(std::int32_t bucket, float grad, float factor, Run& run) const {
-    if (bucket != run.bucket) {
-      flush(run, factor);
-      run = {bucket, 0};
-    }
-    run.sum += grad;
-  }
-
-  __device__ __forceinline__ void flush(Run const& run, float factor) const {
-    if (run.sum != 0) atomicAdd(own_time_sums_ + run.bucket * num_copies_, run.sum * factor);
+  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad) const {
+    if (grad != 0) atomicAdd(own_time_sums_ + bucket * num_copies_, grad);
   }
 
   /// Where the gradient of a key and a query is in shared memory, and those of the next queries behind it.
