@@ -26,7 +26,8 @@ void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
                                map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
                                map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
   std::int32_t taken = 0;
-  HopperForwardParams params = hopper_forward_params(args, &taken);
+  // Once from the counter, once in turns.
+  HopperForwardParams params = hopper_forward_params(args, timing == AsyncTiming::kLate ? &taken : nullptr);
   params.section_sequences = std::min(params.section_sequences, 3);
   device_emulator::launch({.grid = {2},
                            .block = {Shape::kThreads},

@@ -40,6 +40,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_backward_kernel(__grid_constant__ HopperBackwardMaps const maps,
                            __grid_constant__ HopperBackwardParams const params) {
   init_backward_barriers<Shape>();
+  if (threadIdx.x == 0) {
+    for (TensorMap const* map : {&maps.query, &maps.grad_out, &maps.value, &maps.key}) prefetch_tensor_map(map);
+  }
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);

@@ -27,9 +27,9 @@ class HopperBackwardProducer {
                           Shape::kBlockKeys, params_.section_sequences,
                           takes_turns ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
     SequenceTile tile;
-    std::int32_t next = takes_turns ? counter.next() : static_cast<std::int32_t>(blockIdx.x);
+    std::int32_t next = takes_turns ? counter.next(0) : static_cast<std::int32_t>(blockIdx.x);
     for (std::int32_t number = next; schedule.find(number, tile); number = next) {
-      next = counter.next();
+      next = counter.next(number);
       bring_tile(tile);
     }
     wait(&state_.keys_empty, keys_parity_ ^ 1);

@@ -37,6 +37,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_forward_kernel(__grid_constant__ HopperForwardMaps const maps,
                           __grid_constant__ HopperForwardParams const params) {
   init_forward_barriers<Shape>();
+  if (threadIdx.x == 0) {
+    for (TensorMap const* map : {&maps.query, &maps.key, &maps.value}) prefetch_tensor_map(map);
+  }
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < kWarpThreads) HopperForwardProducer<Shape>(maps, params).run();

@@ -13,9 +13,12 @@ namespace headway::kernels {
 
 template <class T, class Shape>
 void launch_hopper_forward(HstuForwardArgs const& args, CudaStream stream, std::int32_t* tiles_taken) {
+  std::int64_t const num_tiles = most_query_tiles(args, Shape::kBlockQueries);
+  std::int64_t const num_blocks = std::min<std::int64_t>(num_tiles, device_attribute(cudaDevAttrMultiProcessorCount));
+  bool const takes_more = num_tiles > num_blocks;
   // Calls of the runtime come first: they make the device's context that of this thread, without which the driver makes
   // no maps.
-  check(cudaMemsetAsync(tiles_taken, 0, sizeof *tiles_taken, stream), "cudaMemsetAsync");
+  if (takes_more) check(cudaMemsetAsync(tiles_taken, 0, sizeof *tiles_taken, stream), "cudaMemsetAsync");
   auto* const kernel = &hopper_forward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_forward_shared_bytes<Shape>(args.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -26,10 +29,8 @@ void launch_hopper_forward(HstuForwardArgs const& args, CudaStream stream, std::
   HopperForwardMaps const maps{map(args.query, args.sequences.num_queries, Shape::kBlockQueries),
                                map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
                                map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
-  std::int64_t const num_blocks = std::min<std::int64_t>(most_query_tiles(args, Shape::kBlockQueries),
-                                                         device_attribute(cudaDevAttrMultiProcessorCount));
   kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
-      maps, hopper_forward_params(args, tiles_taken));
+      maps, hopper_forward_params(args, takes_more ? tiles_taken : nullptr));
   check(cudaGetLastError(), "hopper_forward_kernel");
 }
 

@@ -32,7 +32,7 @@ namespace headway::kernels {
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(fitting, 1, args.sequences.num_sequences));
 }
 
-/// @param tiles_taken a counter that is 0
+/// @param tiles_taken a counter that is 0; null where each block of threads has one tile at most
 [[nodiscard]] inline HopperForwardParams hopper_forward_params(HstuForwardArgs const& args, std::int32_t* tiles_taken) {
   return {.sequences = args.sequences,
           .mask = args.options.mask,

@@ -22,7 +22,7 @@ class HopperForwardProducer {
     SequenceTile tile;
     std::int32_t next = 0;
     for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
-      next = counter.next();
+      next = counter.next(number);
       bring_tile(tile);
     }
     wait(&state_.query_empty[query_.index], query_.parity ^ 1);

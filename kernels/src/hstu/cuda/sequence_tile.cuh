@@ -135,11 +135,13 @@ class TileSchedule {
 
 /// Hands out numbers of tiles to the blocks of a grid: first its own to each, then from a counter that starts at 0.
 struct TileCounter {
-  std::int32_t* taken = nullptr;  ///< How many numbers have been taken, 0 at first.
+  std::int32_t* taken = nullptr;  ///< How many numbers have been taken, 0 at first; null: blocks take turns instead.
   std::int32_t first = 0;         ///< The first number to be taken: those before it are taken by nobody else.
 
   /// By all lanes of a warp.
-  [[nodiscard]] __device__ __forceinline__ std::int32_t next() const {
+  /// @param present number, that of the block at first
+  [[nodiscard]] __device__ __forceinline__ std::int32_t next(std::int32_t present) const {
+    if (taken == nullptr) return present + static_cast<std::int32_t>(gridDim.x);
     std::int32_t number = 0;
     if (threadIdx.x % kWarpThreads == 0) number = first + atomicAdd(taken, 1);
     return __shfl_sync(kAllLanes, number, 0);
