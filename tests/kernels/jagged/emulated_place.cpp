@@ -24,7 +24,7 @@ void launch(std::int64_t num_units, std::int64_t units_of_block, std::function<v
   device_emulator::launch({.grid = {num_blocks}, .block = {kThreads}}, kernel);
 }
 
-class EmulatedPlace final : public JaggedPlace {
+class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
  public:
   void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors) override {
     expect_sizes(move, tensors);
@@ -70,17 +70,6 @@ class EmulatedPlace final : public JaggedPlace {
     launch(runs.size, kThreads, [&] { begin_runs_kernel<Key>(runs, begins.data()); });
     launch(runs.size, kThreads, [&] { measure_runs_kernel<Key>(runs, begins.data()); });
   }
-
-  void* allocate(std::size_t num_bytes) override {
-    // A device's memory is aligned as its widest vectors are.
-    memory_.push_back(std::make_unique<Block[]>((num_bytes + sizeof(Block) - 1) / sizeof(Block)));
-    return memory_.back().get();
-  }
-
-  struct alignas(16) Block {
-    std::byte bytes[16];
-  };
-  std::vector<std::unique_ptr<Block[]>> memory_;
 };
 
 }  // namespace

@@ -1,35 +1,13 @@
 // The CPU, in turn and with threads.
 
 #include "jagged_place.hpp"
-
-#include <exception>
-#include <mutex>
-#include <thread>
+#include "run_with_threads.hpp"
 
 namespace headway::kernels {
 
 namespace {
 
-/// A thread for each task.
-void run_with_threads(std::int64_t count, Task const& task) {
-  std::exception_ptr error;
-  std::mutex mutex;
-  std::vector<std::jthread> threads;
-  for (std::int64_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        task(i);
-      } catch (...) {
-        std::lock_guard const lock(mutex);
-        error = std::current_exception();
-      }
-    });
-  }
-  threads.clear();
-  if (error) std::rethrow_exception(error);
-}
-
-class HostPlace final : public JaggedPlace {
+class HostPlace final : public InHostMemory<JaggedPlace> {
  public:
   explicit HostPlace(RunTasks run_tasks) : run_tasks_(std::move(run_tasks)) {}
 
@@ -48,14 +26,7 @@ class HostPlace final : public JaggedPlace {
   void find_run_lengths(RunLengths const& runs) override { kernels::find_run_lengths(runs, run_tasks_); }
 
  private:
-  // Exactly as much as was asked for, so that a sanitizer sees what goes beyond.
-  void* allocate(std::size_t num_bytes) override {
-    memory_.push_back(std::make_unique<std::byte[]>(num_bytes));
-    return memory_.back().get();
-  }
-
   RunTasks run_tasks_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
 }  // namespace

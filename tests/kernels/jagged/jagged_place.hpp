@@ -3,6 +3,7 @@
 #include "headway/kernels/jagged_moves.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "headway/kernels/run_lengths.hpp"
+#include "place_memory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -16,35 +17,14 @@
 
 namespace headway::kernels {
 
-/// Where jagged kernels compute. Its memory can be read and written by the test as well; calls return when all is done.
-class JaggedPlace {
+/// Where jagged kernels compute. Calls return when all is done.
+class JaggedPlace : public PlaceMemory {
  public:
-  virtual ~JaggedPlace() = default;
-
   virtual void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors) = 0;
   virtual void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out) = 0;
   virtual void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out) = 0;
   virtual void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors) = 0;
   virtual void find_run_lengths(RunLengths const& runs) = 0;
-
-  /// Memory that lives as long as this.
-  template <class T>
-  std::span<T> array(std::vector<T> const& values) {
-    auto* const memory = static_cast<T*>(allocate(std::max<std::size_t>(values.size(), 1) * sizeof(T)));
-    std::copy(values.begin(), values.end(), memory);
-    return {memory, values.size()};
-  }
-  /// Memory that holds no value that is expected.
-  template <class T>
-  std::span<T> room(std::int64_t size) {
-    auto* const memory =
-        static_cast<T*>(allocate(static_cast<std::size_t>(std::max<std::int64_t>(size, 1)) * sizeof(T)));
-    std::fill_n(reinterpret_cast<std::byte*>(memory), static_cast<std::size_t>(size) * sizeof(T), std::byte{0xa5});
-    return {memory, static_cast<std::size_t>(size)};
-  }
-
- protected:
-  virtual void* allocate(std::size_t num_bytes) = 0;
 };
 
 struct NamedPlace {

@@ -1,6 +1,6 @@
 #include "headway/kernels/jagged_sums.hpp"
 
-#include "jagged/elements.hpp"
+#include "element_types.hpp"
 #include "jagged_place.hpp"
 
 #include <cmath>
@@ -12,34 +12,6 @@ namespace headway::kernels {
 namespace {
 
 using Numbers = std::vector<std::int64_t>;
-
-template <class Element>
-ElementType type_of();
-template <>
-ElementType type_of<double>() {
-  return ElementType::kFloat64;
-}
-template <>
-ElementType type_of<float>() {
-  return ElementType::kFloat32;
-}
-template <>
-ElementType type_of<Bfloat16>() {
-  return ElementType::kBfloat16;
-}
-template <>
-ElementType type_of<Float16>() {
-  return ElementType::kFloat16;
-}
-
-/// Calls `call.template operator()<Element>()` for all types.
-template <class Call>
-void for_each_element_type(Call const& call) {
-  for (auto const type :
-       {ElementType::kFloat64, ElementType::kFloat32, ElementType::kBfloat16, ElementType::kFloat16}) {
-    with_element(type, call);
-  }
-}
 
 class JaggedSums : public JaggedKernels {
  protected:

@@ -71,10 +71,6 @@ struct ScoreBlock {
   [[nodiscard]] Factor<Real> weights() const { return {scores, kBlockSize}; }
 };
 
-[[nodiscard]] constexpr std::int64_t size_of(ElementType type) {
-  return type == ElementType::kFloat64 ? 8 : type == ElementType::kFloat32 ? 4 : 2;
-}
-
 /// Rows of elements in memory of the caller.
 template <class Pointer>
 struct ElementRows {

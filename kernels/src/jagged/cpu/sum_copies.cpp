@@ -1,8 +1,8 @@
+#include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/copied_places.hpp"
 #include "jagged/cpu/row_chunks.hpp"
 #include "jagged/cpu/segment_checks.hpp"
-#include "jagged/elements.hpp"
 #include "jagged/expect_sizes.hpp"
 
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "jagged/elements.hpp"
+#include "elements.hpp"
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/cuda/warp_rows.cuh"
-#include "jagged/elements.hpp"
 
 namespace headway::kernels {
 

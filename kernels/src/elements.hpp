@@ -74,15 +74,4 @@ void with_element(ElementType type, Call const& call) {
   }
 }
 
-constexpr std::int64_t size_of(ElementType type) {
-  switch (type) {
-    case ElementType::kFloat64:
-      return 8;
-    case ElementType::kFloat32:
-      return 4;
-    default:
-      return 2;
-  }
-}
-
 }  // namespace headway::kernels

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "cuda/cuda_check.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace headway::kernels {
+
+inline bool has_device() {
+  int num_devices = 0;
+  return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
+}
+
+/// Waits for all that was enqueued.
+inline void finish() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
+/// Memory that device and host both see.
+class ManagedMemory {
+ public:
+  explicit ManagedMemory(std::size_t num_bytes) {
+    check(cudaMallocManaged(&data_, std::max<std::size_t>(num_bytes, 1)), "cudaMallocManaged");
+  }
+  ManagedMemory(ManagedMemory const&) = delete;
+  ManagedMemory& operator=(ManagedMemory const&) = delete;
+  ~ManagedMemory() { static_cast<void>(cudaFree(data_)); }
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+/// An interface of a place (PlaceMemory) with such memory.
+template <class Place>
+class InManagedMemory : public Place {
+  void* allocate(std::size_t num_bytes) override {
+    memory_.push_back(std::make_unique<ManagedMemory>(num_bytes));
+    return memory_.back()->data();
+  }
+  std::vector<std::unique_ptr<ManagedMemory>> memory_;
+};
+
+}  // namespace headway::kernels
