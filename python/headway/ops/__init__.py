@@ -4,6 +4,7 @@ The operators themselves are ``torch.ops.headway.*``; importing this package reg
 and their gradients. What each computes is defined by the function of the same name in :mod:`headway.reference`.
 """
 
+from headway.ops.gated_norm import gated_norm
 from headway.ops.hstu_attention import hstu_attention
 from headway.ops.jagged_order import (
     jagged_permute,
@@ -23,8 +24,10 @@ from headway.ops.jagged_rows import (
     padded_to_jagged,
 )
 from headway.ops.run_lengths import run_lengths, unique_with_counts
+from headway.ops.silu_split import silu_split
 
 __all__ = [
+    "gated_norm",
     "hstu_attention",
     "jagged_add_dense",
     "jagged_concat",
@@ -40,5 +43,6 @@ __all__ = [
     "ranged_dispatch",
     "ranged_dispatch_dense",
     "run_lengths",
+    "silu_split",
     "unique_with_counts",
 ]

@@ -1,5 +1,6 @@
 """Plain PyTorch, one definition of what kernels compute: slow, and the judge of tests."""
 
+from headway.reference.gated_norm import gated_norm
 from headway.reference.hstu_attention import hstu_attention, hstu_mask
 from headway.reference.jagged import (
     jagged_add_dense,
@@ -18,8 +19,10 @@ from headway.reference.jagged import (
     run_lengths,
     unique_with_counts,
 )
+from headway.reference.silu_split import silu_split
 
 __all__ = [
+    "gated_norm",
     "hstu_attention",
     "hstu_mask",
     "jagged_add_dense",
@@ -36,5 +39,6 @@ __all__ = [
     "ranged_dispatch",
     "ranged_dispatch_dense",
     "run_lengths",
+    "silu_split",
     "unique_with_counts",
 ]

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Rows of neighbouring elements, `stride` elements apart.
+template <class Pointer>
+struct StridedRows {
+  Pointer data = nullptr;
+  std::int64_t stride = 0;
+};
+
+}  // namespace headway::kernels

@@ -1,0 +1,161 @@
+#include "headway/kernels/gated_norm.hpp"
+
+#include "layer/cpu/row_buffers.hpp"
+#include "layer/expect_arguments.hpp"
+
+#include <optional>
+#include <vector>
+
+namespace headway::kernels {
+
+namespace {
+
+using hstu::AlignedBuffer;
+using hstu::padded;
+
+/// Weight and bias as numbers, for all rows.
+template <class Real>
+class ColumnWeights {
+ public:
+  explicit ColumnWeights(GatedNorm const& args) : weight_(load(args, args.weight)), bias_(load(args, args.bias)) {}
+  [[nodiscard]] Real const* weight() const { return weight_ ? weight_->data() : nullptr; }
+  [[nodiscard]] Real const* bias() const { return bias_ ? bias_->data() : nullptr; }
+
+ private:
+  static std::optional<AlignedBuffer<Real>> load(GatedNorm const& args, void const* values) {
+    if (values == nullptr) return std::nullopt;
+    AlignedBuffer<Real> buffer(padded(args.num_columns));
+    layer::RowAccess<Real>{}.load(args.weight_type, {.data = values}, 0, 0, args.num_columns, buffer.data());
+    return buffer;
+  }
+  std::optional<AlignedBuffer<Real>> weight_, bias_;
+};
+
+/// The buffers of a row, and what fills them.
+template <class Real>
+class RowBuffers {
+ public:
+  RowBuffers(GatedNorm const& args, ColumnWeights<Real> const& weights)
+      : args_(args), memory_(5 * padded(args.num_columns)) {
+    std::int64_t const size = padded(args.num_columns);
+    row = {.norm = args.norm,
+           .form = args.form,
+           .num_columns = args.num_columns,
+           .eps = static_cast<Real>(args.eps),
+           .weight = weights.weight(),
+           .bias = weights.bias(),
+           .x = memory_.data(),
+           .gate = memory_.data() + size,
+           .mean = 0,
+           .inverse = 0,
+           .parts = {memory_.data() + 2 * size, memory_.data() + 3 * size, memory_.data() + 4 * size},
+           .weight_sums = nullptr,
+           .bias_sums = nullptr};
+  }
+
+  void load_inputs(std::int64_t number) {
+    access_.load(args_.type, args_.x, number, 0, args_.num_columns, row.x);
+    if (args_.form != GateForm::kNone) access_.load(args_.type, args_.gate, number, 0, args_.num_columns, row.gate);
+  }
+  void store_parts(std::int64_t number, void* out) {
+    std::int64_t const columns = args_.num_columns, parts = num_parts(args_.form);
+    for (std::int64_t part = 0; part < parts; ++part) {
+      access_.store(args_.type, row.parts[part], {.data = out, .stride = parts * columns}, number, part * columns,
+                    columns);
+    }
+  }
+  void load_parts(std::int64_t number, StridedRows<void const*> const& grad_out) {
+    std::int64_t const columns = args_.num_columns;
+    for (std::int64_t part = 0; part < num_parts(args_.form); ++part) {
+      access_.load(args_.type, grad_out, number, part * columns, columns, row.parts[part]);
+    }
+  }
+  /// Uses the first part's buffer.
+  void add_to_x(std::int64_t number, StridedRows<void const*> const& residual) {
+    access_.load(args_.type, residual, number, 0, args_.num_columns, row.parts[0]);
+    access_.rows.add(padded(args_.num_columns), row.parts[0], row.x);
+  }
+  void store_columns(std::int64_t number, Real const* buffer, void* out) {
+    access_.store(args_.type, buffer, {.data = out, .stride = args_.num_columns}, number, 0, args_.num_columns);
+  }
+
+  layer::NormRow<Real> row;
+  void norm() { access_.rows.norm(row); }
+  void norm_backward() { access_.rows.norm_backward(row); }
+
+ private:
+  GatedNorm const& args_;
+  AlignedBuffer<Real> memory_;
+  layer::RowAccess<Real> access_;
+};
+
+std::int64_t row_bytes(GatedNorm const& args) { return args.num_columns * num_parts(args.form) * size_of(args.type); }
+
+template <class Real>
+void run(GatedNorm const& args, void* out, Real* statistics, RunTasks const& run_tasks) {
+  ColumnWeights<Real> const weights(args);
+  RowChunks const chunks(args.num_rows, row_bytes(args));
+  run_tasks(chunks.count(), [&](std::int64_t chunk) {
+    RowBuffers<Real> buffers(args, weights);
+    Range const rows = chunks.rows(chunk);
+    for (std::int64_t number = rows.begin; number < rows.end; ++number) {
+      buffers.load_inputs(number);
+      buffers.norm();
+      buffers.store_parts(number, out);
+      statistics[2 * number] = buffers.row.mean;
+      statistics[2 * number + 1] = buffers.row.inverse;
+    }
+  });
+}
+
+/// The sums of all pieces, in their order.
+template <class Real>
+void store_sums(GatedNorm const& args, Real* sums, std::int64_t num_pieces, void* out) {
+  layer::RowAccess<Real> const access;
+  std::int64_t const size = padded(args.num_columns);
+  for (std::int64_t piece = 1; piece < num_pieces; ++piece) access.rows.add(size, sums + piece * size, sums);
+  access.store(args.weight_type, sums, {.data = out}, 0, 0, args.num_columns);
+}
+
+template <class Real>
+void run_backward(GatedNormBackward const& args, RunTasks const& run_tasks) {
+  GatedNorm const& forward = args.forward;
+  ColumnWeights<Real> const weights(forward);
+  layer::RowPieces const pieces(forward.num_rows, row_bytes(forward));
+  std::int64_t const size = padded(forward.num_columns), num_sums = std::max<std::int64_t>(pieces.count(), 1);
+  AlignedBuffer<Real> const weight_sums(args.grad_weight == nullptr ? 0 : num_sums * size);
+  AlignedBuffer<Real> const bias_sums(args.grad_bias == nullptr ? 0 : num_sums * size);
+  auto const* const statistics = static_cast<Real const*>(args.statistics);
+  run_tasks(pieces.count(), [&](std::int64_t piece) {
+    RowBuffers<Real> buffers(forward, weights);
+    if (args.grad_weight != nullptr) buffers.row.weight_sums = weight_sums.data() + piece * size;
+    if (args.grad_bias != nullptr) buffers.row.bias_sums = bias_sums.data() + piece * size;
+    Range const rows = pieces.rows(piece);
+    for (std::int64_t number = rows.begin; number < rows.end; ++number) {
+      buffers.load_inputs(number);
+      buffers.load_parts(number, args.grad_out);
+      buffers.row.mean = statistics[2 * number];
+      buffers.row.inverse = statistics[2 * number + 1];
+      buffers.norm_backward();
+      if (args.residual.data != nullptr) buffers.add_to_x(number, args.residual);
+      buffers.store_columns(number, buffers.row.x, args.grad_x);
+      if (args.grad_gate != nullptr) buffers.store_columns(number, buffers.row.gate, args.grad_gate);
+    }
+  });
+  if (args.grad_weight != nullptr) store_sums(forward, weight_sums.data(), num_sums, args.grad_weight);
+  if (args.grad_bias != nullptr) store_sums(forward, bias_sums.data(), num_sums, args.grad_bias);
+}
+
+}  // namespace
+
+void gated_norm(GatedNorm const& args, void* out, void* statistics, RunTasks const& run_tasks) {
+  expect_arguments(args);
+  layer::with_real(args.type, [&]<class Real>() { run(args, out, static_cast<Real*>(statistics), run_tasks); });
+}
+
+void gated_norm_backward(GatedNormBackward const& args, RunTasks const& run_tasks) {
+  expect_arguments(args.forward);
+  layer::with_real(args.forward.type, [&]<class Real>() { run_backward<Real>(args, run_tasks); });
+}
+
+}  // namespace headway::kernels

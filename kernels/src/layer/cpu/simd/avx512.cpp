@@ -1,0 +1,13 @@
+#include "layer/cpu/simd/row_table.hpp"
+
+namespace headway::kernels::layer {
+
+template <class Real>
+RowKernels<Real> avx512_row_kernels() {
+  return row_table_of<Real>("avx512");
+}
+
+template RowKernels<float> avx512_row_kernels<float>();
+template RowKernels<double> avx512_row_kernels<double>();
+
+}  // namespace headway::kernels::layer

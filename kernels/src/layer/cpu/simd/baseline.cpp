@@ -1,0 +1,13 @@
+#include "layer/cpu/simd/row_table.hpp"
+
+namespace headway::kernels::layer {
+
+template <class Real>
+RowKernels<Real> baseline_row_kernels() {
+  return row_table_of<Real>("baseline");
+}
+
+template RowKernels<float> baseline_row_kernels<float>();
+template RowKernels<double> baseline_row_kernels<double>();
+
+}  // namespace headway::kernels::layer

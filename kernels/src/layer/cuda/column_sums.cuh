@@ -1,0 +1,42 @@
+#pragma once
+
+#include "cuda/device.cuh"
+#include "elements.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Partial sums of columns, each of some rows, to be added up. A block of threads has 32 columns.
+template <class RealType, class Out>
+struct ColumnSums {
+  static constexpr int kGroups = 32;
+
+  RealType const* partials;  ///< (num_partials, 2 or 1, num_columns)
+  std::int64_t num_partials, partial_stride, num_columns;
+  Out* outs[2];  ///< Of each of the sums of a partial: (num_columns). Null: not wanted.
+};
+
+/// outs[y][column]: group g of threads adds up partials g, g + 32, ..., and then the sums of groups are added in order.
+template <class RealType, class Out>
+__global__ void __launch_bounds__(1024) add_column_sums_kernel(__grid_constant__ ColumnSums<RealType, Out> const args) {
+  constexpr int kGroups = ColumnSums<RealType, Out>::kGroups;
+  __shared__ RealType sums[kGroups][kWarpThreads];
+  Out* const out = args.outs[blockIdx.y];
+  if (out == nullptr) return;
+  int const lane = static_cast<int>(threadIdx.x) % kWarpThreads, group = static_cast<int>(threadIdx.x) / kWarpThreads;
+  std::int64_t const column = std::int64_t{blockIdx.x} * kWarpThreads + lane;
+  RealType sum = 0;
+  if (column < args.num_columns) {
+    RealType const* const partials = args.partials + blockIdx.y * args.num_columns + column;
+#pragma unroll 4
+    for (std::int64_t i = group; i < args.num_partials; i += kGroups) sum += partials[i * args.partial_stride];
+  }
+  sums[group][lane] = sum;
+  __syncthreads();
+  if (group > 0 || column >= args.num_columns) return;
+  for (int other = 1; other < kGroups; ++other) sum += sums[other][lane];
+  out[column] = nearest<Out>(sum);
+}
+
+}  // namespace headway::kernels

@@ -1,0 +1,256 @@
+#pragma once
+
+#include "layer/cuda/norm_rows.cuh"
+#include "layer/cuda/silu.cuh"
+
+namespace headway::kernels {
+
+template <class Shape>
+struct GatedNormBackwardParams {
+  NormParams<Shape> norm;
+  typename Shape::Number const* statistics;
+  typename NormParams<Shape>::Rows grad_out, residual;
+  typename Shape::Element *grad_x, *grad_gate;
+  typename Shape::Number* partials;  ///< (blocks, 2, num_columns): sums for weight and bias. Null: not wanted.
+};
+
+/// A warp's or block's row in registers, with the gradients of the outcome.
+template <class Shape>
+struct BackwardRow {
+  using Number = typename Shape::Number;
+  using Values = typename Shape::Values;
+
+  NormParams<Shape> const& params;
+  RowPacks<Shape> x, gate, first, middle, last;  ///< Gradients of parts; all but `last` of forms that have three.
+  Number mean, inverse;
+
+  __device__ BackwardRow(GatedNormBackwardParams<Shape> const& args, std::int64_t row)
+      : params(args.norm), mean(args.statistics[2 * row]), inverse(args.statistics[2 * row + 1]) {
+    std::int64_t const columns = params.num_columns;
+    constexpr std::int64_t kParts = num_parts(Shape::kForm);
+    x.load(params.x, row, 0, columns);
+    if constexpr (Shape::kHasGate) gate.load(params.gate, row, 0, columns);
+    last.load(args.grad_out, row, (kParts - 1) * columns, columns);
+    if constexpr (Shape::kHasParts) {
+      first.load(args.grad_out, row, 0, columns);
+      middle.load(args.grad_out, row, columns, columns);
+    }
+  }
+};
+
+/// What a pack of a row gives.
+template <class Shape>
+struct BackwardPack {
+  using Values = typename Shape::Values;
+  using Gate = Silu<typename Shape::Element>;
+
+  Values x, u, last;
+  Values centred;      ///< What is normed, in deviations from the mean.
+  Values grad_normed;  ///< The gradient for norm(...).
+  Values weight;
+
+  __device__ BackwardPack(BackwardRow<Shape> const& row, int i, int pack) {
+    constexpr GateForm kForm = Shape::kForm;
+    // First, as what is computed before these branches would have to be kept.
+    row.params.weight.read_or(1, pack, weight);
+    row.x.read(i, pack, x);
+    row.last.read(i, pack, last);
+    if constexpr (Shape::kHasGate) row.gate.read(i, pack, u);
+#pragma unroll
+    for (int j = 0; j < Shape::kSize; ++j) {
+      typename Shape::Number z = x[j];
+      grad_normed[j] = last[j];
+      if constexpr (kForm == GateForm::kGateThenNorm) {
+        z *= Gate(u[j]).value();
+      } else if constexpr (Shape::kHasGate) {
+        grad_normed[j] *= Gate(u[j]).value();
+      }
+      centred[j] = (z - row.mean) * row.inverse;
+    }
+    if constexpr (kForm == GateForm::kConcatNorm) {
+      Values middle;
+      row.middle.read(i, pack, middle);
+#pragma unroll
+      for (int j = 0; j < Shape::kSize; ++j) grad_normed[j] += middle[j];
+    }
+  }
+};
+
+/// Sums of columns over the rows of a block: in registers, or where rows have any width in its partials, of which each
+/// thread has its own.
+template <class Shape>
+struct BlockSums {
+  using Number = typename Shape::Number;
+  using Values = typename Shape::Values;
+  static constexpr bool kAreKept = Shape::kPacks > 0;
+
+  Number* partials;  ///< Of this block; null: no sums.
+  std::int64_t num_columns;
+  Values weight[kAreKept ? Shape::kPacks : 1] = {}, bias[kAreKept ? Shape::kPacks : 1] = {};
+
+  __device__ BlockSums(Number* all, std::int64_t columns)
+      : partials(all == nullptr ? nullptr : all + std::int64_t{blockIdx.x} * 2 * columns), num_columns(columns) {
+    if constexpr (!kAreKept) {
+      if (partials == nullptr) return;
+      for (std::int64_t i = threadIdx.x; i < 2 * columns; i += kNormThreads) partials[i] = 0;
+      __syncthreads();
+    }
+  }
+
+  __device__ void add(int i, int pack, BackwardPack<Shape> const& at) {
+    if constexpr (kAreKept) {
+#pragma unroll
+      for (int j = 0; j < Shape::kSize; ++j) {
+        weight[i][j] += at.grad_normed[j] * at.centred[j];
+        bias[i][j] += at.grad_normed[j];
+      }
+    } else if (partials != nullptr) {
+#pragma unroll
+      for (int j = 0; j < Shape::kSize; ++j) {
+        partials[pack * Shape::kSize + j] += at.grad_normed[j] * at.centred[j];
+        partials[num_columns + pack * Shape::kSize + j] += at.grad_normed[j];
+      }
+    }
+  }
+
+  /// All threads of a block come here.
+  __device__ void write() {
+    if constexpr (kAreKept) {
+      if (partials == nullptr) return;
+      write(weight, partials);
+      write(bias, partials + num_columns);
+    }
+  }
+
+ private:
+  /// Rows' threads add theirs in turn.
+  __device__ void write(Values const (&sums)[kAreKept ? Shape::kPacks : 1], Number* out) {
+    if constexpr (Shape::kRows == 1) {
+      Shape::for_each_pack(num_columns, [&](int i, int pack) {
+#pragma unroll
+        for (int j = 0; j < Shape::kSize; ++j) out[pack * Shape::kSize + j] = sums[i][j];
+      });
+    } else {
+      __shared__ Number joined[Shape::kPacks * Shape::kThreads * Shape::kSize];
+      int const turn_of_row = static_cast<int>(threadIdx.x) / Shape::kThreads;
+      for (int turn = 0; turn < Shape::kRows; ++turn) {
+        if (turn == turn_of_row) {
+          Shape::for_each_pack(num_columns, [&](int i, int pack) {
+#pragma unroll
+            for (int j = 0; j < Shape::kSize; ++j) {
+              Number& sum = joined[pack * Shape::kSize + j];
+              sum = turn == 0 ? sums[i][j] : sum + sums[i][j];
+            }
+          });
+        }
+        __syncthreads();
+      }
+      for (std::int64_t i = threadIdx.x; i < num_columns; i += kNormThreads) out[i] = joined[i];
+      __syncthreads();
+    }
+  }
+};
+
+/// A block takes rows in steps of the grid, so that it has sums over many of them.
+template <class Shape>
+__global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
+    gated_norm_backward_kernel(__grid_constant__ GatedNormBackwardParams<Shape> const args) {
+  using Number = typename Shape::Number;
+  using Values = typename Shape::Values;
+  using Pack = typename Shape::Pack;
+  auto const& params = args.norm;
+  std::int64_t const num_columns = params.num_columns;
+  constexpr GateForm kForm = Shape::kForm;
+  BlockSums<Shape> sums(args.partials, num_columns);
+  std::int64_t const step = std::int64_t{gridDim.x} * Shape::kRows;
+  std::int64_t row = std::int64_t{blockIdx.x} * Shape::kRows + threadIdx.x / Shape::kThreads;
+  for (; row < params.num_rows; row += step) {
+    BackwardRow<Shape> const of(args, row);
+    RowPacks<Shape> residual;
+    if (args.residual.data != nullptr) residual.load(args.residual, row, 0, num_columns);
+
+    Number sum = 0, product_sum = 0;
+    Shape::for_each_pack(num_columns, [&](int i, int pack) {
+      BackwardPack<Shape> const at(of, i, pack);
+      sums.add(i, pack, at);
+#pragma unroll
+      for (int j = 0; j < Shape::kSize; ++j) {
+        sum += at.grad_normed[j] * at.weight[j];
+        product_sum += at.grad_normed[j] * at.weight[j] * at.centred[j];
+      }
+    });
+    Number const mean = params.norm == NormKind::kLayer ? Shape::sum(sum) / static_cast<Number>(num_columns) : 0;
+    Number const product_mean = Shape::sum(product_sum) / static_cast<Number>(num_columns);
+
+    Shape::for_each_pack(num_columns, [&](int i, int pack) {
+      Values bias, grad_x, other;
+      if constexpr (Shape::kHasGate && kForm != GateForm::kGateThenNorm) params.bias.read_or(0, pack, bias);
+      BackwardPack<Shape> const at(of, i, pack);
+#pragma unroll
+      for (int j = 0; j < Shape::kSize; ++j) {
+        grad_x[j] = (at.grad_normed[j] * at.weight[j] - mean - at.centred[j] * product_mean) * of.inverse;
+      }
+      if constexpr (Shape::kHasGate) {
+        Values grad_gate;
+        if constexpr (kForm == GateForm::kGateThenNorm) {
+#pragma unroll
+          for (int j = 0; j < Shape::kSize; ++j) {
+            grad_gate[j] = grad_x[j] * at.x[j];
+            grad_x[j] *= Silu<typename Shape::Element>(at.u[j]).value();
+          }
+        } else {
+#pragma unroll
+          for (int j = 0; j < Shape::kSize; ++j) {
+            grad_gate[j] = at.last[j] * (at.centred[j] * at.weight[j] + bias[j]);
+          }
+          if constexpr (Shape::kHasParts) {
+            of.first.read(i, pack, other);
+#pragma unroll
+            for (int j = 0; j < Shape::kSize; ++j) grad_gate[j] += other[j];
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < Shape::kSize; ++j) grad_gate[j] *= Silu<typename Shape::Element>(at.u[j]).slope();
+        Pack::of(grad_gate).store(args.grad_gate + row * num_columns + pack * Shape::kSize);
+      }
+      if constexpr (kForm == GateForm::kConcat) {
+        of.middle.read(i, pack, other);
+#pragma unroll
+        for (int j = 0; j < Shape::kSize; ++j) grad_x[j] += other[j];
+      }
+      if (args.residual.data != nullptr) {
+        residual.read(i, pack, other);
+#pragma unroll
+        for (int j = 0; j < Shape::kSize; ++j) grad_x[j] += other[j];
+      }
+      Pack::of(grad_x).store(args.grad_x + row * num_columns + pack * Shape::kSize);
+    });
+  }
+  sums.write();
+}
+
+/// Calls call.template operator()<Shape>() with that for the memory of `args`.
+template <class Call>
+void with_norm_shape(GatedNormBackward const& args, Call const& call) {
+  GatedNorm const& forward = args.forward;
+  bool const is_packed = is_in_packs(
+      forward.type,
+      {forward.x.data, forward.gate.data, forward.weight, forward.bias, args.grad_out.data, args.residual.data,
+       args.grad_x, args.grad_gate},
+      {forward.num_columns, forward.x.stride, forward.gate.stride, args.grad_out.stride, args.residual.stride});
+  with_norm_shape(forward, is_packed, call);
+}
+
+template <class Shape>
+GatedNormBackwardParams<Shape> gated_norm_backward_params(GatedNormBackward const& args, void* partials) {
+  bool const has_sums = args.grad_weight != nullptr || args.grad_bias != nullptr;
+  return {.norm = NormParams<Shape>(args.forward),
+          .statistics = static_cast<typename Shape::Number const*>(args.statistics),
+          .grad_out = NormParams<Shape>::rows_of(args.grad_out),
+          .residual = NormParams<Shape>::rows_of(args.residual),
+          .grad_x = static_cast<typename Shape::Element*>(args.grad_x),
+          .grad_gate = static_cast<typename Shape::Element*>(args.grad_gate),
+          .partials = has_sums ? static_cast<typename Shape::Number*>(partials) : nullptr};
+}
+
+}  // namespace headway::kernels

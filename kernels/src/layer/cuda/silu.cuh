@@ -1,0 +1,26 @@
+#pragma once
+
+#include "elements.hpp"
+
+#include <cmath>
+#include <type_traits>
+
+namespace headway::kernels {
+
+/// SiLU of a number and its slope, as exactly as elements of the type need it.
+template <class Element>
+struct Silu {
+  Real<Element> x, sigmoid;
+
+  __device__ explicit Silu(Real<Element> value) : x(value) {
+    if constexpr (sizeof(Element) == 2) {
+      sigmoid = __fdividef(1.0F, 1.0F + __expf(-x));
+    } else {
+      sigmoid = 1 / (1 + std::exp(-x));
+    }
+  }
+  [[nodiscard]] __device__ Real<Element> value() const { return x * sigmoid; }
+  [[nodiscard]] __device__ Real<Element> slope() const { return sigmoid * (1 + x * (1 - sigmoid)); }
+};
+
+}  // namespace headway::kernels

@@ -1,0 +1,97 @@
+"""Norms of rows times a gate, as an operator.
+
+Shapes: T rows, C columns, G columns of the outcome: C or 3 C.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.ops.library import LIBRARY, refuse_gradients_of
+from headway.reference.gated_norm import GateForm, Norm
+
+
+def gated_norm(
+    x: Tensor,
+    gate: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    norm: Norm = "layer",
+    form: GateForm = "norm_then_gate",
+    eps: float = 1e-6,
+) -> Tensor:
+    """LayerNorm or RMSNorm of each row, times SiLU of a gate: what goes into the projections of an HSTU layer.
+
+    With s = silu(gate), forms are norm(x) s ("norm_then_gate"), norm(x s) ("gate_then_norm"), and side by side s, x and
+    norm(x) s ("concat") or s, norm(x) and norm(x) s ("concat_norm"). Without a gate it is norm(x). Numbers are computed
+    in float32 (float64 for float64) and rounded once. Gradients are the same bits from call to call; they have no
+    gradients themselves. Under autocast types stay what they are.
+
+    Args:
+        x: (T, C) float64, float32, bfloat16 or float16. Rows of ``x`` and ``gate`` may lie apart, as those of a slice
+            of columns; what has other strides is copied.
+        gate: (T, C) of the same type, before SiLU.
+        weight: (C,) of the type of ``x``, or float32 beside 16 bits; None: 1.
+        bias: (C,) of the type of ``weight``; None: 0.
+        norm: "layer" or "rms".
+        form: of the outcome.
+        eps: added to the variance or mean square.
+
+    Returns:
+        (T, G) of the type of ``x``.
+
+    Raises:
+        ValueError: shapes, types or devices do not fit each other.
+    """
+    out: Tensor = torch.ops.headway.gated_norm(x, gate, weight, bias, norm, form, eps)[0]
+    return out
+
+
+def _statistics_of(x: Tensor) -> Tensor:
+    """Room for the mean and 1 / deviation of each row."""
+    return x.new_empty((x.shape[0], 2), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.library.register_fake("headway::gated_norm", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake(
+    x: Tensor, gate: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: str, form: str, eps: float
+) -> tuple[Tensor, Tensor]:
+    num_parts = 3 if gate is not None and form in ("concat", "concat_norm") else 1
+    return x.new_empty((x.shape[0], num_parts * x.shape[1])), _statistics_of(x)
+
+
+@torch.library.register_fake("headway::gated_norm_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake_backward(
+    grad_out: Tensor,
+    statistics: Tensor,
+    residual: Tensor | None,
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    return (
+        x.new_empty(x.shape),
+        *(x.new_empty(0) if each is None else each.new_empty(each.shape) for each in (gate, weight, bias)),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:4], output[1])
+    ctx.others = inputs[4:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, statistics = ctx.saved_tensors
+    grads = torch.ops.headway.gated_norm_backward(grad_out, statistics, None, *tensors, *ctx.others)
+    return (*(grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 3)
+
+
+torch.library.register_autograd("headway::gated_norm", _backward, setup_context=_setup_context, lib=LIBRARY)
+refuse_gradients_of("gated_norm_backward")

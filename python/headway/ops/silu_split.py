@@ -1,0 +1,61 @@
+"""SiLU of rows that are cut by columns, as an operator.
+
+Shapes: T rows, P columns of all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.ops.library import LIBRARY, refuse_gradients_of
+
+
+def silu_split(x: Tensor, widths: Sequence[int], *, activated: Sequence[bool] | None = None) -> list[Tensor]:
+    """Cuts the columns of ``x`` into parts, of which SiLU is taken: u, v, q and k of an HSTU layer's projection.
+
+    Numbers are computed in float32 (float64 for float64) and rounded once. The backward pass joins gradients of parts
+    in one pass; they have no gradients themselves. Under autocast types stay what they are.
+
+    Args:
+        x: (T, P) float64, float32, bfloat16 or float16; rows may lie apart, what has other strides is copied.
+        widths: columns of each part, up to 8 parts, P together.
+        activated: which parts go through SiLU; others are copied. None: all.
+
+    Returns:
+        (T, width) for each part, contiguous.
+
+    Raises:
+        ValueError: widths do not add up to P, there are too many, or ``activated`` has another number of entries.
+    """
+    outs: list[Tensor] = torch.ops.headway.silu_split(
+        x, list(widths), [True] * len(widths) if activated is None else list(activated)
+    )
+    return outs
+
+
+@torch.library.register_fake("headway::silu_split", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake(x: Tensor, widths: list[int], activated: list[bool]) -> list[Tensor]:
+    return [x.new_empty((x.shape[0], width)) for width in widths]
+
+
+@torch.library.register_fake("headway::silu_split_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake_backward(grads: list[Tensor], x: Tensor, activated: list[bool]) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x, _, ctx.activated = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    (x,) = ctx.saved_tensors
+    return torch.ops.headway.silu_split_backward(grads, x, ctx.activated)[0], None, None
+
+
+torch.library.register_autograd("headway::silu_split", _backward, setup_context=_setup_context, lib=LIBRARY)
+refuse_gradients_of("silu_split_backward")
