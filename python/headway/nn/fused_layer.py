@@ -5,17 +5,23 @@ Shapes: T tokens, E columns of the layer, P of u, v, q and k together, G of the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from headway import ops, reference
 from headway.nn.attention import BiasTables, LayerAttention
-from headway.nn.config import HSTUConfig
-from headway.nn.gates import gate_backward, gate_forward
-from headway.nn.norms import Normalized, NormWeights, normalize, normalize_backward
+from headway.nn.config import HSTUConfig, Recompute
+
+
+class NormWeights(NamedTuple):
+    """Learned factor and summand of columns, (C,) each; None where there is none."""
+
+    weight: Tensor | None
+    bias: Tensor | None
 
 
 class LayerWeights(NamedTuple):
@@ -41,22 +47,26 @@ class LayerWeights(NamedTuple):
         return NormWeights(self.output_norm_weight, self.output_norm_bias)
 
 
-class Projected(NamedTuple):
-    """u (T, H V) for the gate; v (T, H, V), q and k (T, H, D) for the attention."""
-
-    u: Tensor
-    v: Tensor
-    q: Tensor
-    k: Tensor
-
-
 class Activations(NamedTuple):
-    """What the backward pass starts from: normed input, projection before and after SiLU, attention output (T, H V)."""
+    """What the backward pass starts from. Statistics of norms are (T, 2)."""
 
-    normed: Normalized
-    projected: Tensor
-    parts: Projected
-    attended: Tensor
+    normed: Tensor  # (T, E)
+    normed_statistics: Tensor | None
+    projected: Tensor  # (T, P), before SiLU
+    v: Tensor  # (T, H, V)
+    q: Tensor  # (T, H, D)
+    k: Tensor
+    attended: Tensor  # (T, H V)
+    gated: Tensor  # (T, G), after dropout
+    gated_statistics: Tensor | None
+
+
+_KEPT: dict[Recompute, tuple[str, ...]] = {
+    "none": Activations._fields,
+    "norm_and_gate": ("projected", "attended"),
+    "projection": ("attended",),
+    "all": (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +87,11 @@ class LayerStep:
     def config(self) -> HSTUConfig:
         return self.attention.config
 
+    @property
+    def is_plain(self) -> bool:
+        """Made of PyTorch's operations alone, whose gradients have gradients."""
+        return self.config.attention == "reference" and self.config.recompute == "none"
+
     def tables(self, weights: LayerWeights) -> BiasTables:
         """Of the attention's bias, float32 where products are not float64."""
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -85,55 +100,99 @@ class LayerStep:
             None if position is None else position.to(wide), None if time is None else time.to(wide), self.time_bounds
         )
 
-    def norm_input(self, x: Tensor, weights: LayerWeights) -> Normalized:
-        """(T, E) of the type of ``x``."""
-        return normalize(self.config.norm, x, weights.input_norm, self.config.norm_eps)
+    def norm_input(self, x: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
+        """(T, E), and its statistics."""
+        normed, statistics = self._norm(x, None, weights.input_norm)
+        return normed.to(self.dtype), statistics
 
     def project(self, normed: Tensor, weights: LayerWeights) -> Tensor:
         """(T, P), before SiLU."""
-        return _linear(normed.to(self.dtype), weights.uvqk_weight, weights.uvqk_bias)
+        return _linear(normed, weights.uvqk_weight, weights.uvqk_bias)
 
-    def activate(self, projected: Tensor) -> Projected:
-        """SiLU of all or of u, split."""
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """v, q and k, after SiLU where they go through it; u does so in ``gate()``."""
         config = self.config
-        widths = list(config.projection_widths)
-        if config.activated == "all":
-            u, v, q, k = torch.split(functional.silu(projected), widths, dim=1)
+        columns, widths = projected[:, config.gate_width :], config.projection_widths[1:]
+        if config.activated == "gate":
+            parts = torch.split(columns, list(widths), dim=1)
         else:
-            u, v, q, k = torch.split(projected, widths, dim=1)
-            u = functional.silu(u)
-        return Projected(u, _by_head(v, config), _by_head(q, config), _by_head(k, config))
+            parts = (reference if self.is_plain else ops).silu_split(columns, widths)
+        v, q, k = (_by_head(each, config) for each in parts)
+        return v, q, k
 
-    def activate_backward(self, projected: Tensor, grads: Projected) -> Tensor:
-        """(T, P)."""
-        u, *others = grads
-        is_all = self.config.activated == "all"
-        if not is_all:
-            u = _silu_backward(u, projected[:, : self.config.gate_width])
-        grad = torch.cat([u, *(each.flatten(1) for each in others)], dim=1)
-        return _silu_backward(grad, projected) if is_all else grad
+    def split_backward(self, projected: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Gradients of ``projected``, (T, P), for those of u before SiLU, v, q and k; and the sums of its columns."""
+        through_silu = [False, *[self.config.activated == "all"] * 3]
+        grad, sums = torch.ops.headway.silu_split_backward([each.flatten(1) for each in grads], projected, through_silu)
+        return grad, sums
 
-    def attend(self, parts: Projected, weights: LayerWeights) -> Tensor:
+    def attend(self, v: Tensor, q: Tensor, k: Tensor, weights: LayerWeights) -> Tensor:
         """(T, H V)."""
-        return self.attention.forward(parts.q, parts.k, parts.v, self.tables(weights)).flatten(1)
+        return self.attention.forward(q, k, v, self.tables(weights)).flatten(1)
+
+    def gate(self, attended: Tensor, u: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
+        """(T, G), and statistics of its norm; ``u`` is before SiLU."""
+        return self._norm(attended, u, weights.output_norm)
 
     def drop(self, gated: Tensor, kept: Tensor | None) -> Tensor:
         """Dropout, in both directions; ``kept`` (T, G) bool, None: all."""
         return gated if kept is None else gated * kept * (1 / (1 - self.config.dropout))
 
-    def output(self, x: Tensor, attended: Tensor, u: Tensor, kept: Tensor | None, weights: LayerWeights) -> Tensor:
-        """(T, E) of the type of ``x``."""
-        gated = gate_forward(self.config, attended, u, weights.output_norm).out
-        return x + _linear(self.drop(gated, kept), weights.output_weight, weights.output_bias).to(x.dtype)
+    def output(self, x: Tensor, gated: Tensor, weights: LayerWeights) -> Tensor:
+        """(T, E) of the type of ``x``, for what dropout has left."""
+        return x + _linear(gated, weights.output_weight, weights.output_bias).to(x.dtype)
 
-    def forward(self, x: Tensor, kept: Tensor | None, weights: LayerWeights) -> Tensor:
-        """The whole layer in steps that autograd sees one by one."""
-        parts = self.activate(self.project(self.norm_input(x, weights).out, weights))
-        return self.output(x, self.attend(parts, weights), parts.u, kept, weights)
+    def activations(
+        self, x: Tensor, kept: Tensor | None, weights: LayerWeights, known: Mapping[str, Tensor]
+    ) -> Activations:
+        """All of them, of which those not ``known`` are computed."""
+        found: dict[str, Any] = dict(known)
+        if "normed" not in found:
+            found["normed"], found["normed_statistics"] = self.norm_input(x, weights)
+        if "projected" not in found:
+            found["projected"] = self.project(found["normed"], weights)
+        u = found["projected"][:, : self.config.gate_width]
+        if "v" not in found:
+            found["v"], found["q"], found["k"] = self.split(found["projected"])
+        if "attended" not in found:
+            found["attended"] = self.attend(found["v"], found["q"], found["k"], weights)
+        if "gated" not in found:
+            gated, found["gated_statistics"] = self.gate(found["attended"], u, weights)
+            found["gated"] = self.drop(gated, kept)
+        return Activations(**found)
+
+    def norm_backward(
+        self,
+        grad: Tensor,
+        statistics: Tensor,
+        x: Tensor,
+        gate: Tensor | None,
+        weights: NormWeights,
+        *,
+        residual: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, NormWeights]:
+        """Gradients of ``x`` (and ``residual``, added), of the gate, and of the norm's weights."""
+        of_x, of_gate, *of_weights = torch.ops.headway.gated_norm_backward(
+            grad, statistics, residual, x, gate, *self._norm_arguments(x, weights)
+        )
+        found = (None if each is None else grad.to(each.dtype) for each, grad in zip(weights, of_weights, strict=True))
+        return of_x, of_gate, NormWeights(*found)
+
+    def _norm(self, x: Tensor, gate: Tensor | None, weights: NormWeights) -> tuple[Tensor, Tensor | None]:
+        weight, bias, norm, form, eps = self._norm_arguments(x, weights)
+        if self.is_plain:
+            return reference.gated_norm(x, gate, weight=weight, bias=bias, norm=norm, form=form, eps=eps), None
+        out, statistics = torch.ops.headway.gated_norm(x, gate, weight, bias, norm, form, eps)
+        return out, statistics
+
+    def _norm_arguments(self, x: Tensor, weights: NormWeights) -> tuple[Any, ...]:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        fitting = (each if each is None or each.dtype == x.dtype else each.to(wide) for each in weights)
+        return (*fitting, self.config.norm, self.config.gate, self.config.norm_eps)
 
 
 class FusedLayer(torch.autograd.Function):
-    """``LayerStep.forward()`` with a backward pass by hand; its gradients have no gradients themselves.
+    """A pass of a layer with a backward pass by hand; its gradients have no gradients themselves.
 
     ``apply(step, x, kept, *weights)`` gives (T, E).
     """
@@ -141,35 +200,26 @@ class FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: LayerStep, x: Tensor, kept: Tensor | None, *tensors: Tensor | None) -> Tensor:
         weights = LayerWeights(*tensors)  # type: ignore[arg-type]
-        projected = step.project(step.norm_input(x, weights).out, weights)
-        parts = step.activate(projected)
-        attended = step.attend(parts, weights)
-        recompute = step.config.recompute
+        found = step.activations(x, kept, weights, {})
         ctx.step = step
         ctx.save_for_backward(
             x,
             kept,
-            projected if recompute == "norm_and_gate" else None,
-            None if recompute == "all" else attended,
+            *(getattr(found, name) for name in _KEPT[step.config.recompute]),
             *step.attention.sequences.tensors(),  # So that changes in place are found.
             *tensors,
         )
-        return step.output(x, attended, parts.u, kept, weights)
+        return step.output(x, found.gated, weights)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise NotImplementedError('second derivatives of an HSTULayer: take recompute="none" and the reference')
         step: LayerStep = ctx.step
-        x, kept, projected, attended, *tensors = ctx.saved_tensors
+        x, kept, *tensors = ctx.saved_tensors
         weights = LayerWeights(*tensors[-len(LayerWeights._fields) :])
-        normed = step.norm_input(x, weights)
-        if projected is None:
-            projected = step.project(normed.out, weights)
-        parts = step.activate(projected)
-        if attended is None:
-            attended = step.attend(parts, weights)
-        found = Activations(normed, projected, parts, attended)
+        known = dict(zip(_KEPT[step.config.recompute], tensors, strict=False))
+        found = step.activations(x, kept, weights, known)
         grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
         return None, grad_x, None, *grad_weights
 
@@ -178,50 +228,39 @@ def _backward(
     step: LayerStep, grad: Tensor, x: Tensor, kept: Tensor | None, found: Activations, weights: LayerWeights
 ) -> tuple[Tensor, LayerWeights]:
     """Gradients of the input and of the weights, from the output back to the input."""
-    config, parts = step.config, found.parts
-    gated = gate_forward(config, found.attended, parts.u, weights.output_norm)
-    output = _linear_backward(
-        grad.to(step.dtype), step.drop(gated.out, kept), weights.output_weight, weights.output_bias
-    )
-    gate = gate_backward(
-        config, step.drop(output.x, kept), found.attended, parts.u, weights.output_norm, gated.normalized
+    u = found.projected[:, : step.config.gate_width]
+    assert found.normed_statistics is not None and found.gated_statistics is not None, "the layer is not plain"
+    grad_output = grad.to(step.dtype)
+    grad_gated, grad_output_weight = _linear_backward(grad_output, found.gated, weights.output_weight)
+    grad_attended, grad_u, output_norm = step.norm_backward(
+        step.drop(grad_gated, kept), found.gated_statistics, found.attended, u, weights.output_norm
     )
     attention = step.attention.backward(
-        _by_head(gate.attended, config), parts.q, parts.k, parts.v, step.tables(weights)
+        _by_head(grad_attended, step.config), found.q, found.k, found.v, step.tables(weights)
     )
-    grad_projected = step.activate_backward(
-        found.projected, Projected(gate.gate, attention.v, attention.q, attention.k)
+    grad_projected, grad_uvqk_bias = step.split_backward(
+        found.projected, (grad_u, attention.v, attention.q, attention.k)
     )
-    uvqk = _linear_backward(grad_projected, found.normed.out.to(step.dtype), weights.uvqk_weight, weights.uvqk_bias)
-    norm = normalize_backward(config.norm, uvqk.x.to(x.dtype), x, weights.input_norm, found.normed)
-    grads = LayerWeights(
-        uvqk_weight=uvqk.weight,
-        uvqk_bias=uvqk.bias,
-        output_weight=output.weight,
-        output_bias=output.bias,
-        input_norm_weight=norm.weight,
-        input_norm_bias=norm.bias,
-        output_norm_weight=gate.weight,
-        output_norm_bias=gate.bias,
+    grad_normed, grad_uvqk_weight = _linear_backward(grad_projected, found.normed, weights.uvqk_weight)
+    grad_x, _, input_norm = step.norm_backward(
+        grad_normed.to(x.dtype), found.normed_statistics, x, None, weights.input_norm, residual=grad
+    )
+    return grad_x, LayerWeights(
+        uvqk_weight=grad_uvqk_weight,
+        uvqk_bias=None if weights.uvqk_bias is None else grad_uvqk_bias.to(weights.uvqk_bias.dtype),
+        output_weight=grad_output_weight,
+        output_bias=None if weights.output_bias is None else grad_output.sum(0).to(weights.output_bias.dtype),
+        input_norm_weight=input_norm.weight,
+        input_norm_bias=input_norm.bias,
+        output_norm_weight=output_norm.weight,
+        output_norm_bias=output_norm.bias,
         position_weights=attention.position_weights,
         time_weights=attention.time_weights,
     )
-    return grad + norm.x, grads
 
 
 def _by_head(columns: Tensor, config: HSTUConfig) -> Tensor:
     return columns.view(columns.shape[0], config.num_heads, columns.shape[1] // config.num_heads)
-
-
-def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    out: Tensor = torch.ops.aten.silu_backward(grad, x)
-    return out
-
-
-class _LinearGradients(NamedTuple):
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -230,9 +269,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, matrix) if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
 
 
-def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> _LinearGradients:
-    return _LinearGradients(
-        torch.mm(grad, weight.to(grad.dtype).t()),
-        torch.mm(x.t(), grad).to(weight.dtype),
-        None if bias is None else grad.sum(0).to(bias.dtype),
-    )
+def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of ``x`` and ``weight``."""
+    return torch.mm(grad, weight.to(grad.dtype).t()), torch.mm(x.t(), grad).to(weight.dtype)

@@ -25,16 +25,16 @@ class HSTULayer(nn.Module):
     ============== ======================= ===================================================
     ``recompute``  kept                    computed anew
     ============== ======================= ===================================================
-    none           2 E + 2 P + 2 V' + G    nothing (``activated`` "gate": 2 E + P + 3 V' + G)
+    none           2 E + 2 P + G           nothing (``activated`` "gate": 2 E + P + V' + G)
     norm_and_gate  E + P + V'              norms, SiLU and gate: no product of matrices
     projection     E + V'                  these, and the projection
     all            E                       these, and the attention: the whole forward pass
     ============== ======================= ===================================================
 
-    Norms of "none" keep 2 or 4 numbers of a token besides, and RMSNorms with learned weights E + V' more.
-    Dropout keeps a byte for each of G. The input, E, is the output of the layer before, so with "all" a stack keeps
-    nothing else. Under autocast P, V' and G are in its type, the input in its own. With "none" alone, and the
-    reference's attention, gradients have gradients.
+    Norms of "none" keep 4 numbers of a token besides. Dropout keeps a byte for each of G. The input, E, is the output
+    of the layer before, so with "all" a stack keeps nothing else. Under autocast all but the input are in its type.
+    With "none" and the reference's attention the whole layer is plain PyTorch: gradients have gradients, and what is
+    kept is more.
     """
 
     def __init__(self, config: HSTUConfig) -> None:
@@ -67,9 +67,10 @@ class HSTULayer(nn.Module):
         self._check(x, sequences)
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
         kept = self._kept(x)
-        if self.config.recompute == "none":
-            return step.forward(x, kept, self._weights())
-        out: Tensor = FusedLayer.apply(step, x, kept, *self._weights())  # type: ignore[no-untyped-call]
+        weights = self._weights()
+        if step.is_plain:
+            return step.output(x, step.activations(x, kept, weights, {}).gated, weights)
+        out: Tensor = FusedLayer.apply(step, x, kept, *weights)  # type: ignore[no-untyped-call]
         return out
 
     def extend(self, x: Tensor, sequences: Sequences, cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
@@ -89,18 +90,20 @@ class HSTULayer(nn.Module):
         self._check(x, sequences)
         weights = self._weights()
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
-        parts = step.activate(step.project(step.norm_input(x, weights).out, weights))
+        projected = step.project(step.norm_input(x, weights)[0], weights)
+        v, q, k = step.split(projected)
         if cache is None:
             # Copies, as slices would keep queries and the gate alive.
             times = None if sequences.times is None else sequences.times.clone()
-            cache = KeyValueCache(parts.k.contiguous(), parts.v.contiguous(), sequences.offsets.clone(), times)
+            cache = KeyValueCache(k.contiguous(), v.contiguous(), sequences.offsets.clone(), times)
         else:
-            cache = cache.extended(parts.k, parts.v, sequences.offsets, sequences.times)
+            cache = cache.extended(k, v, sequences.offsets, sequences.times)
         attention = LayerAttention(
             config=self.config, sequences=sequences, key_offsets=cache.offsets, key_times=cache.times
         )
-        attended = attention.forward(parts.q, cache.keys, cache.values, step.tables(weights)).flatten(1)
-        return step.output(x, attended, parts.u, self._kept(x), weights), cache
+        attended = attention.forward(q, cache.keys, cache.values, step.tables(weights)).flatten(1)
+        gated, _ = step.gate(attended, projected[:, : self.config.gate_width], weights)
+        return step.output(x, step.drop(gated, self._kept(x)), weights), cache
 
     def _add(self, name: str, num_columns: int, value: float, is_there: bool) -> None:
         self.register_parameter(name, nn.Parameter(torch.full((num_columns,), value)) if is_there else None)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headway import ops, reference
 from headway.nn.config import HSTUStackConfig
 from headway.nn.hstu_layer import HSTULayer
 from headway.nn.key_value_cache import KeyValueCache
-from headway.nn.norms import NormWeights, normalize
 from headway.nn.sequences import Sequences
 
 
@@ -85,4 +85,6 @@ class HSTUStack(nn.Module):
             return x
         if kind == "l2":
             return functional.normalize(x, dim=1, eps=eps)
-        return normalize(kind, x, NormWeights(None, None), eps).out
+        norm = (reference if self.config.layer.attention == "reference" else ops).gated_norm
+        out: Tensor = norm(x, norm=kind, eps=eps)
+        return out

@@ -117,11 +117,11 @@ def test_a_layer_keeps_what_it_says(name: str) -> None:
     e, p, v, g = config.dim, sum(config.projection_widths), config.gate_width, config.output_width
     sequences = Sequences(offsets=offsets_of([100, 150]), max_length=150)
     x = tokens(e, num=250, dtype=torch.float32).requires_grad_()
-    # SiLU of u alone leaves v, q and k where the projection has them.
-    activated = p if config.activated == "all" else v
-    of_norms = 4 if config.norm == "layer" else 2 + config.affine * (e + v)
+    # SiLU of u alone leaves v, q and k where the projection has them; that of u is never kept.
+    activated = p - v if config.activated == "all" else 0
+    of_norms = 4
     expected = {
-        "none": 2 * e + p + activated + 2 * v + g + of_norms,
+        "none": 2 * e + p + activated + v + g + of_norms,
         "norm_and_gate": e + p + v,
         "projection": e + v,
         "all": e,
@@ -206,6 +206,13 @@ def test_second_derivatives_are_refused_and_not_lost() -> None:
     out = layer_of(DEFINITIONS["research"])(x, batch_of())
     with pytest.raises(NotImplementedError, match="second derivatives of an HSTULayer"):
         torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_gradients_of_the_plain_layer_have_gradients() -> None:
+    config = replace(DEFINITIONS["production"], attention="reference", recompute="none")
+    layer, sequences = layer_of(config), Sequences(offsets=offsets_of([2, 1]), max_length=2)
+    x = tokens(config.dim, num=3).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, sequences), x, fast_mode=True)
 
 
 def test_evaluation_drops_nothing() -> None:
