@@ -67,7 +67,7 @@ class HSTULayer(nn.Module):
         self._check(x, sequences)
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
         kept = self._kept(x)
-        weights = self._weights()
+        weights = self.weights()
         if step.is_plain:
             return step.output(x, step.activations(x, kept, weights, {}).gated, weights)
         out: Tensor = FusedLayer.apply(step, x, kept, *weights)  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ class HSTULayer(nn.Module):
             ValueError: arguments do not fit the config or each other.
         """
         self._check(x, sequences)
-        weights = self._weights()
+        weights = self.weights()
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
         projected = step.project(step.norm_input(x, weights)[0], weights)
         v, q, k = step.split(projected)
@@ -105,12 +105,13 @@ class HSTULayer(nn.Module):
         gated, _ = step.gate(attended, projected[:, : self.config.gate_width], weights)
         return step.output(x, step.drop(gated, self._kept(x)), weights), cache
 
-    def _add(self, name: str, num_columns: int, value: float, is_there: bool) -> None:
-        self.register_parameter(name, nn.Parameter(torch.full((num_columns,), value)) if is_there else None)
-
-    def _weights(self) -> LayerWeights:
+    def weights(self) -> LayerWeights:
+        """All that it has learned, by name."""
         of_bias = ("position_weights", "time_weights")
         return LayerWeights(*(getattr(self.bias if name in of_bias else self, name) for name in LayerWeights._fields))
+
+    def _add(self, name: str, num_columns: int, value: float, is_there: bool) -> None:
+        self.register_parameter(name, nn.Parameter(torch.full((num_columns,), value)) if is_there else None)
 
     def _step(self, x: Tensor, attention: LayerAttention) -> LayerStep:
         device = x.device.type

@@ -9,7 +9,8 @@ namespace {
 
 SplitGrid grid_of(std::int64_t num_rows, std::int64_t num_columns, int pack_size) {
   // As many blocks as the device runs at the same time.
-  return {num_rows, num_columns, pack_size, 8 * std::int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}};
+  return {num_rows, num_columns, pack_size,
+          kSplitBlocks * std::int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}};
 }
 
 }  // namespace

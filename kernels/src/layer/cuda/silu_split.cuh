@@ -8,8 +8,8 @@
 
 namespace headway::kernels {
 
-inline constexpr int kSplitWarps = 8;
-inline constexpr std::int64_t kRowsTogether = 4;  ///< That a thread has read before it writes.
+inline constexpr int kSplitWarps = 8, kSplitBlocks = 3;  ///< Of a block, and of a multiprocessor.
+inline constexpr std::int64_t kRowsTogether = 4;         ///< That a thread has read before it writes.
 
 /// Parts of rows, for kernels.
 template <class Element>
@@ -66,7 +66,7 @@ struct SiluSplitParams {
 };
 
 template <class Element, int kSize>
-__global__ void __launch_bounds__(kSplitWarps* kWarpThreads)
+__global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_kernel(__grid_constant__ SiluSplitParams<Element> const args) {
   using Place = SplitPlace<Element, kSize>;
   Place const place;
@@ -107,7 +107,7 @@ struct SiluSplitBackwardParams {
 };
 
 template <class Element, int kSize>
-__global__ void __launch_bounds__(kSplitWarps* kWarpThreads)
+__global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_backward_kernel(__grid_constant__ SiluSplitBackwardParams<Element> const args) {
   using Place = SplitPlace<Element, kSize>;
   using Pack = typename Place::Pack;
