@@ -2,7 +2,7 @@
 # Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
 # alone, beside other work, in training steps and in DLRM inference.
 # With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec.
-# With --kernels, for HSTU attention and moves of jagged rows, on one GPU: beside Triton, PyTorch and FBGEMM.
+# With --kernels, for HSTU attention and layers and moves of jagged rows, on one GPU: beside Triton, PyTorch and FBGEMM.
 # Usage: tools/measure_gpu.sh [--quick] [--tables | --kernels] OUTDIR
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
 #   --quick  no tests, and few sizes
@@ -75,11 +75,12 @@ attention() {
 }
 
 measure_kernels() {
-  local dim bias
+  local dim bias definition
   stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON
   if [ "$tests" = ON ]; then
     stage kernels_cuda_test 120 "$out/build/tests/kernels/kernels_cuda_test" --gtest_brief=1
     stage jagged_cuda_test 60 "$(find "$out/build/tests" -name jagged_cuda_test)" --gtest_brief=1
+    stage layer_cuda_test 60 "$(find "$out/build/tests" -name layer_cuda_test)" --gtest_brief=1
     test_python test_kernels 200 tests/python/kernels
   fi
   for dim in 64 128 256; do
@@ -88,6 +89,10 @@ measure_kernels() {
   attention hstu_attention_long_tail --batch 128 --heads 2 --dim 256 --longest 3000 --lengths long_tail
   for bias in position time; do
     HSTU_TRITON='' attention "hstu_attention_$bias" --batch 32 --heads 4 --dim 128 --lengths 512 2048 --bias "$bias"
+  done
+  for definition in production research; do
+    stage "hstu_layer_$definition" 60 python3 -m benchmarks.hstu_layer --device cuda --dtype bfloat16 --batch 32 --length 1024 \
+      --definition "$definition" --json "$out/hstu_layer_$definition.jsonl" --out "$out"
   done
   stage jagged_moves 100 python3 -m benchmarks.jagged_moves --device cuda --json "$out/jagged_moves.jsonl" --out "$out"
 }
@@ -130,7 +135,7 @@ main() {
         ;;
       --kernels)
         measure=measure_kernels
-        targets="headway_c10d headway_kernels_torch kernels_cuda_test jagged_cuda_test"
+        targets="headway_c10d headway_kernels_torch kernels_cuda_test jagged_cuda_test layer_cuda_test"
         ;;
       *) break ;;
     esac

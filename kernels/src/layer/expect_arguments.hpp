@@ -34,7 +34,7 @@ std::int64_t columns_of(std::span<SplitPart<Pointer> const> parts) {
 
 template <class Pointer>
 void expect_parts(std::span<SplitPart<Pointer> const> parts) {
-  expect_argument(1 <= parts.size() && parts.size() <= kMostSplitParts, "silu_split: there must be from 1 to 8 parts");
+  expect_argument(!parts.empty() && parts.size() <= kMostSplitParts, "silu_split: there must be from 1 to 8 parts");
   for (auto const& part : parts) expect_argument(part.num_columns >= 0, "silu_split: a part has fewer than 0 columns");
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_ranks import NEEDS_GPU
 from headway.nn import HSTUConfig, HSTULayer, Sequences
 from jagged_batches import LENGTHS, batch_of, jagged, layer_of, offsets_of, padded, targets_of, tokens
 from padded_hstu import padded_layer
@@ -25,7 +26,8 @@ RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
 
 def gradients(out: Tensor, layer: HSTULayer, x: Tensor) -> dict[str, Tensor]:
     """For a sum whose terms differ."""
-    loss = (out.double() * torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)).sum()
+    factors = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
+    loss = (out.double() * factors.view_as(out)).sum()
     names, parameters = zip(*layer.named_parameters(), strict=True)
     return dict(zip(("x", *names), torch.autograd.grad(loss, [x, *parameters]), strict=True))
 
@@ -149,18 +151,28 @@ def test_autocast_multiplies_in_bfloat16_and_keeps_the_residual_in_float32(name:
         assert torch.linalg.norm(found[each] - wanted[each]) < 0.1 * torch.linalg.norm(wanted[each]), each
 
 
+def on_device(sequences: Sequences, device: str) -> Sequences:
+    return replace(
+        sequences,
+        **{each: value.to(device) for each, value in vars(sequences).items() if isinstance(value, Tensor)},
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("recompute", ["none", "norm_and_gate"])
 @pytest.mark.parametrize("name", DEFINITIONS)
-def test_a_layer_of_bfloat16_is_near_that_of_float64(name: str) -> None:
-    config, sequences = DEFINITIONS[name], batch_of()
+def test_a_layer_of_bfloat16_is_near_that_of_float64(name: str, recompute: Any, device: str) -> None:
+    # Wide enough that rows of kernels are in vectors.
+    config = replace(DEFINITIONS[name], recompute=recompute, dim=64, qk_dim=32, v_dim=32)
     found = []
-    for dtype in (torch.bfloat16, torch.float64):
-        layer = layer_of(config).to(torch.bfloat16).to(dtype)  # the same weights
-        x = tokens(config.dim).to(torch.bfloat16).to(dtype).requires_grad_()
-        out = layer(x, sequences)
+    for dtype, place in ((torch.bfloat16, device), (torch.float64, "cpu")):
+        layer = layer_of(config).to(torch.bfloat16).to(place, dtype)  # the same weights
+        x = (0.3 * tokens(config.dim)).to(torch.bfloat16).to(place, dtype).requires_grad_()
+        out = layer(x, on_device(batch_of(), place))
         found.append({"out": out.detach()} | gradients(out, layer, x))
         assert {each.dtype for each in found[-1].values()} == {dtype}
     for each, exact in found[1].items():
-        assert torch.linalg.norm(found[0][each] - exact) < 0.1 * torch.linalg.norm(exact), each
+        assert torch.linalg.norm(found[0][each].cpu() - exact) < 0.1 * torch.linalg.norm(exact), each
 
 
 @pytest.mark.parametrize("recompute", ["none", "norm_and_gate", "all"])
