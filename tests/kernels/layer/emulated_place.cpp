@@ -19,7 +19,7 @@ constexpr std::int64_t kMostBlocks = 3;  ///< So few that blocks have several ro
 template <class RealType, class Out>
 void add_column_sums(ColumnSums<RealType, Out> const& args) {
   auto const num_blocks = static_cast<unsigned>((args.num_columns + kWarpThreads - 1) / kWarpThreads);
-  device_emulator::launch({.grid = {num_blocks, 2}, .block = {kWarpThreads * args.kGroups}},
+  device_emulator::launch({.grid = {num_blocks, 2}, .block = {kWarpThreads * ColumnSums<RealType, Out>::kGroups}},
                           [&] { add_column_sums_kernel(args); });
 }
 

@@ -16,8 +16,8 @@ struct GatedNormOracle {
   GateForm form;
   double eps;
   Numbers weight, bias;
-  Numbers out, statistics;
-  Numbers grad_x, grad_gate, grad_weight = Numbers(weight.size()), grad_bias = Numbers(weight.size());
+  Numbers out{}, statistics{};
+  Numbers grad_x{}, grad_gate{}, grad_weight = Numbers(weight.size()), grad_bias = Numbers(weight.size());
 
   void add_row(Numbers const& x, Numbers const& u, Numbers const& grad_out, Numbers const& residual) {
     std::size_t const size = x.size();

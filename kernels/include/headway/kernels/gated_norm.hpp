@@ -37,7 +37,7 @@ struct GatedNorm {
   GateForm form = GateForm::kNone;
   double eps = 0;
   std::int64_t num_rows = 0, num_columns = 0;
-  StridedRows<void const*> x, gate;
+  StridedRows<void const*> x{}, gate{};
   ElementType weight_type = ElementType::kFloat32;  ///< As `type`, or what numbers are computed in.
   void const *weight = nullptr, *bias = nullptr;    ///< (num_columns) each; null: 1 and 0.
 };

@@ -13,7 +13,7 @@ namespace headway::kernels {
 /// Columns of rows that lie elsewhere.
 template <class Pointer>
 struct SplitPart {
-  StridedRows<Pointer> rows;
+  StridedRows<Pointer> rows{};
   std::int64_t num_columns = 0;
   bool is_activated = true;  ///< They go through silu(x) = x / (1 + exp(-x)); else they are as they were.
 };
@@ -25,8 +25,8 @@ inline constexpr std::size_t kMostSplitParts = 8;
 struct SiluSplit {
   ElementType type = ElementType::kFloat32;
   std::int64_t num_rows = 0;
-  StridedRows<void const*> x;  ///< As wide as all parts together.
-  std::span<SplitPart<void*> const> parts;
+  StridedRows<void const*> x{};  ///< As wide as all parts together.
+  std::span<SplitPart<void*> const> parts{};
 };
 
 /// @throws std::invalid_argument if arguments do not fit each other
@@ -38,8 +38,8 @@ void silu_split_async(SiluSplit const& args, CudaStream stream);
 struct SiluSplitBackward {
   ElementType type = ElementType::kFloat32;
   std::int64_t num_rows = 0;
-  StridedRows<void const*> x;
-  std::span<SplitPart<void const*> const> grad_parts;
+  StridedRows<void const*> x{};
+  std::span<SplitPart<void const*> const> grad_parts{};
   void* grad_x = nullptr;       ///< (num_rows, columns of all parts)
   void* column_sums = nullptr;  ///< (columns of all parts)
 };
