@@ -66,35 +66,35 @@ measure_tables() {
   stage sequence_model 300 python3 -m benchmarks.cuda_sequence_model --json "$out/cuda_sequence_model.jsonl" --out "$out"
 }
 
-# attention NAME ARGUMENT...: points of HSTU attention in bfloat16, in OUTDIR/NAME.jsonl.
+# attention NAME ARGUMENT...: points of HSTU attention in bfloat16, in OUTDIR/NAME.jsonl. Triton compiles 50 kernels for each
+# number of columns first, which takes minutes.
 attention() {
   local name=$1
   shift
-  stage "$name" 100 python3 -m benchmarks.hstu_attention --device cuda --dtype bfloat16 --rounds $((rounds * 5)) \
+  stage "$name" 240 python3 -m benchmarks.hstu_attention --device cuda --dtype bfloat16 --rounds $((rounds * 5)) \
     ${HSTU_TRITON:+--triton "$HSTU_TRITON"} --json "$out/$name.jsonl" --out "$out/$name" "$@"
 }
 
 measure_kernels() {
-  local dim bias definition
-  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON
+  local name definition
+  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DHEADWAY_BUILD_BENCHMARKS=ON
   if [ "$tests" = ON ]; then
-    stage kernels_cuda_test 120 "$out/build/tests/kernels/kernels_cuda_test" --gtest_brief=1
-    stage jagged_cuda_test 60 "$(find "$out/build/tests" -name jagged_cuda_test)" --gtest_brief=1
-    stage layer_cuda_test 60 "$(find "$out/build/tests" -name layer_cuda_test)" --gtest_brief=1
-    test_python test_kernels 200 tests/python/kernels
+    for name in kernels jagged layer; do
+      stage "${name}_cuda_test" 120 "$(find "$out/build/tests" -name "${name}_cuda_test")" --gtest_brief=1
+    done
+    test_python test_kernels 200 tests/python/kernels tests/python/nn
   fi
-  for dim in 64 128 256; do
-    attention "hstu_attention_dim$dim" --batch 32 --heads 4 --dim "$dim" --lengths 128 256 512 1024 2048 4096
-  done
-  attention hstu_attention_long_tail --batch 128 --heads 2 --dim 256 --longest 3000 --lengths long_tail
-  for bias in position time; do
-    HSTU_TRITON='' attention "hstu_attention_$bias" --batch 32 --heads 4 --dim 128 --lengths 512 2048 --bias "$bias"
-  done
+  stage hstu_points 60 "$out/build/benchmarks/hstu/bench_hstu_attention" && cp "$out/hstu_points.log" "$out/hstu_points.jsonl"
   for definition in production research; do
     stage "hstu_layer_$definition" 60 python3 -m benchmarks.hstu_layer --device cuda --dtype bfloat16 --batch 32 --length 1024 \
       --definition "$definition" --json "$out/hstu_layer_$definition.jsonl" --out "$out"
   done
   stage jagged_moves 100 python3 -m benchmarks.jagged_moves --device cuda --json "$out/jagged_moves.jsonl" --out "$out"
+  attention hstu_attention_long --batch 32 --heads 4 --dim 128 --lengths 2048 4096
+  attention hstu_attention_short --batch 32 --heads 4 --dim 128 --lengths 128 256 512
+  attention hstu_attention_128 --batch 512 --heads 4 --dim 128 --lengths 128
+  attention hstu_attention_512 --batch 128 --heads 4 --dim 128 --lengths 512
+  attention hstu_attention_long_tail --batch 128 --heads 2 --dim 256 --longest 3000 --lengths long_tail
 }
 
 measure_exchanges() {
@@ -135,7 +135,7 @@ main() {
         ;;
       --kernels)
         measure=measure_kernels
-        targets="headway_c10d headway_kernels_torch kernels_cuda_test jagged_cuda_test layer_cuda_test"
+        targets="headway_c10d headway_kernels_torch bench_hstu_attention kernels_cuda_test jagged_cuda_test layer_cuda_test"
         ;;
       *) break ;;
     esac
