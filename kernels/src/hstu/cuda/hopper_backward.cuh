@@ -26,9 +26,10 @@ __device__ __forceinline__ void init_backward_barriers() {
     init_barrier(&state.values_empty, kComputingWarps);
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&state.queries_full[i], 1);
-      init_barrier(&state.queries_empty[i], kReadingWarps);
+      init_barrier(&state.queries_empty[i], kComputingWarps);
       init_barrier(&state.grads_full[i], kComputingWarps);
-      init_barrier(&state.grads_empty[i], kComputingWarps);
+      init_barrier(&state.grads_empty[i], kReadingWarps);
+      init_barrier(&state.times_empty[i], kReadingWarps - kComputingWarps);
     }
     fence_barrier_init();
   }

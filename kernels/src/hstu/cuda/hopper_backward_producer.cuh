@@ -107,6 +107,7 @@ class HopperBackwardProducer {
                 &state_.queries_full[i], 0, row, 0, tile.head);
     }
     __syncwarp();
+    if constexpr (Shape::kHasBias) wait(&state_.times_empty[i], queries_.parity ^ 1);
     describe_queries(i, first_query);
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(

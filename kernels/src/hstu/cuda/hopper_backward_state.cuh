@@ -54,6 +54,7 @@ struct HopperBackwardState {
   Barrier keys_full, keys_empty, values_full, values_empty;
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
   Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
+  Barrier times_empty[Shape::kStages];  ///< The times of a block of queries, by those who add up gradients of biases.
   KeyTileInfo tiles[2];  ///< By the parity of their keys: that of the next is written while one is still in use.
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];

@@ -36,6 +36,8 @@ class HopperBiasGradients {
   static_assert(kRowBytes == 16 * Shape::kBlockQueries / 8);
 
   static constexpr int kGroups = 8;  ///< Of 8 queries.
+  /// Of a group, so that comparing with bounds takes less than looking up each pair. On the diagonal there are dozens.
+  static constexpr std::int32_t kFewBuckets = 8;
   static_assert(Shape::kBlockQueries == 8 * kGroups);
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
@@ -51,7 +53,8 @@ class HopperBiasGradients {
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
       if (params_.grad_time_weights != nullptr) add_times(stage, factor);
-      release(&state_.queries_empty[stage]);
+      release(&state_.grads_empty[stage]);
+      release(&state_.times_empty[stage]);
       queries_.advance();
     }
     release(&state_.keys_empty);
@@ -126,20 +129,21 @@ class HopperBiasGradients {
     // A lane looks up one of the groups.
     TimeRange const& key_range = state_.row_times[first_key / 16 + lane / kGroups % 2];
     BucketRange const buckets = buckets_between(table, key_range, state_.query_times[stage].ranges[lane % kGroups]);
-    auto const found = static_cast<std::uint32_t>(buckets.first * 4 + min(buckets.last - buckets.first, 2));
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) add_alike(stage, first_key + 16 * half, half * kGroups, found, factor);
+    for (int half = 0; half < 2; ++half) add_alike(stage, first_key + 16 * half, half * kGroups, buckets, factor);
     unsigned mixed = __ballot_sync(kAllLanes, buckets.first != buckets.last) & ((1u << 2 * kGroups) - 1);
     for (; mixed != 0; mixed &= mixed - 1) {
       int const group = __ffs(static_cast<int>(mixed)) - 1;
-      add_mixed(stage, first_key + group / kGroups * 16, group % kGroups, __shfl_sync(kAllLanes, found, group), factor);
+      BucketRange const of_group{__shfl_sync(kAllLanes, buckets.first, group),
+                                 __shfl_sync(kAllLanes, buckets.last, group)};
+      add_mixed(stage, first_key + group / kGroups * 16, group % kGroups, of_group, factor);
     }
   }
 
   /// The groups of 16 keys that lie in one bucket.
-  /// @param found of each group, by the lane with its number from `first_group` on
+  /// @param own buckets of one group; a lane has that with its number from `first_group` on
   __device__ __forceinline__ void add_alike(std::uint32_t stage, std::int32_t first_key, std::int32_t first_group,
-                                            std::uint32_t found, float factor) const {
+                                            BucketRange const& own, float factor) const {
     std::int32_t const lane = thread_ % kWarpThreads;
     float sums[4] = {};
 #pragma unroll
@@ -149,21 +153,19 @@ class HopperBiasGradients {
       std::uint32_t const ones = pack<T>(1, 1);
       mma_m16n8k16<T>(sums, grads, {lane / 4 == 2 * step ? ones : 0, lane / 4 == 2 * step + 1 ? ones : 0});
     }
-    std::uint32_t buckets[2];
+    std::int32_t const bucket = own.first == own.last ? own.first : -1;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) buckets[i] = __shfl_sync(kAllLanes, found, first_group + lane % 4 * 2 + i);
-    float own = (sums[0] + sums[2]) * factor, next = (sums[1] + sums[3]) * factor;
-    if (buckets[0] == buckets[1]) {
-      own += next;
-      next = 0;
+    for (int i = 0; i < 2; ++i) {
+      float sum = sums[i] + sums[2 + i];
+      sum += __shfl_xor_sync(kAllLanes, sum, 16);
+      std::int32_t const of_group = __shfl_sync(kAllLanes, bucket, first_group + lane % 4 * 2 + i);
+      if (lane < 16 && of_group >= 0) add_to_sum(of_group, sum * factor);
     }
-    if (buckets[0] % 4 == 0) add_to_sum(static_cast<std::int32_t>(buckets[0] / 4), own);
-    if (buckets[1] % 4 == 0) add_to_sum(static_cast<std::int32_t>(buckets[1] / 4), next);
   }
 
   /// A group of several buckets. A lane has two queries of two keys, as in a product.
   __device__ __forceinline__ void add_mixed(std::uint32_t stage, std::int32_t first_key, std::int32_t group,
-                                            std::uint32_t found, float factor) const {
+                                            BucketRange const& buckets, float factor) const {
     std::int32_t const lane = thread_ % kWarpThreads, key = first_key + lane / 4, pair = lane % 4;
     float grads[4];
 #pragma unroll
@@ -181,25 +183,56 @@ class HopperBiasGradients {
     for (int i = 0; i < 4; ++i) {
       apart[i] = fabsf(time_difference(state_.key_times[key + i / 2 * 8], queries.times[i % 2]));
     }
-    TimeTable const table = backward_time_table<Shape>(params_.bias);
-    auto const first = static_cast<std::int32_t>(found / 4);
-    if (found % 4 == 1) {
-      float const bound = table.bound_above(first);
-      float below = 0, above = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        bool const is_above = apart[i] >= bound;
-        below += is_above ? 0.0F : grads[i];
-        above += is_above ? grads[i] : 0.0F;
-      }
-      add_to_sum(first, below * factor);
-      add_to_sum(first + 1, above * factor);
+    if (buckets.last - buckets.first < kFewBuckets) {
+      add_by_bounds(buckets, apart, grads, factor);
     } else {
       std::int32_t each[4];
-      table.find_buckets(apart, each);
+      backward_time_table<Shape>(params_.bias).find_buckets(apart, each);
 #pragma unroll
       for (int i = 0; i < 4; ++i) add_to_sum(each[i], grads[i] * factor);
     }
+  }
+
+  /// Adds up a warp's gradients four buckets at a time: what is from the bound below each on, less what is from the
+  /// next on.
+  __device__ __forceinline__ void add_by_bounds(BucketRange const& buckets, float const (&apart)[4],
+                                                float const (&grads)[4], float factor) const {
+    std::int32_t const lane = thread_ % kWarpThreads;
+    TimeTable const table = backward_time_table<Shape>(params_.bias);
+    float from = grads[0] + grads[1] + (grads[2] + grads[3]);
+#pragma unroll 1
+    for (std::int32_t bucket = buckets.first; bucket <= buckets.last; bucket += 4) {
+      float sums[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float const bound = bucket + j < buckets.last ? table.bound_above(bucket + j) : INFINITY;
+        float from_next = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) from_next += apart[i] >= bound ? grads[i] : 0.0F;
+        sums[j] = from - from_next;
+        from = from_next;
+      }
+      float const sum = sum_over_lanes(sums);
+      std::int32_t const own = bucket + lane / 8;
+      if (lane % 8 == 0 && own <= buckets.last) add_to_sum(own, sum * factor);
+    }
+  }
+
+  /// @returns the sum over a warp's lanes of one of their values: of that with the number lane / 8
+  [[nodiscard]] static __device__ __forceinline__ float sum_over_lanes(float const (&values)[4]) {
+    // Lanes with bit 4 take values 2 and 3, and of these those with bit 3 the second one.
+    bool const takes_last = (threadIdx.x & 16) != 0, takes_second = (threadIdx.x & 8) != 0;
+    float two[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      two[i] = takes_last ? values[2 + i] : values[i];
+      two[i] += __shfl_xor_sync(kAllLanes, takes_last ? values[i] : values[2 + i], 16);
+    }
+    float sum = takes_second ? two[1] : two[0];
+    sum += __shfl_xor_sync(kAllLanes, takes_second ? two[0] : two[1], 8);
+#pragma unroll
+    for (int bits = 4; bits > 0; bits /= 2) sum += __shfl_xor_sync(kAllLanes, sum, bits);
+    return sum;
   }
 
   __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad) const {
