@@ -135,7 +135,7 @@ main() {
         ;;
       --kernels)
         measure=measure_kernels
-        targets="headway_c10d headway_kernels_torch bench_hstu_attention kernels_cuda_test jagged_cuda_test layer_cuda_test"
+        targets="headway_c10d headway_kernels_torch headway_embedding_torch bench_hstu_attention kernels_cuda_test jagged_cuda_test layer_cuda_test"
         ;;
       *) break ;;
     esac
