@@ -136,20 +136,20 @@ def _draw_ids(options: argparse.Namespace, random: np.random.Generator, device: 
 
 def _num_lists(options: argparse.Namespace, dim: int) -> int:
     """That fit into what kernels of others may count."""
-    return min(int(options.batch), _MAX_VALUES // (dim * int(options.length)))
+    return min(options.batch, _MAX_VALUES // (dim * options.length))
 
 
 def _measure_factor(
     options: argparse.Namespace, factor: int, ids_NBL: Sequence[torch.Tensor], device: torch.device
 ) -> list[Point]:
-    dim = int(options.base_dim * factor)  # TorchRec copies numbers, which those of arguments refuse.
+    dim = options.base_dim * factor
     num_lists = _num_lists(options, dim)
     batches = [make_features(ids_BL[:num_lists]) for ids_BL in ids_NBL]
     model_options = ModelOptions(
         dim=dim,
-        slots=min(int(options.slots), _TABLE_BYTES // (4 * dim)),
+        slots=min(options.slots, _TABLE_BYTES // (4 * dim)),
         optimizer=options.optimizer,
-        eviction_interval=int(options.eviction_interval),
+        eviction_interval=options.eviction_interval,
         device=device,
     )
     systems: dict[str, System] = {}
