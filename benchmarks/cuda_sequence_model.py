@@ -136,7 +136,7 @@ def _draw_ids(options: argparse.Namespace, random: np.random.Generator, device: 
 
 def _num_lists(options: argparse.Namespace, dim: int) -> int:
     """That fit into what kernels of others may count."""
-    return min(options.batch, _MAX_VALUES // (dim * options.length))
+    return int(min(options.batch, _MAX_VALUES // (dim * options.length)))
 
 
 def _measure_factor(
