@@ -49,8 +49,7 @@ NormKind norm_of(c10::string_view name) {
   return NormKind::kRms;
 }
 
-GateForm form_of(c10::string_view name, bool has_gate) {
-  if (!has_gate) return GateForm::kNone;
+GateForm form_of(c10::string_view name) {
   if (name == "norm_then_gate") return GateForm::kNormThenGate;
   if (name == "gate_then_norm") return GateForm::kGateThenNorm;
   if (name == "concat") return GateForm::kConcat;
@@ -76,17 +75,19 @@ struct NormArguments {
       gate = in_rows(*gate_rows);
       args.gate = kernels::rows_of(*gate);
     }
-    for (OptionalTensor* const each : {&weight, &bias}) {
+    for (auto const& [name, each] : {std::pair{"weight", &weight}, std::pair{"bias", &bias}}) {
       if (!*each) continue;
       *each = (*each)->contiguous();
-      check_columns(**each);
-      args.weight_type = element_type(**each, "gated_norm", "weight");
+      check_columns(name, **each);
+      args.weight_type = element_type(**each, "gated_norm", name);
     }
     TORCH_CHECK_VALUE(!weight || !bias || weight->scalar_type() == bias->scalar_type(),
                       "gated_norm: weight and bias must be of one type");
     if (!weight && !bias) args.weight_type = args.type;
     args.norm = norm_of(norm);
-    args.form = form_of(form, gate.has_value());
+    GateForm const with_gate = form_of(form);
+    args.form = gate ? with_gate : GateForm::kNone;
+    TORCH_CHECK_VALUE(eps >= 0, "gated_norm: eps must be from 0, and is ", eps);
     args.eps = eps;
     args.num_rows = x.size(0);
     args.num_columns = x.size(1);
@@ -98,9 +99,9 @@ struct NormArguments {
   [[nodiscard]] std::int64_t num_out_columns() const { return num_parts(args.form) * args.num_columns; }
 
  private:
-  void check_columns(at::Tensor const& values) const {
+  void check_columns(char const* name, at::Tensor const& values) const {
     TORCH_CHECK_VALUE(values.dim() == 1 && values.size(0) == x.size(1) && values.device() == x.device(),
-                      "gated_norm: weight and bias must be (", x.size(1), ") on ", x.device(), ", not ", values.sizes(),
+                      "gated_norm: ", name, " must be (", x.size(1), ") on ", x.device(), ", not ", values.sizes(),
                       " on ", values.device());
   }
 };
@@ -170,14 +171,18 @@ void check_parts(at::Tensor const& x, std::size_t num_parts, std::int64_t num_co
 
 std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef widths,
                                            c10::List<bool> const& activated) {
+  TORCH_CHECK_VALUE(x.dim() == 2, "silu_split: x must be (rows, columns), not ", x.sizes());
   std::int64_t num_columns = 0;
-  for (std::int64_t const width : widths) num_columns += width;
+  for (std::int64_t const width : widths) {
+    TORCH_CHECK_VALUE(width >= 0 && width <= x.size(1), "silu_split: widths must be from 0 to ", x.size(1),
+                      ", and one is ", width);
+    num_columns += width;
+  }
   check_parts(x, widths.size(), num_columns, activated);
   at::Tensor const rows = in_rows(x);
   std::vector<at::Tensor> outs;
   std::vector<SplitPart<void*>> parts;
   for (std::size_t i = 0; i < widths.size(); ++i) {
-    TORCH_CHECK_VALUE(widths[i] >= 0, "silu_split: widths must be from 0, and one is ", widths[i]);
     outs.push_back(at::empty({x.size(0), widths[i]}, x.options()));
     parts.push_back({.rows = {.data = outs.back().data_ptr(), .stride = widths[i]},
                      .num_columns = widths[i],

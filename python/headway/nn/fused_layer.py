@@ -207,6 +207,7 @@ class FusedLayer(torch.autograd.Function):
             kept,
             *(getattr(found, name) for name in _KEPT[step.config.recompute]),
             *step.attention.sequences.tensors(),  # So that changes in place are found.
+            step.time_bounds,
             *tensors,
         )
         return step.output(x, found.gated, weights)
@@ -219,8 +220,10 @@ class FusedLayer(torch.autograd.Function):
         x, kept, *tensors = ctx.saved_tensors
         weights = LayerWeights(*tensors[-len(LayerWeights._fields) :])
         known = dict(zip(_KEPT[step.config.recompute], tensors, strict=False))
-        found = step.activations(x, kept, weights, known)
-        grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
+        # Types are those of the forward pass, whatever autocast says by now.
+        with torch.autocast(x.device.type, enabled=False):
+            found = step.activations(x, kept, weights, known)
+            grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
         return None, grad_x, None, *grad_weights
 
 

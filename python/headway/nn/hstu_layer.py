@@ -95,7 +95,7 @@ class HSTULayer(nn.Module):
         if cache is None:
             # Copies, as slices would keep queries and the gate alive.
             times = None if sequences.times is None else sequences.times.clone()
-            cache = KeyValueCache(k.contiguous(), v.contiguous(), sequences.offsets.clone(), times)
+            cache = KeyValueCache(_copy_of(k), _copy_of(v), sequences.offsets.clone(), times)
         else:
             cache = cache.extended(k, v, sequences.offsets, sequences.times)
         attention = LayerAttention(
@@ -115,7 +115,8 @@ class HSTULayer(nn.Module):
 
     def _step(self, x: Tensor, attention: LayerAttention) -> LayerStep:
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        is_autocast = device != "meta" and torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_autocast else x.dtype
         return LayerStep(attention=attention, time_bounds=self.bias.time_bounds, dtype=dtype)
 
     def _kept(self, x: Tensor) -> Tensor | None:
@@ -134,3 +135,7 @@ class HSTULayer(nn.Module):
             raise ValueError(f"sequences of up to {sequences.max_length} tokens; the layer takes {config.max_length}")
         if config.num_time_buckets > 0 and (sequences.times is None or sequences.query_times is None):
             raise ValueError("a layer with time buckets needs times and query_times of its sequences")
+
+
+def _copy_of(rows: Tensor) -> Tensor:
+    return rows.clone(memory_format=torch.contiguous_format)

@@ -60,6 +60,12 @@ def _statistics_of(x: Tensor) -> Tensor:
 def _fake(
     x: Tensor, gate: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: str, form: str, eps: float
 ) -> tuple[Tensor, Tensor]:
+    if x.dim() != 2:
+        raise ValueError(f"gated_norm: x must be (rows, columns), not {tuple(x.shape)}")
+    for name, each in (("gate", gate), ("weight", weight), ("bias", bias)):
+        # One tensor without memory is enough for torch to ask for no more than a shape.
+        if each is not None and each.device != x.device:
+            raise ValueError(f"gated_norm: {name} is on {each.device}, and x on {x.device}")
     num_parts = 3 if gate is not None and form in ("concat", "concat_norm") else 1
     return x.new_empty((x.shape[0], num_parts * x.shape[1])), _statistics_of(x)
 

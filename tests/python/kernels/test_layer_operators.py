@@ -131,6 +131,19 @@ def test_gradients_that_are_expanded_are_taken() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gates_of_the_most_negative_numbers_let_nothing_through(dtype: torch.dtype, device: str) -> None:
+    least = torch.finfo(dtype).min
+    gate = torch.tensor([[least, -200.0, 1.0]], dtype=dtype, device=device, requires_grad=True)
+    out = ops.gated_norm(torch.tensor([[1.0, 2.0, 4.0]], dtype=dtype, device=device), gate)
+    (part,) = ops.silu_split(gate, [3])
+    grads = torch.autograd.grad((out + part).sum(), gate)[0]
+    for each in (out, part, grads):
+        assert each[0, :2].abs().max() < 1e-30
+        assert each[0, 2] != 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_nothing_comes_of_no_rows(device: str) -> None:
     leaves, named = norm_inputs("concat", 0, 8, device=device)
     out, *grads = with_gradients([call_norm(ops.gated_norm, leaves, **named)], leaves)
@@ -188,16 +201,24 @@ REFUSALS: dict[str, tuple[Any, str]] = {
     "rows without columns": (lambda: ops.gated_norm(ROWS[:, :0]), "a column at least"),
     "a gate of another shape": (lambda: ops.gated_norm(ROWS, ROWS[:, :5]), r"gate must be \(4, 6\)"),
     "a gate of another type": (lambda: ops.gated_norm(ROWS, ROWS.double()), "gate is Double"),
-    "too few weights": (lambda: ops.gated_norm(ROWS, weight=ROWS[0, :5]), r"weight and bias must be \(6\)"),
+    "too few weights": (lambda: ops.gated_norm(ROWS, weight=ROWS[0, :5]), r"weight must be \(6\)"),
     "weights of another type": (lambda: ops.gated_norm(ROWS, weight=ROWS[0].double()), "of the type of x"),
+    "a bias of whole numbers": (lambda: ops.gated_norm(ROWS, bias=ROWS[0].int()), "bias must be float64, float32"),
+    "weights without memory": (
+        lambda: ops.gated_norm(ROWS, weight=torch.empty(6, device="meta")),
+        "weight is on meta, and x on cpu",
+    ),
+    "a negative eps": (lambda: ops.gated_norm(ROWS, eps=-1.0), "eps must be from 0, and is -1"),
     "a bias of another type": (
         lambda: ops.gated_norm(ROWS.half(), weight=ROWS[0], bias=ROWS[0].half()),
         "must be of one type",
     ),
     "another norm": (lambda: ops.gated_norm(ROWS, norm="batch"), "layer or rms, not batch"),  # type: ignore[arg-type]
     "another form": (lambda: ops.gated_norm(ROWS, ROWS, form="none"), "form must be"),  # type: ignore[arg-type]
+    "another form without a gate": (lambda: ops.gated_norm(ROWS, form="none"), "form must be"),  # type: ignore[arg-type]
     "widths that leave columns over": (lambda: ops.silu_split(ROWS, [2, 3]), "parts have 5 columns, and x has 6"),
-    "a negative width": (lambda: ops.silu_split(ROWS, [8, -2]), "one is -2"),
+    "a negative width": (lambda: ops.silu_split(ROWS, [6, -2]), "one is -2"),
+    "widths that add up beyond what is counted": (lambda: ops.silu_split(ROWS, [2**62] * 4 + [6]), "from 0 to 6"),
     "too many parts": (lambda: ops.silu_split(ROWS, [6] + [0] * 8), "from 1 to 8 parts"),
     "too few activated": (lambda: ops.silu_split(ROWS, [2, 4], activated=[True]), "activated has 1 entries"),
 }

@@ -204,11 +204,23 @@ def test_batches_of_other_sizes_share_one_graph_after_the_second() -> None:
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_a_backward_pass_under_autocast_has_the_types_of_the_forward_pass(recompute: Any) -> None:
+    config = replace(DEFINITIONS["production"], recompute=recompute)
+    layer, sequences = layer_of(config, dtype=torch.float32), batch_of()
+    x = tokens(config.dim, dtype=torch.float32).requires_grad_()
+    expected = gradients(layer(x, sequences), layer, x)
+    out = layer(x, sequences)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_all_close(gradients(out, layer, x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("changed", ["offsets", "time bounds"])
 @pytest.mark.parametrize("recompute", ["norm_and_gate", "projection", "all"])
-def test_sequences_that_change_before_the_backward_pass_are_an_error(recompute: Any) -> None:
+def test_sequences_that_change_before_the_backward_pass_are_an_error(recompute: Any, changed: str) -> None:
     layer, sequences = layer_of(replace(DEFINITIONS["research"], recompute=recompute)), batch_of()
     out = layer(tokens(SIZES["dim"]).requires_grad_(), sequences)
-    sequences.offsets.add_(0)
+    (sequences.offsets if changed == "offsets" else layer.bias.time_bounds).add_(0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
 

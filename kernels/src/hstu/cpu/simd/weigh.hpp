@@ -42,9 +42,11 @@ inline typename Simd<Real>::Vector exponential(typename Simd<Real>::Vector x) {
   return series * same_bits<Vector>(power);
 }
 
+/// 0 where exp(-x) is limited: SiLU of the most negative numbers is none.
 template <class Real>
 inline typename Simd<Real>::Vector sigmoid(typename Simd<Real>::Vector const& x) {
-  return Real(1) / (Real(1) + exponential<Real>(-x));
+  using Vector = typename Simd<Real>::Vector;
+  return x < -(Vector{} + Simd<Real>::kMostExponent) ? Vector{} : Real(1) / (Real(1) + exponential<Real>(-x));
 }
 
 /// All bits set where the query of a lane sees the key.
