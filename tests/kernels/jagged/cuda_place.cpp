@@ -36,7 +36,7 @@ class DevicePlace final : public InManagedMemory<JaggedPlace> {
 
 }  // namespace
 
-std::vector<NamedPlace> jagged_places() {
+std::vector<NamedPlace<JaggedPlace>> jagged_places() {
   return {{"OnADevice", [] { return std::unique_ptr<JaggedPlace>(has_device() ? new DevicePlace : nullptr); }}};
 }
 

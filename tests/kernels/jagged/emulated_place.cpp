@@ -74,7 +74,7 @@ class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
 
 }  // namespace
 
-std::vector<NamedPlace> jagged_places() {
+std::vector<NamedPlace<JaggedPlace>> jagged_places() {
   return {{"Emulated", [] { return std::unique_ptr<JaggedPlace>(new EmulatedPlace); }}};
 }
 

@@ -31,7 +31,7 @@ class HostPlace final : public InHostMemory<JaggedPlace> {
 
 }  // namespace
 
-std::vector<NamedPlace> jagged_places() {
+std::vector<NamedPlace<JaggedPlace>> jagged_places() {
   return {{"InTurn", [] { return std::unique_ptr<JaggedPlace>(new HostPlace(run_in_turn)); }},
           {"WithThreads", [] { return std::unique_ptr<JaggedPlace>(new HostPlace(run_with_threads)); }}};
 }

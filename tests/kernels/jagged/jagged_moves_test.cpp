@@ -245,7 +245,7 @@ TEST_P(JaggedMoves, SizesOutOfRangeAreRefused) {
   EXPECT_THROW(moved(scatter, {}, 8, 0), std::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, JaggedMoves, testing::ValuesIn(jagged_places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Places, JaggedMoves, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
 
 }  // namespace
 }  // namespace headway::kernels

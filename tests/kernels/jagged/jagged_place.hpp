@@ -4,6 +4,7 @@
 #include "headway/kernels/jagged_sums.hpp"
 #include "headway/kernels/run_lengths.hpp"
 #include "place_memory.hpp"
+#include "place_suite.hpp"
 
 #include <gtest/gtest.h>
 
@@ -27,24 +28,9 @@ class JaggedPlace : public PlaceMemory {
   virtual void find_run_lengths(RunLengths const& runs) = 0;
 };
 
-struct NamedPlace {
-  std::string name;
-  std::unique_ptr<JaggedPlace> (*make)();  ///< Null where this host has no such place.
-};
+std::vector<NamedPlace<JaggedPlace>> jagged_places();
 
-/// A suite runs at each place that its program has.
-std::vector<NamedPlace> jagged_places();
-
-class JaggedKernels : public testing::TestWithParam<NamedPlace> {
- protected:
-  void SetUp() override {
-    if (!place_) GTEST_SKIP() << "this host has none";
-  }
-
-  std::unique_ptr<JaggedPlace> place_ = GetParam().make();
-};
-
-inline std::string name_of_place(testing::TestParamInfo<NamedPlace> const& info) { return info.param.name; }
+using JaggedKernels = PlaceSuite<JaggedPlace>;
 
 /// 0 and the sums of the first one, two, ... lengths.
 inline std::vector<std::int64_t> offsets_of(std::vector<std::int64_t> const& lengths) {

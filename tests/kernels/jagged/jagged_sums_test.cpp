@@ -164,7 +164,7 @@ TEST_P(JaggedSums, EntriesWithoutListsAreCopiedInTheirPlaces) {
   EXPECT_EQ(to_vector(sums), to_vector(copies));
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, JaggedSums, testing::ValuesIn(jagged_places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Places, JaggedSums, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
 
 TEST(Elements, AllOf16BitsSurviveTheWayToRealAndBack) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {

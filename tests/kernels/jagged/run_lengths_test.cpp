@@ -61,7 +61,7 @@ TEST_P(RunLengthKernels, RunsCrossWhatIsDoneTogether) {
   expect_runs<std::int64_t>(Numbers(100'000, 3));
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, RunLengthKernels, testing::ValuesIn(jagged_places()), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Places, RunLengthKernels, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
 
 }  // namespace
 }  // namespace headway::kernels

@@ -31,7 +31,7 @@ class DevicePlace final : public InManagedMemory<LayerPlace> {
 
 }  // namespace
 
-std::vector<NamedLayerPlace> layer_places() {
+std::vector<NamedPlace<LayerPlace>> layer_places() {
   return {{"OnADevice", [] { return std::unique_ptr<LayerPlace>(has_device() ? new DevicePlace : nullptr); }}};
 }
 

@@ -87,7 +87,7 @@ class EmulatedPlace final : public InAlignedMemory<LayerPlace> {
 
 }  // namespace
 
-std::vector<NamedLayerPlace> layer_places() {
+std::vector<NamedPlace<LayerPlace>> layer_places() {
   return {{"Emulated", [] { return std::unique_ptr<LayerPlace>(new EmulatedPlace); }}};
 }
 

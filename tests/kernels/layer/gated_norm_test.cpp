@@ -176,7 +176,7 @@ TEST_P(GatedNorms, RefuseWhatDoesNotFit) {
   EXPECT_THROW(place_->gated_norm(other_weights, nullptr, nullptr), std::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(AtEachPlace, GatedNorms, testing::ValuesIn(layer_places()), name_of_layer_place);
+INSTANTIATE_TEST_SUITE_P(AtEachPlace, GatedNorms, testing::ValuesIn(layer_places()), name_of_place<LayerPlace>);
 
 }  // namespace
 }  // namespace headway::kernels

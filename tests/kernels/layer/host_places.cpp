@@ -24,7 +24,7 @@ class HostPlace final : public InHostMemory<LayerPlace> {
 
 }  // namespace
 
-std::vector<NamedLayerPlace> layer_places() {
+std::vector<NamedPlace<LayerPlace>> layer_places() {
   return {{"InTurn", [] { return std::unique_ptr<LayerPlace>(new HostPlace(run_in_turn)); }},
           {"WithThreads", [] { return std::unique_ptr<LayerPlace>(new HostPlace(run_with_threads)); }}};
 }

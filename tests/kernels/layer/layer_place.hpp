@@ -3,6 +3,7 @@
 #include "headway/kernels/gated_norm.hpp"
 #include "headway/kernels/silu_split.hpp"
 #include "place_memory.hpp"
+#include "place_suite.hpp"
 
 #include <gtest/gtest.h>
 
@@ -21,23 +22,8 @@ class LayerPlace : public PlaceMemory {
   virtual void silu_split_backward(SiluSplitBackward const& args) = 0;
 };
 
-struct NamedLayerPlace {
-  std::string name;
-  std::unique_ptr<LayerPlace> (*make)();  ///< Null where this host has no such place.
-};
+std::vector<NamedPlace<LayerPlace>> layer_places();
 
-/// A suite runs at each place that its program has.
-std::vector<NamedLayerPlace> layer_places();
-
-class LayerKernels : public testing::TestWithParam<NamedLayerPlace> {
- protected:
-  void SetUp() override {
-    if (!place_) GTEST_SKIP() << "this host has none";
-  }
-
-  std::unique_ptr<LayerPlace> place_ = GetParam().make();
-};
-
-inline std::string name_of_layer_place(testing::TestParamInfo<NamedLayerPlace> const& info) { return info.param.name; }
+using LayerKernels = PlaceSuite<LayerPlace>;
 
 }  // namespace headway::kernels

@@ -103,7 +103,7 @@ TEST_P(SiluSplits, RefuseTooManyParts) {
   EXPECT_THROW(place_->silu_split({}), std::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(AtEachPlace, SiluSplits, testing::ValuesIn(layer_places()), name_of_layer_place);
+INSTANTIATE_TEST_SUITE_P(AtEachPlace, SiluSplits, testing::ValuesIn(layer_places()), name_of_place<LayerPlace>);
 
 }  // namespace
 }  // namespace headway::kernels
