@@ -160,25 +160,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gated_norm_gradients(
   return {grad_x, grad_gate, grad_weight, grad_bias};
 }
 
-void check_parts(at::Tensor const& x, std::size_t num_parts, std::int64_t num_columns,
-                 c10::List<bool> const& activated) {
+void check_parts(at::Tensor const& x, at::IntArrayRef widths, c10::List<bool> const& activated) {
   TORCH_CHECK_VALUE(x.dim() == 2, "silu_split: x must be (rows, columns), not ", x.sizes());
-  TORCH_CHECK_VALUE(num_parts == activated.size(), "silu_split: there are ", num_parts, " parts, and activated has ",
-                    activated.size(), " entries");
-  TORCH_CHECK_VALUE(num_columns == x.size(1), "silu_split: parts have ", num_columns, " columns, and x has ",
-                    x.size(1));
-}
-
-std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef widths,
-                                           c10::List<bool> const& activated) {
-  TORCH_CHECK_VALUE(x.dim() == 2, "silu_split: x must be (rows, columns), not ", x.sizes());
+  TORCH_CHECK_VALUE(widths.size() == activated.size(), "silu_split: there are ", widths.size(),
+                    " parts, and activated has ", activated.size(), " entries");
   std::int64_t num_columns = 0;
   for (std::int64_t const width : widths) {
     TORCH_CHECK_VALUE(width >= 0 && width <= x.size(1), "silu_split: widths must be from 0 to ", x.size(1),
                       ", and one is ", width);
     num_columns += width;
   }
-  check_parts(x, widths.size(), num_columns, activated);
+  TORCH_CHECK_VALUE(num_columns == x.size(1), "silu_split: parts have ", num_columns, " columns, and x has ",
+                    x.size(1));
+}
+
+std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef widths,
+                                           c10::List<bool> const& activated) {
+  check_parts(x, widths, activated);
   at::Tensor const rows = in_rows(x);
   std::vector<at::Tensor> outs;
   std::vector<SplitPart<void*>> parts;
@@ -200,9 +198,9 @@ std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef 
 
 std::tuple<at::Tensor, at::Tensor> silu_split_gradients(at::TensorList grads, at::Tensor const& x,
                                                         c10::List<bool> const& activated) {
-  std::int64_t num_columns = 0;
-  for (auto const& grad : grads) num_columns += grad.dim() == 2 ? grad.size(1) : 0;
-  check_parts(x, grads.size(), num_columns, activated);
+  std::vector<std::int64_t> widths;
+  for (auto const& grad : grads) widths.push_back(grad.dim() == 2 ? grad.size(1) : 0);
+  check_parts(x, widths, activated);
   at::Tensor const rows = in_rows(x);
   std::vector<at::Tensor> grad_rows;
   std::vector<SplitPart<void const*>> parts;
@@ -213,7 +211,7 @@ std::tuple<at::Tensor, at::Tensor> silu_split_gradients(at::TensorList grads, at
         {.rows = rows_of(grad_rows.back()), .num_columns = grad_rows.back().size(1), .is_activated = activated[i]});
   }
   at::Tensor grad_x = at::empty(x.sizes(), x.options());
-  at::Tensor column_sums = at::empty({num_columns}, x.options().dtype(real_of(x)));
+  at::Tensor column_sums = at::empty({x.size(1)}, x.options().dtype(real_of(x)));
   SiluSplitBackward const args{.type = element_type(x, "silu_split_backward", "x"),
                                .num_rows = x.size(0),
                                .x = rows_of(rows),
