@@ -29,7 +29,7 @@ __device__ __forceinline__ void init_backward_barriers() {
       init_barrier(&state.queries_empty[i], kComputingWarps);
       init_barrier(&state.grads_full[i], kComputingWarps);
       init_barrier(&state.grads_empty[i], kReadingWarps);
-      init_barrier(&state.times_empty[i], kReadingWarps - kComputingWarps);
+      if constexpr (Shape::kHasBias) init_barrier(&state.times_empty[i], kReadingWarps - kComputingWarps);
     }
     fence_barrier_init();
   }
