@@ -193,4 +193,10 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+/// By all lanes.
+inline int __reduce_max_sync(unsigned mask, int value) {
+  for (int bits = 1; bits < 32; bits *= 2) value = std::max(value, __shfl_xor_sync(mask, value, bits));
+  return value;
+}
+inline int __reduce_min_sync(unsigned mask, int value) { return ~__reduce_max_sync(mask, ~value); }
 inline unsigned __activemask() { return 1u << headway::device_emulator::this_thread().lane(); }

@@ -63,8 +63,9 @@ bool Block::advance() {
     unsigned const warp = is_late() ? num_warps - 1 - i : i;
     while (advance_warp(warp)) {
       has_run = true;
-      if (!is_late()) break;
+      if (options_.timing == AsyncTiming::kEarly) break;
     }
+    if (has_run && options_.timing == AsyncTiming::kLastLag) break;
   }
   return has_run;
 }

@@ -27,8 +27,9 @@ struct Extent3 {
 
 /// When what a kernel only starts (copies, products of warpgroups) is done: at once, or when nothing else can go on.
 /// A kernel must be right with both. With the first warps take turns step by step; with the other each runs as far as
-/// it can, the last first, and what was put off is done in a random order, the same each time.
-enum class AsyncTiming : std::uint8_t { kEarly, kLate };
+/// it can, the last first, and what was put off is done in a random order, the same each time. With the third, which is
+/// early too, a warp goes on only while none before it can: so the last ones lag behind.
+enum class AsyncTiming : std::uint8_t { kEarly, kLate, kLastLag };
 
 struct LaunchOptions {
   Extent3 grid{}, block{};
