@@ -102,5 +102,13 @@ TEST(HopperBackwardOnce, AddsInTurnsIfItIsToBeDeterministic) {
   }
 }
 
+TEST(HopperBackwardOnce, GivesTheSameWhereTheLastWarpsLagBehind) {
+  for (AttentionCase const& of : attention_cases()) {
+    if (of.dim == 256 && of.has_position) continue;
+    SCOPED_TRACE(of.name);
+    expect_gradients_are_right<Bfloat16>(of, AsyncTiming::kLastLag, 6e-3);
+  }
+}
+
 }  // namespace
 }  // namespace headway::kernels

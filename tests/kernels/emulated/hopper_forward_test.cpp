@@ -80,5 +80,12 @@ TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
   }
 }
 
+TEST(HopperForwardOnce, GivesTheSameWhereTheLastWarpsLagBehind) {
+  for (AttentionCase const& of : attention_cases()) {
+    SCOPED_TRACE(of.name);
+    expect_forward_is_right<Float16>(of, AsyncTiming::kLastLag, 1e-3);
+  }
+}
+
 }  // namespace
 }  // namespace headway::kernels

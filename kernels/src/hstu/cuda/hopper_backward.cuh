@@ -2,8 +2,8 @@
 
 // Backward pass on sm_90a. A block of threads takes a tile of keys and values and goes through the queries that see it:
 // one warp brings tiles (TMA), two warpgroups multiply (wgmma), a warp for each adds its sums for the gradients of
-// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. With a bias another
-// warpgroup adds up the gradients of its weights.
+// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. With a bias a
+// fourth warp prepares it, and another warpgroup adds up the gradients of its weights.
 
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ void init_backward_barriers() {
   constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kReadingWarps = Shape::kThreads / kWarpThreads - 4;
   if (threadIdx.x == 0) {
     init_barrier(&state.keys_full, 1);
-    init_barrier(&state.keys_empty, kReadingWarps);
+    init_barrier(&state.keys_empty, kReadingWarps + (Shape::kHasBias ? 1 : 0));
     init_barrier(&state.values_full, 1);
     init_barrier(&state.values_empty, kComputingWarps);
     for (int i = 0; i < Shape::kStages; ++i) {
@@ -29,7 +29,13 @@ __device__ __forceinline__ void init_backward_barriers() {
       init_barrier(&state.queries_empty[i], kComputingWarps);
       init_barrier(&state.grads_full[i], kComputingWarps);
       init_barrier(&state.grads_empty[i], kReadingWarps);
-      if constexpr (Shape::kHasBias) init_barrier(&state.times_empty[i], kReadingWarps - kComputingWarps);
+    }
+    if constexpr (Shape::kHasBias) {
+      for (Barrier& known : state.tile_known) init_barrier(&known, 1);
+      for (int i = 0; i < Shape::kBiasStages; ++i) {
+        init_barrier(&state.bias_full[i], 1);
+        init_barrier(&state.bias_empty[i], kReadingWarps - kComputingWarps);
+      }
     }
     fence_barrier_init();
   }
@@ -51,6 +57,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if constexpr (!Shape::kIsWide) {
       if (warp == 1 || warp == 2) add_query_sums<Shape>(params, warp - 1);
     }
+    if constexpr (Shape::kHasBias) {
+      if (warp == 3) HopperBackwardBiasProducer<Shape>(params).run();
+    }
   } else if (threadIdx.x < 128 * (Shape::kConsumers + 1)) {
     raise_registers<Shape::kConsumerRegisters>();
     using Consumer =
@@ -58,7 +67,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     Consumer(params, this_warpgroup() - 1).run();
   } else {
     if constexpr (Shape::kHasBias) {
-      lower_registers<Shape::kProducerRegisters>();
+      lower_registers<Shape::kGradientRegisters>();
       HopperBiasGradients<T, Shape>(params).run();
     }
   }

@@ -80,12 +80,8 @@ class HopperBackwardConsumer {
     Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        std::int64_t times[2];
-        for (int r = 0; r < 2; ++r) {
-          std::int32_t const key = min(rows.place.row + 8 * r, tile.sequence.mask.num_keys - 1);
-          times[r] = __ldg(params_.bias.key_times + tile.sequence.first_key_row + key);
-        }
-        rows.times.fill(times, tile.base_time, state_.row_times[warp()]);
+        auto const& times = state_.key_times[keys_parity_];
+        for (int r = 0; r < 2; ++r) rows.times.times[r] = times.time(FragmentPlace(64 * warpgroup_).row + 8 * r);
       }
     }
     return rows;
@@ -99,10 +95,13 @@ class HopperBackwardConsumer {
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
-    TimeBias const time = time_bias();
+    if constexpr (Shape::kHasBias) {
+      QueryBlockInfo const& block = state_.blocks[queries_.index];
+      wait(&state_.bias_full[block.bias_stage], block.bias_parity);
+    }
     wait_products<1>();
     pin_registers(scores);
-    compute_weights(scores, weights, grad_scores, rows, time);
+    compute_weights(scores, weights, grad_scores, rows);
     wait_products<0>();
     pin_registers(grads);
     if (is_last) release(&state_.values_empty);
@@ -196,38 +195,48 @@ class HopperBackwardConsumer {
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
   /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows,
-                                                  TimeBias const& time) const {
+                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     if constexpr (!Shape::kHasBias) {
       compute_weights_of_block<ScoreBias::kNone>(scores, weights, factors, rows);
     } else if (!params_.bias.has_time()) {
       compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, rows);
     } else {
+      float factor = params_.half_alpha;
       if (params_.bias.has_position()) {
-        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time);
-      } else {
-        add_bias<false, true>(scores, params_.half_alpha, PositionBias<-1>(), time);
+        add_position_bias(scores, params_.half_alpha, position_bias());
+        factor = 1;
       }
-      time.add_to_mixed(backward_time_table<Shape>(params_.bias), rows.times, state_.query_times[queries_.index],
-                        rows.place.column, scores);
+      auto const& block = bias_block();
+      add_time_bias(scores, factor, block.time_bias, warp(), block.times, rows.times, rows.place.column,
+                    backward_time_table<Shape>(params_.bias), chunks_seen(rows));
       compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, rows);
     }
   }
 
   /// Of the present queries.
-  [[nodiscard]] __device__ __forceinline__ TimeBias time_bias() const {
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) {
-        return {backward_time_table<Shape>(params_.bias), state_.row_times[warp()], state_.query_times[queries_.index]};
-      }
+  [[nodiscard]] __device__ __forceinline__ auto const& bias_block() const {
+    return state_.bias_blocks[state_.blocks[queries_.index].bias_stage];
+  }
+
+  /// Chunks of the present queries of which some see some row of this warp, by the bits of their first groups.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Rows const& rows) const {
+    if (state_.blocks[queries_.index].is_whole) return ~0u;
+    auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+    std::int32_t const first_row = rows.place.row - lane / 4;
+    std::uint32_t chunks = 0;
+#pragma unroll
+    for (int first = 0; first < Shape::kBlockQueries; first += kWarpThreads) {
+      bool const sees = state_.visibility[queries_.index][first + lane].sees_some(first_row, 16);
+      std::uint32_t const queries = __ballot_sync(kAllLanes, sees);
+      if ((queries & 0xffffu) != 0) chunks |= 1u << first / 8;
+      if ((queries >> 16) != 0) chunks |= 1u << (first / 8 + 2);
     }
-    return {};
+    return chunks;
   }
 
   [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position_bias() const {
     FragmentPlace const place(64 * warpgroup_);
-    return PositionBias<-1>(state_.positions[queries_.index].weights + Shape::kBlockQueries - 1 + place.row -
-                            place.column);
+    return PositionBias<-1>(bias_block().positions.weights + Shape::kBlockQueries - 1 + place.row - place.column);
   }
 
   template <ScoreBias kBias>
@@ -246,7 +255,7 @@ class HopperBackwardConsumer {
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
                                                      std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
     if constexpr (kBias == ScoreBias::kPosition) {
-      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias());
+      add_position_bias(scores, params_.half_alpha, position_bias());
     }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {

@@ -35,6 +35,7 @@ class HopperBackwardProducer {
     wait(&state_.keys_empty, keys_parity_ ^ 1);
     if (is_first_lane()) {
       tile_info().is_end = true;
+      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_parity_]);
       arrive(&state_.keys_full);
     }
   }
@@ -51,8 +52,7 @@ class HopperBackwardProducer {
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tiles[keys_parity_]; }
 
   __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
-    if (is_first_lane()) describe_tile(tile);
-    __syncwarp();
+    describe_tile(tile);
     // From shared memory, as this warp has few registers.
     HstuSequenceMask const& mask = tile_info().sequence.mask;
     std::int32_t const first_key = tile_info().first_key;
@@ -71,9 +71,19 @@ class HopperBackwardProducer {
     std::int32_t const first_key = tile.block * Shape::kBlockKeys;
     std::int64_t base_time = 0;
     if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) base_time = __ldg(params_.bias.key_times + sequence.first_key_row + first_key);
+      if (params_.bias.has_time()) {
+        std::int64_t const* const times = params_.bias.key_times + sequence.first_key_row + first_key;
+        base_time = __ldg(times);
+        state_.key_times[keys_parity_].fill(times, sequence.mask.num_keys - first_key, base_time);
+      }
     }
-    tile_info() = {sequence, tile.head, first_key, base_time, false, false};
+    // The lane that arrives sees what the others wrote.
+    __syncwarp();
+    if (is_first_lane()) {
+      tile_info() = {sequence, tile.head, first_key, base_time, false, false};
+      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_parity_]);
+    }
+    __syncwarp();
   }
 
   /// Keys or values.
@@ -107,18 +117,18 @@ class HopperBackwardProducer {
                 &state_.queries_full[i], 0, row, 0, tile.head);
     }
     __syncwarp();
-    if constexpr (Shape::kHasBias) wait(&state_.times_empty[i], queries_.parity ^ 1);
     describe_queries(i, first_query);
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(
           first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
-      state_.blocks[i] = {tile_number, first_query, turn, is_whole, blocks.is_done()};
+      state_.blocks[i] = {tile_number, first_query, turn, bias_.index, bias_.parity, is_whole, blocks.is_done()};
       arrive(&state_.queries_full[i]);
     }
     queries_.advance();
+    bias_.advance();
   }
 
-  /// What each query of a block sees, and their times. The first lane, which then arrives, sees what the others wrote.
+  /// What each query of a block sees. The first lane, which then arrives, sees what the others wrote.
   __device__ __forceinline__ void describe_queries(std::uint32_t stage, std::int32_t first_query) {
     SequenceView const& sequence = tile_info().sequence;
     HstuSequenceMask const& mask = sequence.mask;
@@ -130,16 +140,6 @@ class HopperBackwardProducer {
         seen = {range.begin, min(range.end, mask.num_keys) - range.begin, mask.token_of(query)};
       }
       state_.visibility[stage][i] = seen;
-    }
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) {
-        state_.query_times[stage].fill(params_.bias.query_times + sequence.first_query_row + first_query,
-                                       mask.num_queries - first_query, tile_info().base_time);
-      }
-      if (params_.bias.has_position()) {
-        std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
-        state_.positions[stage].fill(params_.bias, tile_info().first_key - last_token, params_.half_alpha);
-      }
     }
     __syncwarp();
   }
@@ -164,6 +164,80 @@ class HopperBackwardProducer {
   HopperBackwardState<Shape>& state_;
   std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
+  RingPosition<Shape::kBiasStages> bias_;  ///< Where the next block's bias is.
+};
+
+/// The warp that prepares what the bias and its gradients need of each block of queries, some blocks ahead.
+template <class Shape>
+class HopperBackwardBiasProducer {
+ public:
+  explicit __device__ __forceinline__ HopperBackwardBiasProducer(HopperBackwardParams const& params)
+      : params_(params), state_(backward_state<Shape>()) {}
+
+  __device__ __forceinline__ void run() {
+    prepare_backward_time_table<Shape>(params_);
+    for (RingPosition<2> tile;; tile.advance()) {
+      wait(&state_.tile_known[tile.index], tile.parity);
+      if (state_.tiles[tile.index].is_end) return;
+      prepare_tile(state_.tiles[tile.index], state_.key_times[tile.index]);
+      // Not before those who are at the tile before have done so.
+      wait(&state_.keys_empty, tile.index ^ 1);
+      if (is_first_lane()) arrive(&state_.keys_empty);
+    }
+  }
+
+ private:
+  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
+
+  __device__ __forceinline__ void prepare_tile(KeyTileInfo const& tile,
+                                               BlockTimes<Shape::kBlockKeys, 16> const& key_times) {
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    VisibleBlocks<QueriesThatSee, Shape::kBlockQueries> blocks(
+        {mask, tile.first_key, min(tile.first_key + Shape::kBlockKeys, mask.num_keys)});
+    while (!blocks.is_done()) {
+      auto& block = state_.bias_blocks[bias_.index];
+      std::int32_t const first_query = blocks.block() * Shape::kBlockQueries;
+      blocks.advance();
+      wait(&state_.bias_empty[bias_.index], bias_.parity ^ 1);
+      if (params_.bias.has_time()) {
+        block.times.fill(params_.bias.query_times + tile.sequence.first_query_row + first_query,
+                         mask.num_queries - first_query, tile.base_time);
+        block.time_bias.fill(backward_time_table<Shape>(params_.bias), key_times, block.times);
+        find_buckets(key_times, block);
+      }
+      if (params_.bias.has_position()) {
+        std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
+        block.positions.fill(params_.bias, tile.first_key - last_token, params_.half_alpha);
+      }
+      // The lane that arrives sees what the others wrote.
+      __syncwarp();
+      if (is_first_lane()) {
+        block.first_query = first_query;
+        block.is_last = blocks.is_done();
+        arrive(&state_.bias_full[bias_.index]);
+      }
+      bias_.advance();
+    }
+  }
+
+  /// A lane those of one group.
+  __device__ __forceinline__ void find_buckets(BlockTimes<Shape::kBlockKeys, 16> const& keys,
+                                               BiasBlock<Shape>& block) const {
+    constexpr int kQueryGroups = BiasBlock<Shape>::kQueryGroups;
+    static_assert(BiasBlock<Shape>::kKeyGroups * kQueryGroups == kWarpThreads);
+    TimeTable const table = backward_time_table<Shape>(params_.bias);
+    auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+    std::int32_t const key_group = lane / kQueryGroups, query_group = lane % kQueryGroups;
+    TimeRange const& queries = block.times.ranges[query_group];
+    BucketRange range = buckets_between(table, keys.ranges[2 * key_group], queries);
+    BucketRange const second = buckets_between(table, keys.ranges[2 * key_group + 1], queries);
+    range = {min(range.first, second.first), max(range.last, second.last)};
+    block.buckets[key_group][query_group] = {range, table.bound_above(range.first), 0};
+  }
+
+  HopperBackwardParams const& params_;
+  HopperBackwardState<Shape>& state_;
+  RingPosition<Shape::kBiasStages> bias_;
 };
 
 /// A warp that adds sums of a warpgroup from shared memory to those in global memory, in turns if they are given.

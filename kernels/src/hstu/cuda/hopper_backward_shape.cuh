@@ -20,6 +20,8 @@ struct HopperBackwardShape {
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;
   static constexpr int kStages = 2;
+  /// What a bias needs is prepared ahead, and stays until its gradients have been added up.
+  static constexpr int kBiasStages = 3;
   /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
   /// do not let it, half of the columns.
   static constexpr bool kSplitsColumns = kDim == 128;
@@ -30,7 +32,8 @@ struct HopperBackwardShape {
 
   /// Of each thread; 64 K in all.
   static constexpr int kConsumerRegisters = !kHasBias ? 232 : kDim == 128 ? 224 : 208;
-  static constexpr int kProducerRegisters = kHasBias ? 256 - kConsumerRegisters : 40;  ///< And for gradients of biases.
+  static constexpr int kProducerRegisters = kHasBias && kDim == 128 ? 24 : 40;
+  static constexpr int kGradientRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< Of biases.
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
@@ -56,6 +59,7 @@ struct HopperWideBackwardShape {
   static constexpr int kBlockKeys = 64;
   static constexpr int kBlockQueries = 64;
   static constexpr int kStages = 2;
+  static constexpr int kBiasStages = 1;  ///< There is no bias.
   static constexpr int kQuerySumColumns = kDim / 2;
   static constexpr int kAdders = 1;
 

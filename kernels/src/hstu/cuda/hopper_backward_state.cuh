@@ -4,6 +4,7 @@
 #include "hstu/cuda/biased_scores.cuh"
 #include "hstu/cuda/hopper_backward_params.hpp"
 #include "hstu/cuda/hopper_backward_shape.cuh"
+#include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
 
 #include <cstdint>
@@ -25,21 +26,31 @@ struct KeyTileInfo {
   bool is_end = false;
 };
 
-/// Which keys a query sees.
-struct alignas(16) QueryVisibility {
-  std::int32_t begin, length, token;
-
-  [[nodiscard]] __device__ __forceinline__ bool sees(std::int32_t key) const {
-    bool const is_in_range = static_cast<std::uint32_t>(key - begin) < static_cast<std::uint32_t>(length);
-    return is_in_range | (key == token);  // Without branches.
-  }
-};
-
 struct QueryBlockInfo {
   std::int32_t tile = 0;  ///< Its number among those of sums.
   std::int32_t first_query = 0;
-  std::int32_t turn = 0;  ///< Tiles of keys that add to its sums before.
+  std::int32_t turn = 0;                          ///< Tiles of keys that add to its sums before.
+  std::uint32_t bias_stage = 0, bias_parity = 0;  ///< See BiasBlock.
   bool is_whole = false, is_last = false;
+};
+
+/// In which buckets the pairs of 32 keys and 8 queries lie; the bound is that above the first.
+struct alignas(16) GroupBuckets {
+  BucketRange range;
+  float bound, unused;
+};
+
+/// What a bias and its gradients need of a block of queries.
+template <class Shape>
+struct BiasBlock {
+  static constexpr int kKeyGroups = Shape::kBlockKeys / 32, kQueryGroups = Shape::kBlockQueries / 8;
+
+  BlockTimes<Shape::kBlockQueries, 8> times;
+  BlockTimeBias<Shape::kBlockKeys, Shape::kBlockQueries, 16> time_bias;
+  GroupBuckets buckets[kKeyGroups][kQueryGroups];
+  PositionBand<Shape::kBlockKeys, Shape::kBlockQueries> positions;
+  std::int32_t first_query = 0;
+  bool is_last = false;
 };
 
 /// Where sums of a block of queries are to be added.
@@ -48,44 +59,48 @@ struct QuerySumsPlace {
   std::int32_t turn = 0;
 };
 
-/// Behind the tiles in shared memory; behind it the table of times, and sums for the gradients of its weights.
+/// Behind the tiles in shared memory; behind it the table of times, and sums for gradients of its weights.
 template <class Shape>
 struct HopperBackwardState {
   Barrier keys_full, keys_empty, values_full, values_empty;
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
   Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
-  Barrier times_empty[Shape::kStages];  ///< The times of a block of queries, by those who add up gradients of biases.
+  Barrier tile_known[2];  ///< By the parity of keys, for the warp that prepares biases.
+  Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];  ///< Those who add up its gradients empty it.
   KeyTileInfo tiles[2];  ///< By the parity of their keys: that of the next is written while one is still in use.
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];  ///< The same.
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
-  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockQueries>, NoBias> query_times[Shape::kStages];
-  std::conditional_t<Shape::kHasBias, PositionBand<Shape::kBlockKeys, Shape::kBlockQueries>, NoBias>
-      positions[Shape::kStages];
-  TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
-  std::conditional_t<Shape::kHasBias, SplitTime, NoBias> key_times[Shape::kBlockKeys];
+  std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
 };
 
-/// How many sums there are for the gradient of each time weight. Lanes have sums of their own as far as there is room:
-/// adding to the same one they would wait for each other.
-[[nodiscard]] constexpr std::int32_t copies_of_time_sums(std::int64_t num_time_bounds) {
-  constexpr std::int64_t kMostSums = 4096;
-  std::int32_t copies = kWarpThreads;
-  while (copies * (num_time_bounds + 1) > kMostSums) copies /= 2;
-  return copies;
+inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
+
+/// Of how many buckets each thread that adds up gradients of time weights has a sum: as many as there is room for.
+template <class Shape>
+[[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::int32_t buckets_kept(std::int64_t num_time_bounds) {
+  constexpr std::uint32_t kBucketBytes = Shape::kBlockKeys * sizeof(float);
+  std::uint32_t const used =
+      Shape::kStateAt + sizeof(HopperBackwardState<Shape>) + TimeTable::size_bytes(num_time_bounds);
+  auto const most = static_cast<std::int32_t>((kMostSharedBytes - used) / kBucketBytes);
+  return num_time_bounds < most ? static_cast<std::int32_t>(num_time_bounds) + 1 : most;
 }
 
 /// The table of times and those sums.
+template <class Shape>
 [[nodiscard]] constexpr std::uint32_t time_gradient_bytes(std::int64_t num_time_bounds) {
-  std::int64_t const num_sums = (num_time_bounds + 1) * copies_of_time_sums(num_time_bounds);
-  return TimeTable::size_bytes(num_time_bounds) + static_cast<std::uint32_t>(num_sums * sizeof(float));
+  auto const num_sums = static_cast<std::uint32_t>(buckets_kept<Shape>(num_time_bounds)) * Shape::kBlockKeys;
+  return TimeTable::size_bytes(num_time_bounds) + num_sums * sizeof(float);
 }
 
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
-  constexpr std::uint32_t kMostBytes = 227 * 1024, kState = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
-  static_assert(kState + (Shape::kHasBias ? time_gradient_bytes(TimeTable::kMostBounds) : 0) <= kMostBytes);
-  return kState + (bias.has_time() ? time_gradient_bytes(bias.num_time_bounds) : 0);
+  constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
+  static_assert(kState + (Shape::kHasBias ? time_gradient_bytes<Shape>(TimeTable::kMostBounds) : 0) <=
+                kMostSharedBytes);
+  static_assert(!Shape::kHasBias || buckets_kept<Shape>(TimeTable::kMostBounds) >= 16);
+  return kState + (bias.has_time() ? time_gradient_bytes<Shape>(bias.num_time_bounds) : 0);
 }
 
 template <class Shape>
@@ -103,18 +118,17 @@ enum BackwardBarrier : int {
   kSumsFull = 1,
   kSumsEmpty = 3,
   kTableFilled = 5,
-  kTimeSums = 6,
-  kTurnTaken = 7,
+  kTurnTaken = 6,
 };
 
-/// By all warpgroups but the first.
+/// By all warpgroups but the first, and that one's last warp.
 template <class Shape>
 __device__ __forceinline__ void prepare_backward_time_table(HopperBackwardParams const& params) {
   if constexpr (Shape::kHasBias) {
     HstuBias const& bias = params.bias;
     if (!bias.has_time()) return;
-    constexpr int kFilling = Shape::kThreads - 128;
-    int const thread = static_cast<int>(threadIdx.x) - 128;
+    constexpr int kFilling = Shape::kThreads - 96;
+    int const thread = static_cast<int>(threadIdx.x) - 96;
     TimeTable table = backward_time_table<Shape>(bias);
     table.copy_bounds(bias, params.half_alpha, thread, kFilling);
     sync_named(kTableFilled, kFilling);

@@ -1,14 +1,17 @@
 #pragma once
 
-#include "cuda/mma.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
-#include "hstu/cuda/time_columns.cuh"
 
 #include <cstdint>
 
 namespace headway::kernels {
 
-/// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights.
+/// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights. A
+/// thread has a key.
+///
+/// For gradients of time weights a thread has sums of its own in shared memory, so that it adds to them without waiting
+/// for others: of as many buckets as there is room for. A warp's threads have those of the same buckets, which follow
+/// the pairs; what it leaves behind goes to global memory.
 template <class T, class Shape>
 class HopperBiasGradients {
  public:
@@ -16,8 +19,7 @@ class HopperBiasGradients {
       : params_(params),
         state_(backward_state<Shape>()),
         thread_(static_cast<std::int32_t>(threadIdx.x % 128)),
-        num_copies_(copies_of_time_sums(params.bias.num_time_bounds)),
-        own_time_sums_(time_sums() + (thread_ & (num_copies_ - 1))) {}
+        num_kept_(buckets_kept<Shape>(params.bias.num_time_bounds)) {}
 
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
@@ -26,7 +28,7 @@ class HopperBiasGradients {
     for (std::uint32_t parity = 0;; parity ^= 1) {
       wait(&state_.keys_full, parity);
       if (state_.tiles[parity].is_end) break;
-      add_tile(state_.tiles[parity]);
+      add_tile(state_.tiles[parity], state_.key_times[parity]);
     }
     if (has_time) write_time_sums();
   }
@@ -34,28 +36,28 @@ class HopperBiasGradients {
  private:
   static constexpr int kRowBytes = Shape::ScoreTile::kRowBytes;
   static_assert(kRowBytes == 16 * Shape::kBlockQueries / 8);
+  static_assert(Shape::kBlockKeys == 128);
 
-  static constexpr int kGroups = 8;  ///< Of 8 queries.
-  /// Of a group, so that comparing with bounds takes less than looking up each pair. On the diagonal there are dozens.
-  static constexpr std::int32_t kFewBuckets = 8;
-  static_assert(Shape::kBlockQueries == 8 * kGroups);
+  static constexpr int kGroups = Shape::kBlockQueries / 8;  ///< Of 8 queries.
 
-  __device__ __forceinline__ void add_tile(KeyTileInfo const& tile) {
+  using KeyTimes = BlockTimes<Shape::kBlockKeys, 16>;
+
+  __device__ __forceinline__ void add_tile(KeyTileInfo const& tile, KeyTimes const& key_times) {
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
-    if (params_.grad_time_weights != nullptr) describe_keys(tile);
     for (bool is_last = !tile.is_seen; !is_last;) {
       std::uint32_t const stage = queries_.index;
-      wait(&state_.queries_full[stage], queries_.parity);
-      QueryBlockInfo const block = state_.blocks[stage];
+      wait(&state_.bias_full[bias_.index], bias_.parity);
+      auto const& block = state_.bias_blocks[bias_.index];
       is_last = block.is_last;
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
-      if (params_.grad_time_weights != nullptr) add_times(stage, factor);
+      if (params_.grad_time_weights != nullptr) add_times(stage, key_times, block, factor);
       release(&state_.grads_empty[stage]);
-      release(&state_.times_empty[stage]);
+      release(&state_.bias_empty[bias_.index]);
       queries_.advance();
+      bias_.advance();
     }
     release(&state_.keys_empty);
   }
@@ -81,14 +83,10 @@ class HopperBiasGradients {
     for (std::int32_t query = 0; query < Shape::kBlockQueries; query += 8) {
       std::int32_t const key = first_key + query;
       if (key < 0 || key >= Shape::kBlockKeys) continue;
-      auto const packed = *reinterpret_cast<uint4 const*>(shared_memory() + offset_of(stage, key, query));
-      std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
+      float grads[8];
+      load_eight(stage, key, query, grads);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float2 const two = unpack<T>(pairs[i]);
-        sums[2 * i] += two.x;
-        sums[2 * i + 1] += two.y;
-      }
+      for (int i = 0; i < 8; ++i) sums[i] += grads[i];
     }
     // Sum i of a lane is of the diagonal of sum 0 of the lane i before, or of a lane 32 further in the warp before.
     std::int32_t const lane = thread_ % kWarpThreads;
@@ -113,130 +111,82 @@ class HopperBiasGradients {
     }
   }
 
-  /// By each warp for its own keys.
-  __device__ __forceinline__ void describe_keys(KeyTileInfo const& tile) const {
-    std::int32_t const key = min(tile.first_key + thread_, tile.sequence.mask.num_keys - 1);
-    __syncwarp();
-    state_.key_times[thread_] = {__ldg(params_.bias.key_times + tile.sequence.first_key_row + key), tile.base_time};
-    __syncwarp();
-  }
-
-  /// Gradients of a warp's 32 keys by groups of 8 queries and the first or last 16 keys. Most groups lie in one bucket,
-  /// and are added up by products with ones: so a lane gets the sums of two keys in two groups of each half.
-  __device__ __forceinline__ void add_times(std::uint32_t stage, float factor) const {
-    TimeTable const table = backward_time_table<Shape>(params_.bias);
-    std::int32_t const lane = thread_ % kWarpThreads, first_key = thread_ - lane;
-    // A lane looks up one of the groups.
-    TimeRange const& key_range = state_.row_times[first_key / 16 + lane / kGroups % 2];
-    BucketRange const buckets = buckets_between(table, key_range, state_.query_times[stage].ranges[lane % kGroups]);
+  /// By groups of the warp's keys and 8 queries, most of which lie in one bucket or two.
+  __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
+                                            float factor) {
+    GroupBuckets const(&groups)[kGroups] = block.buckets[thread_ / kWarpThreads];
+    BucketRange const own = groups[thread_ % kGroups].range;
+    cover({__reduce_min_sync(kAllLanes, own.first), __reduce_max_sync(kAllLanes, own.last)});
+    SplitTime const time = keys.time(thread_);
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) add_alike(stage, first_key + 16 * half, half * kGroups, buckets, factor);
-    unsigned mixed = __ballot_sync(kAllLanes, buckets.first != buckets.last) & ((1u << 2 * kGroups) - 1);
-    for (; mixed != 0; mixed &= mixed - 1) {
-      int const group = __ffs(static_cast<int>(mixed)) - 1;
-      BucketRange const of_group{__shfl_sync(kAllLanes, buckets.first, group),
-                                 __shfl_sync(kAllLanes, buckets.last, group)};
-      add_mixed(stage, first_key + group / kGroups * 16, group % kGroups, of_group, factor);
+    for (int group = 0; group < kGroups; ++group) {
+      GroupBuckets const buckets = groups[group];
+      float grads[8];
+      load_eight(stage, thread_, 8 * group, grads);
+      if (buckets.range.first == buckets.range.last) {
+        add_to_sum(buckets.range.first, sum_of_eight(grads), factor);
+      } else {
+        add_mixed(block.times.pairs + 4 * group, time, buckets, grads, factor);
+      }
     }
   }
 
-  /// The groups of 16 keys that lie in one bucket.
-  /// @param own buckets of one group; a lane has that with its number from `first_group` on
-  __device__ __forceinline__ void add_alike(std::uint32_t stage, std::int32_t first_key, std::int32_t first_group,
-                                            BucketRange const& own, float factor) const {
-    std::int32_t const lane = thread_ % kWarpThreads;
-    float sums[4] = {};
-#pragma unroll
-    for (int step = 0; step < kGroups / 2; ++step) {
-      std::uint32_t grads[4];
-      load_matrices(grads, shared_memory() + offset_of(stage, first_key + lane % 16, 16 * step + lane / 16 * 8));
-      std::uint32_t const ones = pack<T>(1, 1);
-      mma_m16n8k16<T>(sums, grads, {lane / 4 == 2 * step ? ones : 0, lane / 4 == 2 * step + 1 ? ones : 0});
-    }
-    std::int32_t const bucket = own.first == own.last ? own.first : -1;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float sum = sums[i] + sums[2 + i];
-      sum += __shfl_xor_sync(kAllLanes, sum, 16);
-      std::int32_t const of_group = __shfl_sync(kAllLanes, bucket, first_group + lane % 4 * 2 + i);
-      if (lane < 16 && of_group >= 0) add_to_sum(of_group, sum * factor);
-    }
-  }
-
-  /// A group of several buckets. A lane has two queries of two keys, as in a product.
-  __device__ __forceinline__ void add_mixed(std::uint32_t stage, std::int32_t first_key, std::int32_t group,
-                                            BucketRange const& buckets, float factor) const {
-    std::int32_t const lane = thread_ % kWarpThreads, key = first_key + lane / 4, pair = lane % 4;
-    float grads[4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      auto const* const two = shared_memory() + offset_of(stage, key + 8 * r, 8 * group + 2 * pair);
-      float2 const unpacked = unpack<T>(*reinterpret_cast<std::uint32_t const*>(two));
-      grads[2 * r] = unpacked.x;
-      grads[2 * r + 1] = unpacked.y;
-    }
-    bool const is_seen = grads[0] != 0 || grads[1] != 0 || grads[2] != 0 || grads[3] != 0;
-    if (!__any_sync(kAllLanes, is_seen)) return;
-    TimePair const queries = state_.query_times[stage].pairs[4 * group + pair];
-    float apart[4];
+  /// Gradients of a key and 8 queries.
+  __device__ __forceinline__ void load_eight(std::uint32_t stage, std::int32_t key, std::int32_t first_query,
+                                             float (&values)[8]) const {
+    auto const packed = *reinterpret_cast<uint4 const*>(shared_memory() + offset_of(stage, key, first_query));
+    std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      apart[i] = fabsf(time_difference(state_.key_times[key + i / 2 * 8], queries.times[i % 2]));
+      float2 const two = unpack<T>(pairs[i]);
+      values[2 * i] = two.x;
+      values[2 * i + 1] = two.y;
     }
-    if (buckets.last - buckets.first < kFewBuckets) {
-      add_by_bounds(buckets, apart, grads, factor);
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ float sum_of_eight(float const (&values)[8]) {
+    return values[0] + values[1] + (values[2] + values[3]) + (values[4] + values[5] + (values[6] + values[7]));
+  }
+
+  /// A group of several buckets.
+  __device__ __forceinline__ void add_mixed(TimePair const* queries, SplitTime time, GroupBuckets const& buckets,
+                                            float const (&grads)[8], float factor) const {
+    float apart[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) apart[i] = fabsf(time_difference(time, queries[i / 2].times[i % 2]));
+    if (buckets.range.last == buckets.range.first + 1) {
+      float above[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) above[i] = apart[i] >= buckets.bound ? grads[i] : 0.0F;
+      float const sum = sum_of_eight(above);
+      add_to_sum(buckets.range.first, sum_of_eight(grads) - sum, factor);
+      add_to_sum(buckets.range.last, sum, factor);
     } else {
-      std::int32_t each[4];
+      std::int32_t each[8];
       backward_time_table<Shape>(params_.bias).find_buckets(apart, each);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) add_to_sum(each[i], grads[i] * factor);
+      for (int i = 0; i < 8; ++i) add_to_sum(each[i], grads[i], factor);
     }
   }
 
-  /// Adds up a warp's gradients four buckets at a time: what is from the bound below each on, less what is from the
-  /// next on.
-  __device__ __forceinline__ void add_by_bounds(BucketRange const& buckets, float const (&apart)[4],
-                                                float const (&grads)[4], float factor) const {
-    std::int32_t const lane = thread_ % kWarpThreads;
-    TimeTable const table = backward_time_table<Shape>(params_.bias);
-    float from = grads[0] + grads[1] + (grads[2] + grads[3]);
-#pragma unroll 1
-    for (std::int32_t bucket = buckets.first; bucket <= buckets.last; bucket += 4) {
-      float sums[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float const bound = bucket + j < buckets.last ? table.bound_above(bucket + j) : INFINITY;
-        float from_next = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) from_next += apart[i] >= bound ? grads[i] : 0.0F;
-        sums[j] = from - from_next;
-        from = from_next;
-      }
-      float const sum = sum_over_lanes(sums);
-      std::int32_t const own = bucket + lane / 8;
-      if (lane % 8 == 0 && own <= buckets.last) add_to_sum(own, sum * factor);
+  /// Those of buckets that are not kept go to global memory at once.
+  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad, float factor) const {
+    std::int32_t const place = bucket - first_kept_;
+    if (static_cast<std::uint32_t>(place) < static_cast<std::uint32_t>(num_kept_)) {
+      float& sum = time_sums()[place * Shape::kBlockKeys + thread_];
+      sum = fmaf(grad, factor, sum);
+    } else if (grad != 0) {
+      atomicAdd(params_.grad_time_weights + bucket, grad * factor);
     }
   }
 
-  /// @returns the sum over a warp's lanes of one of their values: of that with the number lane / 8
-  [[nodiscard]] static __device__ __forceinline__ float sum_over_lanes(float const (&values)[4]) {
-    // Lanes with bit 4 take values 2 and 3, and of these those with bit 3 the second one.
-    bool const takes_last = (threadIdx.x & 16) != 0, takes_second = (threadIdx.x & 8) != 0;
-    float two[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      two[i] = takes_last ? values[2 + i] : values[i];
-      two[i] += __shfl_xor_sync(kAllLanes, takes_last ? values[i] : values[2 + i], 16);
-    }
-    float sum = takes_second ? two[1] : two[0];
-    sum += __shfl_xor_sync(kAllLanes, takes_second ? two[0] : two[1], 8);
-#pragma unroll
-    for (int bits = 4; bits > 0; bits /= 2) sum += __shfl_xor_sync(kAllLanes, sum, bits);
-    return sum;
-  }
-
-  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad) const {
-    if (grad != 0) atomicAdd(own_time_sums_ + bucket * num_copies_, grad);
+  /// Keeps sums of these buckets from here on, or if they are too many, of the last ones, which have most pairs as
+  /// buckets of long times are wider.
+  __device__ __forceinline__ void cover(BucketRange const& buckets) {
+    std::int32_t const first = max(buckets.first, buckets.last - num_kept_ + 1);
+    if (first >= first_kept_ && buckets.last < first_kept_ + num_kept_) return;
+    write_time_sums();
+    first_kept_ = first;
   }
 
   /// Where the gradient of a key and a query is in shared memory, and those of the next queries behind it.
@@ -246,24 +196,33 @@ class HopperBiasGradients {
            Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(query));
   }
 
-  /// Behind the table of times.
+  /// By bucket and thread, behind the table of times.
   [[nodiscard]] __device__ __forceinline__ float* time_sums() const {
     return reinterpret_cast<float*>(shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>) +
                                     TimeTable::size_bytes(params_.bias.num_time_bounds));
   }
   __device__ __forceinline__ void clear_time_sums() const {
-    for (std::int64_t i = thread_; i < (params_.bias.num_time_bounds + 1) * num_copies_; i += 128) {
-      time_sums()[i] = 0;
-    }
-    sync_named(kTimeSums, 128);
+    for (std::int32_t place = 0; place < num_kept_; ++place) time_sums()[place * Shape::kBlockKeys + thread_] = 0;
+    __syncwarp();
   }
+
+  /// Adds the sums of the warp to those in global memory, and clears them. A lane has a bucket; lanes begin at
+  /// different threads, so that they read different banks.
   __device__ __forceinline__ void write_time_sums() const {
-    sync_named(kTimeSums, 128);
-    for (std::int64_t i = thread_; i <= params_.bias.num_time_bounds; i += 128) {
-      float sum = 0;
-      for (std::int32_t copy = 0; copy < num_copies_; ++copy) sum += time_sums()[i * num_copies_ + copy];
-      if (sum != 0) atomicAdd(params_.grad_time_weights + i, sum);
+    __syncwarp();
+    std::int32_t const lane = thread_ % kWarpThreads, first_thread = thread_ - lane;
+    for (std::int32_t place = lane; place < num_kept_; place += kWarpThreads) {
+      float* const of_threads = time_sums() + place * Shape::kBlockKeys + first_thread;
+      float total = 0;
+#pragma unroll 8
+      for (int i = 0; i < kWarpThreads; ++i) {
+        float& sum = of_threads[(lane + i) % kWarpThreads];
+        total += sum;
+        sum = 0;
+      }
+      if (total != 0) atomicAdd(params_.grad_time_weights + first_kept_ + place, total);
     }
+    __syncwarp();
   }
 
   /// By each warp for itself.
@@ -274,9 +233,10 @@ class HopperBiasGradients {
 
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
-  std::int32_t thread_, num_copies_;
-  float* own_time_sums_;  ///< That of the first bucket; a power of two of sums for each, see copies_of_time_sums().
+  std::int32_t thread_;
+  std::int32_t num_kept_, first_kept_ = 0;  ///< Buckets of which a thread has sums.
   RingPosition<Shape::kStages> queries_;
+  RingPosition<Shape::kBiasStages> bias_;
 };
 
 }  // namespace headway::kernels

@@ -1,8 +1,8 @@
 #pragma once
 
-// Forward pass on sm_90a. A warp brings tiles of queries, keys and values to shared memory (TMA); two warpgroups
-// multiply them (wgmma), 64 queries each: the products of the next keys run before those with the present values, and
-// weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
+// Forward pass on sm_90a. A warp brings tiles of queries to shared memory (TMA), one keys and values, and one prepares
+// the bias; two warpgroups multiply them (wgmma), 64 queries each: the products of the next keys run before those with
+// the present values, and weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
 
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/hopper_forward_consumer.cuh"
@@ -15,17 +15,24 @@ namespace headway::kernels {
 template <class Shape>
 __device__ __forceinline__ void init_forward_barriers() {
   auto& state = forward_state<Shape>();
-  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers;
+  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kBringingWarps = Shape::kHasBias ? 3 : 1;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kQueryStages; ++i) {
+      init_barrier(&state.tile_known[i], 1);
       init_barrier(&state.query_full[i], 1);
-      init_barrier(&state.query_empty[i], kComputingWarps);
+      init_barrier(&state.query_empty[i], kComputingWarps + kBringingWarps);
     }
     for (int i = 0; i < Shape::kKeyStages; ++i) {
       init_barrier(&state.key_full[i], 1);
       init_barrier(&state.key_empty[i], kComputingWarps);
       init_barrier(&state.value_full[i], 1);
       init_barrier(&state.value_empty[i], kComputingWarps);
+    }
+    if constexpr (Shape::kHasBias) {
+      for (int i = 0; i < Shape::kBiasStages; ++i) {
+        init_barrier(&state.bias_full[i], 1);
+        init_barrier(&state.bias_empty[i], kComputingWarps);
+      }
     }
     fence_barrier_init();
   }
@@ -42,7 +49,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < kWarpThreads) HopperForwardProducer<Shape>(maps, params).run();
+    auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);
+    if (warp == 0) HopperForwardQueryProducer<Shape>(maps, params).run();
+    if (warp == 1) HopperForwardKeyProducer<Shape>(maps).run();
+    if constexpr (Shape::kHasBias) {
+      if (warp >= 2) HopperForwardBiasProducer<Shape>(params, warp - 2).run();
+    }
   } else {
     raise_registers<Shape::kConsumerRegisters>();
     HopperForwardConsumer<T, Shape>(params, this_warpgroup() - 1).run();

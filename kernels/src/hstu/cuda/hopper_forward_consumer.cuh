@@ -17,7 +17,7 @@ class HopperForwardConsumer {
       : params_(params), state_(forward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    prepare_time_table();
+    prepare_forward_time_table<Shape>(params_);
     // The first may begin.
     if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
     float scores[kScores];
@@ -31,7 +31,6 @@ class HopperForwardConsumer {
 
  private:
   static constexpr int kTurnBarrier = 1;  ///< And the next, for the second warpgroup.
-  static constexpr int kTableBarrier = 3;
   static constexpr int kTurnThreads = 256;
   static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
   static constexpr int kSums = Shape::kDim / 2;
@@ -47,19 +46,6 @@ class HopperForwardConsumer {
     RowsVisibility visibility;
     RowTimes times;
   };
-
-  __device__ __forceinline__ void prepare_time_table() {
-    if constexpr (Shape::kHasBias) {
-      if (!params_.bias.has_time()) return;
-      constexpr int kComputing = 128 * Shape::kConsumers;
-      int const thread = static_cast<int>(threadIdx.x) - 128;
-      TimeTable table = time_table();
-      table.copy_bounds(params_.bias, params_.half_alpha, thread, kComputing);
-      sync_named(kTableBarrier, kComputing);
-      table.fill_cells(thread, kComputing);
-      sync_named(kTableBarrier, kComputing);
-    }
-  }
 
   [[nodiscard]] __device__ __forceinline__ TimeTable time_table() const {
     return forward_time_table<Shape>(params_.bias);
@@ -86,7 +72,7 @@ class HopperForwardConsumer {
     KeyBlockInfo block = state_.blocks[key_.index];
     std::uint32_t weights[kSteps][4];
     float sums[kSums];
-    finish_scores(scores, rows, block, time_bias());
+    finish_scores(scores, rows, block);
     pack_weights(scores, weights);
 
     bool has_sums = false;
@@ -98,10 +84,9 @@ class HopperForwardConsumer {
       wait(&state_.value_full[value_.index], value_.parity);
       start_sums(sums, weights, has_sums);
       pass_turn();
-      TimeBias const time = time_bias();
       wait_products<1>();
       pin_registers(scores);
-      finish_scores(scores, rows, block, time);
+      finish_scores(scores, rows, block);
       wait_products<0>();
       pin_registers(sums);
       release_values();
@@ -127,11 +112,15 @@ class HopperForwardConsumer {
   }
 
   /// Makes weights of scores, and gives back what they were made of.
-  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block,
-                                                TimeBias const& time) {
+  __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block) {
     if (block.is_last) release_queries();
-    compute_weights(scores, rows, block, time);
     release_keys();
+    if constexpr (Shape::kHasBias) wait(&state_.bias_full[bias_.index], bias_.parity);
+    compute_weights(scores, rows, block);
+    if constexpr (Shape::kHasBias) {
+      release(&state_.bias_empty[bias_.index]);
+      bias_.advance();
+    }
   }
 
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
@@ -146,12 +135,8 @@ class HopperForwardConsumer {
     Rows rows{place, {tile.sequence.mask, place.row}, {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        std::int64_t times[2];
-        for (int r = 0; r < 2; ++r) {
-          std::int32_t const query = min(place.row + 8 * r, tile.sequence.mask.num_queries - 1);
-          times[r] = __ldg(params_.bias.query_times + tile.sequence.first_query_row + query);
-        }
-        rows.times.fill(times, tile.base_time, state_.row_times[warp()]);
+        auto const& times = state_.query_times[query_.index];
+        for (int r = 0; r < 2; ++r) rows.times.times[r] = times.time(FragmentPlace(64 * warpgroup_).row + 8 * r);
       }
     }
     return rows;
@@ -188,34 +173,47 @@ class HopperForwardConsumer {
   }
 
   /// From products to weights, in place. A time bias comes first, as its code has branches; so one is enough.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block,
-                                                  TimeBias const& time) const {
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
+                                                  KeyBlockInfo const& block) const {
     if constexpr (!Shape::kHasBias) {
       compute_weights_of_block<ScoreBias::kNone>(scores, rows, block);
     } else if (!params_.bias.has_time()) {
       compute_weights_of_block<ScoreBias::kPosition>(scores, rows, block);
     } else {
+      float factor = params_.half_alpha;
       if (params_.bias.has_position()) {
-        add_bias<true, true>(scores, params_.half_alpha, position_bias(), time);
-      } else {
-        add_bias<false, true>(scores, params_.half_alpha, PositionBias<1>(), time);
+        add_position_bias(scores, params_.half_alpha, position_bias());
+        factor = 1;
       }
-      time.add_to_mixed(time_table(), rows.times, state_.key_times[key_.index], rows.place.column, scores);
+      auto const& of_block = state_.bias_blocks[bias_.index];
+      add_time_bias(scores, factor, of_block.time_bias, warp(), of_block.times, rows.times, rows.place.column,
+                    time_table(), chunks_seen(rows, block));
       compute_weights_of_block<ScoreBias::kAdded>(scores, rows, block);
     }
   }
 
-  /// Of the present keys.
-  [[nodiscard]] __device__ __forceinline__ TimeBias time_bias() const {
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) return {time_table(), state_.row_times[warp()], state_.key_times[key_.index]};
+  /// Chunks of the present keys of which some row of this warp sees some, by the bits of their first groups.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Rows const& rows,
+                                                                     KeyBlockInfo const& block) const {
+    if (block.is_whole) return ~0u;
+    constexpr int kChunkKeys = Shape::kBiasChunk, kChunks = Shape::kBlockKeys / kChunkKeys;
+    static_assert(kChunks <= 4);  // Each lane of four that have the same rows looks at one.
+    std::int32_t const first_key = block.first_key + static_cast<std::int32_t>(threadIdx.x % 4) * kChunkKeys;
+    bool const sees = rows.visibility.of_row(0).sees_some(first_key, kChunkKeys) |
+                      rows.visibility.of_row(1).sees_some(first_key, kChunkKeys);
+    std::uint32_t const lanes = __ballot_sync(kAllLanes, sees);
+    std::uint32_t chunks = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if ((lanes & 0x11111111u << chunk) != 0) chunks |= 1u << chunk * (kChunkKeys / 8);
     }
-    return {};
+    return chunks;
   }
 
   [[nodiscard]] __device__ __forceinline__ PositionBias<1> position_bias() const {
     FragmentPlace const place(64 * warpgroup_);
-    return PositionBias<1>(state_.positions[key_.index].weights + Shape::kBlockQueries - 1 + place.column - place.row);
+    return PositionBias<1>(state_.bias_blocks[bias_.index].positions.weights + Shape::kBlockQueries - 1 + place.column -
+                           place.row);
   }
 
   template <ScoreBias kBias>
@@ -232,13 +230,13 @@ class HopperForwardConsumer {
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
                                                      std::int32_t first_key) const {
     if constexpr (kBias == ScoreBias::kPosition) {
-      add_bias<true, false>(scores, params_.half_alpha, position_bias(), TimeBias());
+      add_position_bias(scores, params_.half_alpha, position_bias());
     }
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       std::int32_t const key = first_key + rows.place.column + i / 4 * 8 + i % 2;
       float const weight = silu_of_twice(kBias == ScoreBias::kNone ? scores[i] * params_.half_alpha : scores[i]);
-      scores[i] = kIsMasked && !rows.visibility.sees(i % 4 / 2, key) ? 0.0F : weight;
+      scores[i] = kIsMasked && !rows.visibility.of_row(i % 4 / 2).sees(key) ? 0.0F : weight;
     }
   }
 
@@ -278,6 +276,7 @@ class HopperForwardConsumer {
   int warpgroup_;
   RingPosition<Shape::kQueryStages> query_;
   RingPosition<Shape::kKeyStages> key_, value_;
+  RingPosition<Shape::kBiasStages> bias_;
 };
 
 }  // namespace headway::kernels

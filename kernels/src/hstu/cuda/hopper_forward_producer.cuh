@@ -7,11 +7,12 @@
 
 namespace headway::kernels {
 
-/// The warp that brings tiles.
+/// The warp that finds tiles of queries and brings these, a tile ahead as far as there is room.
 template <class Shape>
-class HopperForwardProducer {
+class HopperForwardQueryProducer {
  public:
-  __device__ __forceinline__ HopperForwardProducer(HopperForwardMaps const& maps, HopperForwardParams const& params)
+  __device__ __forceinline__ HopperForwardQueryProducer(HopperForwardMaps const& maps,
+                                                        HopperForwardParams const& params)
       : maps_(maps), params_(params), state_(forward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
@@ -23,13 +24,94 @@ class HopperForwardProducer {
     std::int32_t next = 0;
     for (auto number = static_cast<std::int32_t>(blockIdx.x); schedule.find(number, tile); number = next) {
       next = counter.next(number);
-      bring_tile(tile);
+      bring_queries(tile);
     }
-    wait(&state_.query_empty[query_.index], query_.parity ^ 1);
+    std::uint32_t const i = query_.index;
+    wait(&state_.query_empty[i], query_.parity ^ 1);
     if (is_first_lane()) {
-      state_.tiles[query_.index].is_end = true;
-      arrive(&state_.query_full[query_.index]);
+      state_.tiles[i].is_end = true;
+      arrive(&state_.tile_known[i]);
+      arrive(&state_.query_full[i]);
     }
+  }
+
+ private:
+  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
+
+  __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
+    std::uint32_t const i = query_.index;
+    SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
+    std::int32_t const first_query = tile.block * Shape::kBlockQueries;
+    std::int64_t const first_row = sequence.first_query_row + first_query;
+    wait(&state_.query_empty[i], query_.parity ^ 1);
+    if (is_first_lane()) {
+      expect(&state_.query_full[i], Shape::QueryTile::kBytes);
+      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
+                static_cast<std::int32_t>(first_row), 0, tile.head);
+    }
+    std::int64_t base_time = 0;
+    if constexpr (Shape::kHasBias) {
+      if (params_.bias.has_time()) {
+        std::int64_t const* const times = params_.bias.query_times + first_row;
+        base_time = __ldg(times);
+        state_.query_times[i].fill(times, sequence.mask.num_queries - first_query, base_time);
+      }
+    }
+    // The lane that arrives sees what the others wrote.
+    __syncwarp();
+    if (is_first_lane()) {
+      state_.tiles[i] = {sequence, tile.head, first_query, base_time, false};
+      arrive(&state_.tile_known[i]);
+      arrive(&state_.query_full[i]);
+    }
+    query_.advance();
+  }
+
+  HopperForwardMaps const& maps_;
+  HopperForwardParams const& params_;
+  HopperForwardState<Shape>& state_;
+  RingPosition<Shape::kQueryStages> query_;
+};
+
+/// What the other warps do with each tile of queries. By all lanes of a warp.
+/// @param bring_keys for a tile and the blocks of keys that it sees
+template <class Shape, class BringKeys>
+__device__ __forceinline__ void for_each_forward_tile(BringKeys bring_keys) {
+  auto& state = forward_state<Shape>();
+  RingPosition<Shape::kQueryStages> query;
+  while (true) {
+    std::uint32_t const i = query.index;
+    wait(&state.tile_known[i], query.parity);
+    // From shared memory, as these warps have few registers.
+    QueryTileInfo const& tile = state.tiles[i];
+    if (tile.is_end) return;
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    bring_keys(tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>(
+                         {mask, tile.first_query, min(tile.first_query + Shape::kBlockQueries, mask.num_queries)}));
+    __syncwarp();
+    if (threadIdx.x % kWarpThreads == 0) arrive(&state.query_empty[i]);
+    query.advance();
+  }
+}
+
+/// The warp that brings keys and values.
+template <class Shape>
+class HopperForwardKeyProducer {
+ public:
+  explicit __device__ __forceinline__ HopperForwardKeyProducer(HopperForwardMaps const& maps)
+      : maps_(maps), state_(forward_state<Shape>()) {}
+
+  __device__ __forceinline__ void run() {
+    for_each_forward_tile<Shape>([this](QueryTileInfo const& tile, Blocks blocks) {
+      // Keys are needed a step before values.
+      std::int32_t present = bring_keys(tile, blocks);
+      while (!blocks.is_done()) {
+        std::int32_t const next = bring_keys(tile, blocks);
+        bring_values(tile, present);
+        present = next;
+      }
+      bring_values(tile, present);
+    });
   }
 
  private:
@@ -37,97 +119,84 @@ class HopperForwardProducer {
 
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
-  __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
-    std::uint32_t const place = query_.index;
-    bring_queries(tile);
-    // From shared memory, as this warp has few registers.
-    QueryTileInfo const& info = state_.tiles[place];
-    HstuSequenceMask const& mask = info.sequence.mask;
-    Blocks blocks({mask, info.first_query, min(info.first_query + Shape::kBlockQueries, mask.num_queries)});
-    // Keys are needed a step before values.
-    std::int32_t present = bring_keys(info, blocks);
-    while (!blocks.is_done()) {
-      std::int32_t const next = bring_keys(info, blocks);
-      bring_values(info, present);
-      present = next;
-    }
-    bring_values(info, present);
-  }
-
-  __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
-    std::uint32_t const i = query_.index;
-    wait(&state_.query_empty[i], query_.parity ^ 1);
-    if (is_first_lane()) {
-      SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
-      std::int32_t const first_query = tile.block * Shape::kBlockQueries;
-      std::int64_t const first_row = sequence.first_query_row + first_query;
-      std::int64_t base_time = 0;
-      if constexpr (Shape::kHasBias) {
-        if (params_.bias.has_time()) base_time = __ldg(params_.bias.query_times + first_row);
-      }
-      state_.tiles[i] = {sequence, tile.head, first_query, base_time, false};
-      arrive_expecting(&state_.query_full[i], Shape::QueryTile::kBytes);
-      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
-                static_cast<std::int32_t>(first_row), 0, tile.head);
-    }
-    __syncwarp();
-    query_.advance();
-  }
-
-  /// Those of the present block; goes on to the next. @returns the block
+  /// Those of the present block; goes on to the next. @returns the first key
   __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, Blocks& blocks) {
     std::uint32_t const i = key_.index;
-    std::int32_t const block = blocks.block(), first_key = block * Shape::kBlockKeys;
+    std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
     bool const is_whole = blocks.is_whole();
     blocks.advance();
     wait(&state_.key_empty[i], key_.parity ^ 1);
     if (is_first_lane()) {
-      expect(&state_.key_full[i], Shape::KeyTile::kBytes);
-      load_tile(shared_memory() + Shape::kKeysAt + i * Shape::KeyTile::kBytes, &maps_.key, &state_.key_full[i], 0,
-                static_cast<std::int32_t>(tile.sequence.first_key_row) + first_key, 0, tile.head);
-    }
-    __syncwarp();
-    describe_keys(tile, i, first_key);
-    if (is_first_lane()) {
       state_.blocks[i] = {first_key, is_whole, blocks.is_done()};
-      arrive(&state_.key_full[i]);
+      bring(&maps_.key, Shape::kKeysAt, i, &state_.key_full[i], tile, first_key);
     }
     key_.advance();
-    return block;
+    return first_key;
   }
 
-  /// What the bias needs. The first lane, which then arrives, sees what the others wrote.
-  __device__ __forceinline__ void describe_keys(QueryTileInfo const& tile, std::uint32_t stage,
-                                                std::int32_t first_key) {
-    if constexpr (Shape::kHasBias) {
-      HstuSequenceMask const& mask = tile.sequence.mask;
-      if (params_.bias.has_time()) {
-        state_.key_times[stage].fill(params_.bias.key_times + tile.sequence.first_key_row + first_key,
-                                     mask.num_keys - first_key, tile.base_time);
-      }
-      if (params_.bias.has_position()) {
-        std::int32_t const last_token = mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;
-        state_.positions[stage].fill(params_.bias, first_key - last_token, params_.half_alpha);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t block) {
+  __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t first_key) {
     std::uint32_t const i = value_.index;
     wait(&state_.value_empty[i], value_.parity ^ 1);
-    if (is_first_lane()) {
-      arrive_expecting(&state_.value_full[i], Shape::KeyTile::kBytes);
-      load_tile(shared_memory() + Shape::kValuesAt + i * Shape::KeyTile::kBytes, &maps_.value, &state_.value_full[i], 0,
-                static_cast<std::int32_t>(tile.sequence.first_key_row) + block * Shape::kBlockKeys, 0, tile.head);
-    }
+    if (is_first_lane()) bring(&maps_.value, Shape::kValuesAt, i, &state_.value_full[i], tile, first_key);
     value_.advance();
   }
 
+  static __device__ __forceinline__ void bring(TensorMap const* map, std::uint32_t at, std::uint32_t stage,
+                                               Barrier* full, QueryTileInfo const& tile, std::int32_t first_key) {
+    arrive_expecting(full, Shape::KeyTile::kBytes);
+    load_tile(shared_memory() + at + stage * Shape::KeyTile::kBytes, map, full, 0,
+              static_cast<std::int32_t>(tile.sequence.first_key_row) + first_key, 0, tile.head);
+  }
+
   HopperForwardMaps const& maps_;
+  HopperForwardState<Shape>& state_;
+  RingPosition<Shape::kKeyStages> key_, value_;
+};
+
+/// One of two warps that prepare what the bias needs of blocks of keys, each of every other block.
+template <class Shape>
+class HopperForwardBiasProducer {
+ public:
+  __device__ __forceinline__ HopperForwardBiasProducer(HopperForwardParams const& params, int warp)
+      : params_(params), state_(forward_state<Shape>()), is_on_(warp == 0) {}
+
+  __device__ __forceinline__ void run() {
+    prepare_forward_time_table<Shape>(params_);
+    RingPosition<Shape::kQueryStages> query;
+    for_each_forward_tile<Shape>([&](QueryTileInfo const& tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys> blocks) {
+      for (; !blocks.is_done(); blocks.advance()) {
+        if (is_on_) {
+          wait(&state_.bias_empty[bias_.index], bias_.parity ^ 1);
+          prepare(state_.bias_blocks[bias_.index], tile, query.index, blocks.block() * Shape::kBlockKeys);
+          if (threadIdx.x % kWarpThreads == 0) arrive(&state_.bias_full[bias_.index]);
+        }
+        is_on_ = !is_on_;
+        bias_.advance();
+      }
+      query.advance();
+    });
+  }
+
+ private:
+  /// The first lane, which then arrives, sees what the others wrote.
+  __device__ __forceinline__ void prepare(ForwardBiasBlock<Shape>& block, QueryTileInfo const& tile,
+                                          std::uint32_t query_stage, std::int32_t first_key) {
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    if (params_.bias.has_time()) {
+      block.times.fill(params_.bias.key_times + tile.sequence.first_key_row + first_key, mask.num_keys - first_key,
+                       tile.base_time);
+      block.time_bias.fill(forward_time_table<Shape>(params_.bias), state_.query_times[query_stage], block.times);
+    }
+    if (params_.bias.has_position()) {
+      std::int32_t const last_token = mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;
+      block.positions.fill(params_.bias, first_key - last_token, params_.half_alpha);
+    }
+  }
+
   HopperForwardParams const& params_;
   HopperForwardState<Shape>& state_;
-  RingPosition<Shape::kQueryStages> query_;
-  RingPosition<Shape::kKeyStages> key_, value_;
+  bool is_on_;  ///< Whether the next block is its own.
+  RingPosition<Shape::kBiasStages> bias_;
 };
 
 }  // namespace headway::kernels

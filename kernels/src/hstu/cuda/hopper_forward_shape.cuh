@@ -19,6 +19,8 @@ struct HopperForwardShape {
   /// beside 80.
   static constexpr int kBlockKeys = kDim < 256 ? 128 : kHasBias ? 64 : 80;
   static constexpr int kKeyStages = 2;
+  static constexpr int kBiasStages = 3;  ///< What a bias needs is prepared ahead.
+  static constexpr int kBiasChunk = 32;  ///< See BlockTimeBias.
   /// With two the next queries come while the last products with the present ones run.
   static constexpr int kQueryStages = kDim < 256 ? 2 : 1;
   /// Warpgroups take turns, so that one computes weights while the other has the matrix units.

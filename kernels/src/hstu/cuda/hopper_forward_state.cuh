@@ -29,18 +29,26 @@ struct KeyBlockInfo {
   bool is_whole = false, is_last = false;
 };
 
+/// What a bias needs of a block of keys.
+template <class Shape>
+struct ForwardBiasBlock {
+  BlockTimes<Shape::kBlockKeys, 8> times;
+  BlockTimeBias<Shape::kBlockQueries, Shape::kBlockKeys, Shape::kBiasChunk> time_bias;
+  PositionBand<Shape::kBlockQueries, Shape::kBlockKeys> positions;
+};
+
 /// Behind the tiles in shared memory; behind it the table of times.
 template <class Shape>
 struct HopperForwardState {
-  Barrier query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
+  /// What is said of a tile is known before its queries are there; all warps but the one that brings them empty it.
+  Barrier tile_known[Shape::kQueryStages], query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
   Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
+  Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
   QueryTileInfo tiles[Shape::kQueryStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, TimeColumns<Shape::kBlockKeys>, NoBias> key_times[Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, PositionBand<Shape::kBlockQueries, Shape::kBlockKeys>, NoBias>
-      positions[Shape::kKeyStages];
-  TimeRange row_times[4 * Shape::kConsumers];  ///< By warp.
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kQueryStages];
+  std::conditional_t<Shape::kHasBias, ForwardBiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
 };
 
 template <class Shape>
@@ -57,6 +65,21 @@ template <class Shape>
 template <class Shape>
 [[nodiscard]] __device__ __forceinline__ TimeTable forward_time_table(HstuBias const& bias) {
   return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
+}
+
+/// By those that compute and the two warps before them.
+template <class Shape>
+__device__ __forceinline__ void prepare_forward_time_table(HopperForwardParams const& params) {
+  if constexpr (Shape::kHasBias) {
+    if (!params.bias.has_time()) return;
+    constexpr int kFilling = 128 * Shape::kConsumers + 2 * kWarpThreads, kTableBarrier = 3;
+    int const thread = static_cast<int>(threadIdx.x) - (Shape::kThreads - kFilling);
+    TimeTable table = forward_time_table<Shape>(params.bias);
+    table.copy_bounds(params.bias, params.half_alpha, thread, kFilling);
+    sync_named(kTableBarrier, kFilling);
+    table.fill_cells(thread, kFilling);
+    sync_named(kTableBarrier, kFilling);
+  }
 }
 
 }  // namespace headway::kernels

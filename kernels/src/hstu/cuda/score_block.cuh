@@ -7,6 +7,25 @@
 
 namespace headway::kernels {
 
+/// Which keys a query sees.
+struct alignas(16) QueryVisibility {
+  std::int32_t begin, length, token;
+
+  [[nodiscard]] __device__ __forceinline__ bool sees(std::int32_t key) const {
+    return is_among(key - begin, length) | (key == token);  // Without branches.
+  }
+  /// Whether it sees any of `count` keys.
+  [[nodiscard]] __device__ __forceinline__ bool sees_some(std::int32_t first_key, std::int32_t count) const {
+    bool const meets = max(begin, first_key) < min(begin + length, first_key + count);
+    return meets | is_among(token - first_key, count);
+  }
+
+ private:
+  [[nodiscard]] static __device__ __forceinline__ bool is_among(std::int32_t place, std::int32_t count) {
+    return static_cast<std::uint32_t>(place) < static_cast<std::uint32_t>(count);
+  }
+};
+
 /// Which keys the two rows of a thread see. What rows behind the sequence see does not matter.
 struct RowsVisibility {
   std::int32_t first_token, begin[2], length[2];
@@ -22,9 +41,8 @@ struct RowsVisibility {
   }
 
   /// Keys behind the sequence are not seen by rows of it.
-  [[nodiscard]] __device__ __forceinline__ bool sees(int r, std::int32_t key) const {
-    bool const is_in_range = static_cast<std::uint32_t>(key - begin[r]) < static_cast<std::uint32_t>(length[r]);
-    return is_in_range | (key == first_token + 8 * r);  // Without branches.
+  [[nodiscard]] __device__ __forceinline__ QueryVisibility of_row(int r) const {
+    return {begin[r], length[r], first_token + 8 * r};
   }
 };
 

@@ -32,124 +32,149 @@ struct alignas(16) TimePair {
   SplitTime times[2];
 };
 
-/// The times of the columns of a block of scores, in shared memory, and the range of each 8 of them: of these and the
-/// rows of a warp all differences often lie in one bucket, so that they are looked up together.
-template <int kColumns>
-struct TimeColumns {
-  static constexpr int kGroups = kColumns / 8;
+/// The times of the rows or columns of a block of scores, in shared memory, and the range of each kGroup of them: of
+/// some rows and some columns all differences often lie in one bucket or two, so that they are looked up together.
+template <int kTokens, int kGroup>
+struct BlockTimes {
+  static constexpr int kGroups = kTokens / kGroup;
 
-  TimePair pairs[kColumns / 2];
+  TimePair pairs[kTokens / 2];
   alignas(16) TimeRange ranges[kGroups];
 
   /// By all lanes of a warp, for others after a barrier.
-  /// @param first time, of at least `num_times`; columns behind those have the last one
+  /// @param first time, of at least `num_times`; tokens behind those have the last one
   __device__ __forceinline__ void fill(std::int64_t const* first, std::int32_t num_times, std::int64_t base) {
-    constexpr int kPerLane = kColumns / kWarpThreads, kLanes = 8 / kPerLane;
-    static_assert(kPerLane == 2 || kPerLane == 4);
+    constexpr int kLanes = kGroup / 2;  // A lane has two tokens.
+    static_assert(kTokens % (2 * kWarpThreads) == 0);
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    long long least = INT64_MAX, most = INT64_MIN;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      std::int32_t const column = lane * kPerLane + i;
-      long long const time = __ldg(first + min(column, num_times - 1));
-      pairs[column / 2].times[i % 2] = {time, base};
-      least = min(least, time);
-      most = max(most, time);
+    for (int pair = lane; pair < kTokens / 2; pair += kWarpThreads) {
+      long long const times[] = {__ldg(first + min(2 * pair, num_times - 1)),
+                                 __ldg(first + min(2 * pair + 1, num_times - 1))};
+      pairs[pair] = {{{times[0], base}, {times[1], base}}};
+      long long least = min(times[0], times[1]), most = max(times[0], times[1]);
+      for (int bits = 1; bits < kLanes; bits *= 2) {
+        least = min(least, __shfl_xor_sync(kAllLanes, least, bits));
+        most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
+      }
+      if (lane % kLanes == 0) ranges[pair / kLanes] = {{least, base}, {most, base}};
     }
-    for (int bits = 1; bits < kLanes; bits *= 2) {
-      least = min(least, __shfl_xor_sync(kAllLanes, least, bits));
-      most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
-    }
-    if (lane % kLanes == 0) ranges[lane / kLanes] = {{least, base}, {most, base}};
     __syncwarp();
+  }
+
+  [[nodiscard]] __device__ __forceinline__ SplitTime time(std::int32_t token) const {
+    return pairs[token / 2].times[token % 2];
   }
 };
 
-/// The times of the two rows of a thread and, in shared memory, the range of those of its warp.
+/// The times of the two rows of a thread.
 struct RowTimes {
   SplitTime times[2];
-
-  /// By all lanes of a warp; each row's time is that of a token of the sequence.
-  __device__ __forceinline__ void fill(std::int64_t const (&rows)[2], std::int64_t base, TimeRange& range) {
-    long long least = min(rows[0], rows[1]), most = max(rows[0], rows[1]);
-    for (int bits = 4; bits < kWarpThreads; bits *= 2) {
-      least = min(least, __shfl_xor_sync(kAllLanes, least, bits));
-      most = max(most, __shfl_xor_sync(kAllLanes, most, bits));
-    }
-    if (threadIdx.x % kWarpThreads == 0) range = {{least, base}, {most, base}};
-    __syncwarp();
-    times[0] = {rows[0], base};
-    times[1] = {rows[1], base};
-  }
 };
 
-/// The time bias of the rows of a warp and the columns of a block. Groups of 8 columns are alike (all pairs in one
-/// bucket, so that they are looked up together), or of two neighbouring buckets, which one comparison tells apart, or
-/// of more. What it knows of a group is with the lane of the group's number, so that it takes few registers.
-class TimeBias {
- public:
-  TimeBias() = default;
-  /// By all lanes of a warp.
-  template <int kColumns>
-  __device__ __forceinline__ TimeBias(TimeTable const& table, TimeRange const& rows,
-                                      TimeColumns<kColumns> const& columns) {
+/// Of the pairs of 16 rows and 8 columns: `above` from the bound on, `below` else.
+struct alignas(16) TimeStep {
+  float bound, below, above, unused;
+};
+
+/// The time bias of a block of scores, in shared memory. Most groups of 16 rows and 8 columns lie in one bucket or in
+/// two neighbouring ones, so that a comparison tells the bias. Chunks of kChunk columns that have others have steps of
+/// 0, and their pairs are looked up one by one.
+template <int kRows, int kColumns, int kChunk>
+struct BlockTimeBias {
+  static constexpr int kWarps = kRows / 16, kGroups = kColumns / 8;
+  static constexpr int kChunkGroups = kChunk / 8, kChunks = kColumns / kChunk;
+  static_assert(kGroups < kWarpThreads && kWarpThreads % kGroups == 0 && kWarps * kGroups % kWarpThreads == 0);
+
+  TimeStep steps[kWarps][kGroups];
+  /// By bits, the first groups of chunks: of those in which each group lies in one bucket, and of those looked up.
+  std::uint32_t alike[kWarps], mixed[kWarps];
+
+  /// By all lanes of a warp, for others after a barrier.
+  __device__ __forceinline__ void fill(TimeTable const& table, BlockTimes<kRows, 16> const& rows,
+                                       BlockTimes<kColumns, 8> const& columns) {
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    BucketRange const buckets = buckets_between(table, rows, columns.ranges[min(lane, columns.kGroups - 1)]);
-    bool const is_alike = buckets.first == buckets.last, is_of_two = buckets.last == buckets.first + 1;
-    below_ = table.weight(buckets.first);
-    above_ = table.weight(buckets.last);
-    bound_ = table.bound_above(buckets.first);
-    common_ = is_alike ? below_ : 0.0F;
-    of_two_ = __ballot_sync(kAllLanes, is_of_two);
-    of_more_ = __ballot_sync(kAllLanes, !is_alike && !is_of_two);
-  }
-
-  /// That of an alike group, else 0; by all lanes.
-  [[nodiscard]] __device__ __forceinline__ float common(int group) const {
-    return __shfl_sync(kAllLanes, common_, group);
-  }
-
-  /// Adds to the groups that are not alike, by all lanes.
-  /// @param column of the thread within a group, and the next
-  template <int kValues, int kColumns>
-  __device__ __forceinline__ void add_to_mixed(TimeTable const& table, RowTimes const& rows,
-                                               TimeColumns<kColumns> const& columns, std::int32_t column,
-                                               float (&values)[kValues]) const {
-    static_assert(kValues == kColumns / 2);
-    if (of_two_ != 0) {
+    std::int32_t const group = lane % kGroups, first_lane = lane - group, chunk_lane = lane - lane % kChunkGroups;
+    auto const is_in_chunk = [&](bool is_so) {
+      return (__ballot_sync(kAllLanes, is_so) >> chunk_lane & ((1u << kChunkGroups) - 1)) != 0;
+    };
+    auto const first_groups = [&](bool is_so) -> std::uint32_t {
+      return __ballot_sync(kAllLanes, is_so && lane == chunk_lane) >> first_lane & ((1u << kGroups) - 1);
+    };
 #pragma unroll
-      for (int group = 0; group < columns.kGroups; ++group) {
-        if ((of_two_ >> group & 1) == 0) continue;
-        float const bound = __shfl_sync(kAllLanes, bound_, group), below = __shfl_sync(kAllLanes, below_, group);
-        float const above = __shfl_sync(kAllLanes, above_, group);
-        TimePair const pair = columns.pairs[4 * group + column / 2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[4 * group + i] += apart(rows, pair, i) >= bound ? above : below;
+    for (int first_warp = 0; first_warp < kWarps; first_warp += kWarpThreads / kGroups) {
+      std::int32_t const warp = first_warp + lane / kGroups;
+      BucketRange const buckets = buckets_between(table, rows.ranges[warp], columns.ranges[group]);
+      bool const is_mixed = is_in_chunk(buckets.last > buckets.first + 1);
+      std::uint32_t const alike_groups = first_groups(!is_in_chunk(buckets.last > buckets.first));
+      std::uint32_t const mixed_groups = first_groups(is_mixed);
+      steps[warp][group] = {table.bound_above(buckets.first), is_mixed ? 0.0F : table.weight(buckets.first),
+                            is_mixed ? 0.0F : table.weight(buckets.last), 0};
+      if (group == 0) {
+        alike[warp] = alike_groups;
+        mixed[warp] = mixed_groups;
       }
     }
-    if (of_more_ != 0) {
-#pragma unroll
-      for (int group = 0; group < columns.kGroups; ++group) {
-        if ((of_more_ >> group & 1) == 0) continue;
-        TimePair const pair = columns.pairs[4 * group + column / 2];
-        std::int32_t buckets[4];
-        table.find_buckets({apart(rows, pair, 0), apart(rows, pair, 1), apart(rows, pair, 2), apart(rows, pair, 3)},
-                           buckets);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[4 * group + i] += table.weight(buckets[i]);
-      }
-    }
+    __syncwarp();
   }
-
- private:
-  /// @param i of the values of two rows and two columns
-  [[nodiscard]] static __device__ __forceinline__ float apart(RowTimes const& rows, TimePair const& pair, int i) {
-    return fabsf(time_difference(rows.times[i / 2], pair.times[i % 2]));
-  }
-
-  float common_ = 0;                         ///< Of an alike group, else 0.
-  float below_ = 0, above_ = 0, bound_ = 0;  ///< Of a group of two buckets.
-  unsigned of_two_ = 0, of_more_ = 0;        ///< Groups.
 };
+
+/// Adds the time bias to factor * score, in place. By all lanes of a warp.
+/// @param warp of those that have the block's rows
+/// @param column of the thread within a group, and the next
+/// @param seen bits of the first groups of chunks of which some pair is seen
+template <int kScores, class Bias, class Columns>
+__device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float factor, Bias const& bias,
+                                              std::uint32_t warp, Columns const& columns, RowTimes const& rows,
+                                              std::int32_t column, TimeTable const& table, std::uint32_t seen) {
+  static_assert(kScores == 4 * Bias::kGroups);
+  auto const find_apart = [&](int group, float* apart) {
+    TimePair const pair = columns.pairs[4 * group + column / 2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(rows.times[i / 2], pair.times[i % 2]));
+  };
+  std::uint32_t const alike = bias.alike[warp];
+#pragma unroll
+  for (int first = 0; first < Bias::kGroups; first += Bias::kChunkGroups) {
+    if ((alike >> first & 1) != 0) {
+#pragma unroll
+      for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
+        float& score = scores[4 * first + i];
+        score = fmaf(score, factor, bias.steps[warp][first + i / 4].below);
+      }
+      continue;
+    }
+#pragma unroll
+    for (int group = first; group < first + Bias::kChunkGroups; ++group) {
+      TimeStep const step = bias.steps[warp][group];
+      float apart[4];
+      find_apart(group, apart);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[4 * group + i];
+        score = fmaf(score, factor, apart[i] >= step.bound ? step.above : step.below);
+      }
+    }
+  }
+  std::uint32_t mixed = bias.mixed[warp] & seen;
+  // One piece of code for all chunks.
+#pragma unroll 1
+  for (; mixed != 0; mixed &= mixed - 1) {
+    int const first = __ffs(static_cast<int>(mixed)) - 1;
+    float apart[4 * Bias::kChunkGroups];
+    std::int32_t buckets[4 * Bias::kChunkGroups];
+#pragma unroll
+    for (int group = 0; group < Bias::kChunkGroups; ++group) find_apart(first + group, apart + 4 * group);
+    table.find_buckets(apart, buckets);
+#pragma unroll
+    for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) apart[i] = table.weight(buckets[i]);
+#pragma unroll
+    for (int chunk = 0; chunk < Bias::kChunks; ++chunk) {
+      if (first != chunk * Bias::kChunkGroups) continue;
+#pragma unroll
+      for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) scores[4 * chunk * Bias::kChunkGroups + i] += apart[i];
+    }
+  }
+}
 
 }  // namespace headway::kernels
