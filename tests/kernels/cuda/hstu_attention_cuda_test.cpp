@@ -6,6 +6,7 @@
 #include "device_attention.hpp"
 #include "hstu/cuda/portable_attention.hpp"
 #include "portable_cases.hpp"
+#include "short_sequence_cases.hpp"
 
 #include <gtest/gtest.h>
 
@@ -68,6 +69,9 @@ TEST_P(HstuAttentionCuda, GivesTheSameBitsEachTimeIfItIsToBeDeterministic) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnDevice, HstuAttentionCuda, testing::ValuesIn(portable_cases()),
+                         [](auto const& of) { return of.param.name; });
+// As many heads as make a block of threads of a GPU with 132 multiprocessors go on from a sequence to the next.
+INSTANTIATE_TEST_SUITE_P(ManySequencesOnDevice, HstuAttentionCuda, testing::ValuesIn(short_sequence_cases(34, 6)),
                          [](auto const& of) { return of.param.name; });
 
 TEST(PortableAttention, SaysByNameWhatItHasNoKernelFor) {

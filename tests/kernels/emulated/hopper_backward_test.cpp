@@ -5,10 +5,14 @@
 #include "attention_cases.hpp"
 #include "emulated_attention.hpp"
 #include "hstu/cuda/hopper_backward_plan.hpp"
+#include "short_sequence_cases.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace headway::kernels {
@@ -16,8 +20,34 @@ namespace {
 
 using device_emulator::AsyncTiming;
 
+/// That of a backward pass: what need not begin as 0 is not a number.
+class PaddedWorkspace {
+ public:
+  explicit PaddedWorkspace(HopperBackwardWorkspace const& places)
+      : storage_(static_cast<std::size_t>(places.size_bytes) / 4 + kPadding, NAN) {
+    std::fill_n(storage_.begin(), places.cleared_bytes / 4, 0.0F);
+  }
+
+  [[nodiscard]] void* data() { return storage_.data(); }
+  /// Whether what is behind it is as it was.
+  [[nodiscard]] bool is_padding_untouched() const {
+    return std::all_of(storage_.end() - kPadding, storage_.end(), [](float x) { return std::isnan(x); });
+  }
+
+ private:
+  static constexpr int kPadding = 64;
+
+  std::vector<float> storage_;
+};
+
+/// How the emulator runs them.
+struct RunOptions {
+  AsyncTiming timing = AsyncTiming::kEarly;
+  unsigned num_multiprocessors = 2;
+};
+
 template <class T, class Shape>
-void launch_backward(HstuBackwardArgs const& args, AsyncTiming timing) {
+void launch_backward(HstuBackwardArgs const& args, RunOptions const& run) {
   HstuForwardArgs const& forward = args.forward;
   auto const map = [&forward](JaggedHeads<void const*> const& rows, std::int64_t tokens, int tile_rows) {
     return emulated_map({rows, tokens, forward.num_heads, forward.dim, tile_rows});
@@ -26,38 +56,65 @@ void launch_backward(HstuBackwardArgs const& args, AsyncTiming timing) {
                                 map(forward.value, forward.sequences.num_keys, Shape::kBlockKeys),
                                 map(forward.query, forward.sequences.num_queries, Shape::kBlockQueries),
                                 map(args.grad_out, forward.sequences.num_queries, Shape::kBlockQueries)};
-  HopperBackwardWorkspace const places(forward);
-  std::vector<std::uint64_t> workspace(static_cast<std::size_t>(places.size_bytes) / 8 + 1);
-  HopperBackwardParams params = hopper_backward_params(args, workspace.data());
+  HopperBackwardWorkspace const places(forward, Shape::kWork, static_cast<std::int32_t>(run.num_multiprocessors));
+  PaddedWorkspace workspace(places);
+  HopperBackwardParams params = hopper_backward_params(args, places, workspace.data());
   params.section_sequences = std::min(params.section_sequences, 3);
-  device_emulator::launch({.grid = {2},
+  device_emulator::launch({.grid = {run.num_multiprocessors},
                            .block = {Shape::kThreads},
                            .shared_bytes = hopper_backward_shared_bytes<Shape>(forward.bias),
-                           .timing = timing,
-                           .concurrent_blocks = 2},
+                           .timing = run.timing,
+                           .concurrent_blocks = run.num_multiprocessors},
                           [&] { hopper_backward_kernel<T, Shape>(maps, params); });
+  EXPECT_TRUE(workspace.is_padding_untouched());
+  if (Shape::kTakesSequences) return;
   device_emulator::launch(
       {.grid = {static_cast<unsigned>(places.num_tiles), static_cast<unsigned>(forward.num_heads)}, .block = {128}},
       [&] { convert_query_sums_kernel<T, Shape>(params); });
 }
 
-template <class T, int kDim>
-void launch_backward_of_dim(HstuBackwardArgs const& args, AsyncTiming timing) {
-  if (args.forward.bias.has_position() || args.forward.bias.has_time()) {
-    launch_backward<T, HopperBackwardShape<kDim, true>>(args, timing);
+template <class T, int kDim, BackwardWork kWork>
+void launch_backward_of_dim(HstuBackwardArgs const& args, RunOptions const& run) {
+  if constexpr (kDim == 256) {
+    launch_backward<T, HopperWideBackwardShape<kWork>>(args, run);
+  } else if (args.forward.bias.has_position() || args.forward.bias.has_time()) {
+    launch_backward<T, HopperBackwardShape<kDim, true, kWork>>(args, run);
   } else {
-    launch_backward<T, HopperBackwardShape<kDim, false>>(args, timing);
+    launch_backward<T, HopperBackwardShape<kDim, false, kWork>>(args, run);
   }
 }
 
+/// @param args of a dim for which blocks of threads can take `kWork`
+template <class T, BackwardWork kWork>
+void launch_backward_of_work(HstuBackwardArgs const& args, RunOptions const& run) {
+  if constexpr (kWork == BackwardWork::kTiles) {
+    if (args.forward.dim == 32) launch_backward_of_dim<T, 32, kWork>(args, run);
+    if (args.forward.dim == 64) launch_backward_of_dim<T, 64, kWork>(args, run);
+  }
+  if (args.forward.dim == 128) launch_backward_of_dim<T, 128, kWork>(args, run);
+  if (args.forward.dim == 256) launch_backward_of_dim<T, 256, kWork>(args, run);
+}
+
+struct Gradients {
+  std::vector<float> query, key, value, position_weights, time_weights;
+
+  bool operator==(Gradients const&) const = default;
+};
+
 template <class T>
-void expect_gradients_are_right(AttentionCase const& of, AsyncTiming timing, double tolerance) {
-  AttentionTensors const tensors(of, [](float x) { return to_float(from_float<T>(x)); });
+AttentionTensors tensors_of(AttentionCase const& of) {
+  return {of, [](float x) { return to_float(from_float<T>(x)); }};
+}
+
+template <class T, BackwardWork kWork>
+Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors, RunOptions const& run) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);
   PaddedRows<T> const grad_out(of, tensors.grad_out);
   std::vector<float> const no_queries(tensors.query.size(), NAN), no_keys(tensors.key.size(), NAN);
   PaddedRows<T> grad_query(of, no_queries), grad_key(of, no_keys), grad_value(of, no_keys);
-  std::vector<float> grad_position(tensors.position_weights.size()), grad_time(tensors.time_weights.size());
+  Gradients gradients;
+  gradients.position_weights.resize(tensors.position_weights.size());
+  gradients.time_weights.resize(tensors.time_weights.size());
   HstuBackwardArgs args;
   args.forward = forward_args(of, tensors);
   args.forward.query = query.heads();
@@ -67,38 +124,83 @@ void expect_gradients_are_right(AttentionCase const& of, AsyncTiming timing, dou
   args.grad_query = grad_query.heads();
   args.grad_key = grad_key.heads();
   args.grad_value = grad_value.heads();
-  if (of.has_position) args.grad_position_weights = grad_position.data();
-  if (!of.time_bounds.empty()) args.grad_time_weights = grad_time.data();
-  if (of.dim == 32) launch_backward_of_dim<T, 32>(args, timing);
-  if (of.dim == 64) launch_backward_of_dim<T, 64>(args, timing);
-  if (of.dim == 128) launch_backward_of_dim<T, 128>(args, timing);
-  if (of.dim == 256) launch_backward<T, HopperWideBackwardShape>(args, timing);
-  AttentionGradients const expected = AttentionOracle(of, tensors).gradients();
-  EXPECT_LT(relative_error(grad_value.values(tensors.key.size()), expected.value), tolerance);
-  EXPECT_LT(relative_error(grad_key.values(tensors.key.size()), expected.key), tolerance);
-  EXPECT_LT(relative_error(grad_query.values(tensors.query.size()), expected.query), tolerance);
-  EXPECT_LT(relative_error(grad_position, expected.position_weights), tolerance);
-  EXPECT_LT(relative_error(grad_time, expected.time_weights), tolerance);
+  if (of.has_position) args.grad_position_weights = gradients.position_weights.data();
+  if (!of.time_bounds.empty()) args.grad_time_weights = gradients.time_weights.data();
+  launch_backward_of_work<T, kWork>(args, run);
   EXPECT_TRUE(grad_query.is_padding_untouched(tensors.query.size()));
   EXPECT_TRUE(grad_key.is_padding_untouched(tensors.key.size()));
   EXPECT_TRUE(grad_value.is_padding_untouched(tensors.key.size()));
+  gradients.query = grad_query.values(tensors.query.size());
+  gradients.key = grad_key.values(tensors.key.size());
+  gradients.value = grad_value.values(tensors.key.size());
+  return gradients;
+}
+
+template <class T, BackwardWork kWork>
+void expect_gradients_are_right(AttentionCase const& of, RunOptions const& run, double tolerance) {
+  AttentionTensors const tensors = tensors_of<T>(of);
+  Gradients const gradients = gradients_of<T, kWork>(of, tensors, run);
+  AttentionGradients const expected = AttentionOracle(of, tensors).gradients();
+  EXPECT_LT(relative_error(gradients.value, expected.value), tolerance);
+  EXPECT_LT(relative_error(gradients.key, expected.key), tolerance);
+  EXPECT_LT(relative_error(gradients.query, expected.query), tolerance);
+  EXPECT_LT(relative_error(gradients.position_weights, expected.position_weights), tolerance);
+  EXPECT_LT(relative_error(gradients.time_weights, expected.time_weights), tolerance);
 }
 
 class HopperBackward : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(HopperBackward, GivesTheGradientsOfTheOracle) {
   if (GetParam().dim == 256 && GetParam().has_position) GTEST_SKIP() << "not for dim 256";
-  expect_gradients_are_right<Bfloat16>(GetParam(), AsyncTiming::kLate, 6e-3);
+  expect_gradients_are_right<Bfloat16, BackwardWork::kTiles>(GetParam(), {AsyncTiming::kLate}, 6e-3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackward, testing::ValuesIn(attention_cases()),
                          [](auto const& of) { return of.param.name; });
 
+std::vector<AttentionCase> few_short_sequences() { return short_sequence_cases(12, 2); }
+
+/// Those, and the others in dims for which blocks of threads can take sequences.
+std::vector<AttentionCase> sequence_cases() {
+  std::vector<AttentionCase> cases = few_short_sequences();
+  for (AttentionCase of : attention_cases()) {
+    bool const has_kernel = of.dim == 128 || (of.dim == 256 && !of.has_position);
+    if (!has_kernel) of.dim = 128;
+    cases.push_back(std::move(of));
+  }
+  return cases;
+}
+
+class HopperBackwardOfSequences : public testing::TestWithParam<AttentionCase> {};
+
+TEST_P(HopperBackwardOfSequences, GivesTheGradientsOfTheOracle) {
+  expect_gradients_are_right<Bfloat16, BackwardWork::kSequences>(GetParam(), {AsyncTiming::kLate}, 6e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackwardOfSequences, testing::ValuesIn(sequence_cases()),
+                         [](auto const& of) { return of.param.name; });
+
+TEST(HopperBackwardOfSequencesOnce, GivesTheSameBitsWhicheverBlockOfThreadsTakesASequence) {
+  for (AttentionCase const& of : few_short_sequences()) {
+    if (of.has_position) continue;  // Gradients of bias weights are added up in any order.
+    AttentionTensors const tensors = tensors_of<Float16>(of);
+    Gradients const first = gradients_of<Float16, BackwardWork::kSequences>(of, tensors, {AsyncTiming::kEarly, 1});
+    EXPECT_EQ((gradients_of<Float16, BackwardWork::kSequences>(of, tensors, {AsyncTiming::kLate, 3})), first);
+  }
+}
+
+TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIsSaidToBe) {
+  AttentionCase of{.name = "Longer", .num_queries = {60, 200}, .num_keys = {60, 200}, .dim = 128};
+  AttentionTensors tensors = tensors_of<Bfloat16>(of);
+  tensors.max_queries = tensors.max_keys = 199;
+  EXPECT_THROW((gradients_of<Bfloat16, BackwardWork::kSequences>(of, tensors, {})), device_emulator::KernelError);
+}
+
 TEST(HopperBackwardOnce, AddsInTurnsIfItIsToBeDeterministic) {
   for (AttentionCase of : attention_cases()) {
     if (of.name != "Dim128" && of.name != "AllRules" && of.name != "Dim256") continue;
     of.options.determinism = Determinism::kDeterministic;
-    expect_gradients_are_right<Float16>(of, AsyncTiming::kEarly, 1e-3);
+    expect_gradients_are_right<Float16, BackwardWork::kTiles>(of, {AsyncTiming::kEarly}, 1e-3);
   }
 }
 

@@ -24,11 +24,13 @@ void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream
 [[nodiscard]] std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& args);
 
 /// hstu_attention_backward() likewise. The portable kernels give the same bits each time. The faster ones add up
-/// gradients of queries and bias weights in whatever order tiles are done; with Determinism::kDeterministic gradients
-/// of queries in a fixed one. They leave gradients for dim 256 with a bias, and deterministic ones of bias weights, to
-/// the portable ones.
+/// gradients of queries and bias weights in whatever order tiles are done; with Determinism::kDeterministic, and for
+/// many short sequences, gradients of queries in a fixed one. They leave gradients for dim 256 with a bias, and
+/// deterministic ones of bias weights, to the portable ones. A sequence longer than the longest is said to be may stop
+/// the device's context.
 /// @param workspace hstu_attention_backward_workspace_bytes() of device memory, 256-byte aligned; whatever is in it. It
-///        has sums for gradients of queries as float32, or parts of those of bias weights by up to 512 blocks of
+///        has sums for gradients of queries as float32 (for short sequences those of the tokens that multiprocessors
+///        work on at a time), or parts of those of bias weights by up to 512 blocks of
 ///        threads
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace);
 [[nodiscard]] std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args);

@@ -2,8 +2,10 @@
 
 // Backward pass on sm_90a. A block of threads takes a tile of keys and values and goes through the queries that see it:
 // one warp brings tiles (TMA), two warpgroups multiply (wgmma), a warp for each adds its sums for the gradients of
-// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. With a bias a
-// fourth warp prepares it, and another warpgroup adds up the gradients of its weights.
+// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. Where sequences are
+// short a block takes all tiles of a head of a sequence, in order, and makes gradients of queries itself
+// (HopperOwnQuerySums). With a bias a fourth warp prepares it, and another warpgroup adds up the gradients of its
+// weights.
 
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"
@@ -54,7 +56,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     lower_registers<Shape::kProducerRegisters>();
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);
     if (warp == 0) HopperBackwardProducer<Shape>(maps, params).run();
-    if constexpr (!Shape::kIsWide) {
+    if constexpr (!Shape::kIsWide && !Shape::kTakesSequences) {
       if (warp == 1 || warp == 2) add_query_sums<Shape>(params, warp - 1);
     }
     if constexpr (Shape::kHasBias) {

@@ -2,11 +2,13 @@
 
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/hopper_own_query_sums.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
 #include "hstu/cuda/write_fragments.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -29,7 +31,7 @@ class HopperBackwardConsumer {
       compute_tile(tile());
       keys_parity_ ^= 1;
     }
-    hand_out_sums({-1, 0});
+    if constexpr (!Shape::kTakesSequences) hand_out_sums({});
   }
 
  private:
@@ -37,6 +39,7 @@ class HopperBackwardConsumer {
   static constexpr int kSums = Shape::kDim / 2;
   static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = Shape::kBlockQueries / 16;
+  using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
 
   /// Of those that compute.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
@@ -113,7 +116,7 @@ class HopperBackwardConsumer {
     }
     start_sums(key_sums, grad_scores, Shape::kQueriesAt);
     write_grad_scores(grad_scores);
-    QuerySumsPlace const before = unfinished_;
+    SumsPlace const before = unfinished_;
     unfinished_ = place_of_query_sums();
     float query_sums[kQuerySums];
     start_query_sums(query_sums, before);
@@ -133,7 +136,7 @@ class HopperBackwardConsumer {
     wait_products<0>();
     pin_registers(query_sums);
     finish_query_sums(query_sums, unfinished_);
-    unfinished_.part = -1;
+    unfinished_ = {};
   }
 
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
@@ -173,21 +176,22 @@ class HopperBackwardConsumer {
 
   /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
   /// numbers, as products in a branch are not asynchronous.
-  __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums], QuerySumsPlace const& place) const {
+  __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums], SumsPlace const& place) const {
     auto const before = queries_.previous();
-    if (place.part >= 0) wait(&state_.grads_full[before.index], before.parity);
+    if (!place.is_none()) wait(&state_.grads_full[before.index], before.parity);
     int const first_key = Shape::kSplitsColumns ? 0 : 64 * warpgroup_;
     int const first_column = Shape::kSplitsColumns ? Shape::kQuerySumColumns * warpgroup_ : 0;
     std::uint32_t const grads = address_of(Shape::kScoresAt + before.index * Shape::ScoreTile::kBytes +
                                            first_key * Shape::ScoreTile::kRowBytes);
     std::uint32_t const keys = address_of(first_key * Shape::KeyTile::kRowBytes);
+    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place);
     pin_registers(sums);
     begin_products();
 #pragma unroll
     for (int step = 0; step < Shape::kQuerySumKeys / 16; ++step) {
       multiply<T, Major::kOther, Major::kOther>(sums, Shape::ScoreTile::summed_over_rows(grads, 16 * step, 0),
                                                 Shape::KeyTile::summed_over_rows(keys, 16 * step, first_column),
-                                                step > 0);
+                                                Shape::kTakesSequences || step > 0);
     }
     commit_products();
   }
@@ -286,18 +290,29 @@ class HopperBackwardConsumer {
     release(&state_.grads_full[queries_.index]);
   }
 
-  [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
+  [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
-    std::int32_t const place = block.tile * params_.num_heads + tile().head;
-    if constexpr (Shape::kSplitsColumns) return {2 * place + warpgroup_, block.turn};
-    return {place, block.turn + warpgroup_};
+    if constexpr (Shape::kTakesSequences) {
+      return {block.first_query, block.has_before, block.has_behind};
+    } else {
+      std::int32_t const place = block.tile * params_.num_heads + tile().head;
+      if constexpr (Shape::kSplitsColumns) return {2 * place + warpgroup_, block.turn};
+      return {place, block.turn + warpgroup_};
+    }
   }
 
-  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kQuerySums],
-                                                    QuerySumsPlace const& place) const {
-    if (place.part < 0) return;
+  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kQuerySums], SumsPlace const& place) const {
+    if (place.is_none()) return;
     release(&state_.grads_empty[queries_.previous().index]);
-    write_query_sums(sums, place);
+    if constexpr (Shape::kTakesSequences) {
+      own_sums().finish(sums, place, tile());
+    } else {
+      write_query_sums(sums, place);
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ HopperOwnQuerySums<T, Shape> own_sums() const {
+    return {params_, warpgroup_};
   }
 
   __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QuerySumsPlace const& place) const {
@@ -331,7 +346,7 @@ class HopperBackwardConsumer {
   int warpgroup_;
   std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
-  QuerySumsPlace unfinished_{-1, 0};  ///< Of the block before, if its gradients of queries are still to be computed.
+  SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 
 }  // namespace headway::kernels

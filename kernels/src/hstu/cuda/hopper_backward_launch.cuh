@@ -29,35 +29,52 @@ template <class Shape>
 template <class T, class Shape>
 void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuForwardArgs const& forward = args.forward;
-  HopperBackwardWorkspace const places(forward);
-  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.size_bytes), stream), "cudaMemsetAsync");
+  static_assert(Shape::kBlockKeys == backward_block_keys(Shape::kDim));
+  static_assert(Shape::kBlockQueries == kBackwardBlockQueries);
+  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  HopperBackwardWorkspace const places(forward, Shape::kWork, num_multiprocessors);
+  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.cleared_bytes), stream), "cudaMemsetAsync");
   auto* const kernel = &hopper_backward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_backward_shared_bytes<Shape>(forward.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
         "cudaFuncSetAttribute");
-  HopperBackwardParams const params = hopper_backward_params(args, workspace);
-  std::int64_t const num_blocks = std::min<std::int64_t>(most_key_tiles(forward, Shape::kBlockKeys),
-                                                         device_attribute(cudaDevAttrMultiProcessorCount));
+  HopperBackwardParams const params = hopper_backward_params(args, places, workspace);
+  std::int64_t const num_pieces = Shape::kTakesSequences ? forward.sequences.num_sequences * forward.num_heads
+                                                         : most_key_tiles(forward, Shape::kBlockKeys);
+  std::int64_t const num_blocks = std::min<std::int64_t>(num_pieces, num_multiprocessors);
   kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
       hopper_backward_maps<Shape>(args), params);
   check(cudaGetLastError(), "hopper_backward_kernel");
 
-  dim3 const tiles(static_cast<unsigned>(places.num_tiles), static_cast<unsigned>(forward.num_heads));
-  convert_query_sums_kernel<T, Shape><<<tiles, 128, 0, stream>>>(params);
-  check(cudaGetLastError(), "convert_query_sums_kernel");
+  if constexpr (!Shape::kTakesSequences) {
+    dim3 const tiles(static_cast<unsigned>(places.num_tiles), static_cast<unsigned>(forward.num_heads));
+    convert_query_sums_kernel<T, Shape><<<tiles, 128, 0, stream>>>(params);
+    check(cudaGetLastError(), "convert_query_sums_kernel");
+  }
+}
+
+template <class T, int kDim, BackwardWork kWork>
+void launch_hopper_backward_of(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
+  HstuBias const& bias = args.forward.bias;
+  if constexpr (kDim == 256) {
+    launch_hopper_backward<T, HopperWideBackwardShape<kWork>>(args, stream, workspace);
+  } else if (bias.has_position() || bias.has_time()) {
+    launch_hopper_backward<T, HopperBackwardShape<kDim, true, kWork>>(args, stream, workspace);
+  } else {
+    launch_hopper_backward<T, HopperBackwardShape<kDim, false, kWork>>(args, stream, workspace);
+  }
 }
 
 template <int kDim>
 void hopper_backward_of_dim(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
-  HstuBias const& bias = args.forward.bias;
+  BackwardWork const work = backward_work(args.forward, device_attribute(cudaDevAttrMultiProcessorCount));
   auto const launch = [&]<class T>(T /*element*/) {
-    if constexpr (kDim == 256) {
-      launch_hopper_backward<T, HopperWideBackwardShape>(args, stream, workspace);
-    } else if (bias.has_position() || bias.has_time()) {
-      launch_hopper_backward<T, HopperBackwardShape<kDim, true>>(args, stream, workspace);
-    } else {
-      launch_hopper_backward<T, HopperBackwardShape<kDim, false>>(args, stream, workspace);
+    if constexpr (takes_sequences(kDim)) {
+      if (work == BackwardWork::kSequences) {
+        return launch_hopper_backward_of<T, kDim, BackwardWork::kSequences>(args, stream, workspace);
+      }
     }
+    launch_hopper_backward_of<T, kDim, BackwardWork::kTiles>(args, stream, workspace);
   };
   args.forward.type == ElementType::kBfloat16 ? launch(Bfloat16{}) : launch(Float16{});
 }

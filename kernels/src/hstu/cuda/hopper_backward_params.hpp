@@ -6,6 +6,10 @@
 
 namespace headway::kernels {
 
+/// What a block of threads takes at a time: a tile of keys, or a head of a sequence with all its tiles of keys. With
+/// the latter no other block adds to the gradients of its queries.
+enum class BackwardWork : std::uint8_t { kTiles, kSequences };
+
 /// What the kernels of the backward pass are given beside maps.
 struct HopperBackwardParams {
   HstuSequences sequences;
@@ -18,8 +22,10 @@ struct HopperBackwardParams {
   float* grad_position_weights = nullptr;
   float* grad_time_weights = nullptr;
 
-  /// Sums for the gradients of queries, by tile (see first_query_tile()), head, and place in a fragment.
+  /// Sums for the gradients of queries, by tile (see first_query_tile()), head, and place in a fragment; where blocks
+  /// of threads take sequences, by block of threads, block of queries and place.
   float* query_sums = nullptr;
+  std::int32_t most_query_blocks = 0;  ///< Of a sequence.
   /// How many have added to the sums of a tile, head and half of the columns; null if they may add in any order.
   std::int32_t* turns = nullptr;
   std::int32_t section_sequences = 1;   ///< See TileSchedule.

@@ -7,31 +7,65 @@
 
 namespace headway::kernels {
 
+inline constexpr std::int32_t kBackwardBlockQueries = 64;
+
+/// Of a tile.
+[[nodiscard]] constexpr std::int32_t backward_block_keys(std::int32_t dim) { return dim == 256 ? 64 : 128; }
+
+/// Whether there are kernels for that: with fewer columns both warpgroups add to each gradient of a query.
+[[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim == 128 || dim == 256; }
+
+/// Sequences where they are short, so that the sums of all blocks of threads (35 MB on an H100 or H200) stay in the L2
+/// cache, and enough to keep the device busy: rounds of one for each multiprocessor are full to three quarters at
+/// least.
+[[nodiscard]] inline BackwardWork backward_work(HstuForwardArgs const& args, std::int32_t num_multiprocessors) {
+  constexpr std::int64_t kMostElements = 512 * 128;  // Of the keys of a head.
+  HstuSequences const& sequences = args.sequences;
+  if (!takes_sequences(args.dim) || sequences.max_keys * args.dim > kMostElements) return BackwardWork::kTiles;
+  if (sequences.max_keys <= backward_block_keys(args.dim)) return BackwardWork::kSequences;  // They are tiles.
+  std::int64_t const pieces = sequences.num_sequences * args.num_heads;
+  std::int64_t const rounds = (pieces + num_multiprocessors - 1) / num_multiprocessors;
+  return 4 * pieces >= 3 * rounds * num_multiprocessors ? BackwardWork::kSequences : BackwardWork::kTiles;
+}
+
 /// Where parts of the workspace of a backward pass are, in bytes.
 struct HopperBackwardWorkspace {
-  static constexpr std::int32_t kBlockQueries = 64;
   std::int64_t num_tiles = 0;  ///< Of queries, those left out included.
-  std::int64_t turns_at = 0;   ///< Behind the counter of tiles; all of it begins as 0.
+  std::int64_t turns_at = 0;   ///< Behind the counter of tiles.
   std::int64_t query_sums_at = 0;
+  std::int64_t cleared_bytes = 0;  ///< From the beginning, which begin as 0.
   std::int64_t size_bytes = 0;
+  bool takes_turns = false;
+  std::int32_t most_query_blocks = 0;  ///< Of a sequence.
 
-  explicit HopperBackwardWorkspace(HstuForwardArgs const& args) {
+  HopperBackwardWorkspace(HstuForwardArgs const& args, BackwardWork work, std::int32_t num_multiprocessors) {
     constexpr std::int64_t kUnit = 256;
-    num_tiles = args.sequences.num_queries / kBlockQueries + args.sequences.num_sequences;
+    HstuSequences const& sequences = args.sequences;
+    num_tiles = sequences.num_queries / kBackwardBlockQueries + sequences.num_sequences;
     std::int64_t const num_parts = num_tiles * args.num_heads * 2;
-    bool const takes_turns = args.options.determinism == Determinism::kDeterministic;
+    std::int64_t const block_bytes = std::int64_t{kBackwardBlockQueries} * args.dim * 4;
+    bool const takes_tiles = work == BackwardWork::kTiles;
+    takes_turns = takes_tiles && args.options.determinism == Determinism::kDeterministic;
+    most_query_blocks =
+        static_cast<std::int32_t>((sequences.max_queries + kBackwardBlockQueries - 1) / kBackwardBlockQueries);
     turns_at = kUnit;
     query_sums_at = turns_at + (takes_turns ? (num_parts * 4 + kUnit - 1) / kUnit * kUnit : 0);
-    size_bytes = query_sums_at + num_tiles * args.num_heads * kBlockQueries * args.dim * 4;
+    if (takes_tiles) {
+      cleared_bytes = size_bytes = query_sums_at + num_tiles * args.num_heads * block_bytes;
+    } else {
+      bool const has_sums = sequences.max_keys > backward_block_keys(args.dim);
+      cleared_bytes = query_sums_at;
+      size_bytes = query_sums_at + (has_sums ? num_multiprocessors * most_query_blocks * block_bytes : 0);
+    }
   }
 };
 
-/// @param workspace of zeros
-[[nodiscard]] inline HopperBackwardParams hopper_backward_params(HstuBackwardArgs const& args, void* workspace) {
+/// @param workspace with `places`, cleared as they say
+[[nodiscard]] inline HopperBackwardParams hopper_backward_params(HstuBackwardArgs const& args,
+                                                                 HopperBackwardWorkspace const& places,
+                                                                 void* workspace) {
   HstuForwardArgs const& forward = args.forward;
-  HopperBackwardWorkspace const places(forward);
   auto* const begin = static_cast<char*>(workspace);
-  bool const takes_turns = forward.options.determinism == Determinism::kDeterministic;
   auto const rows = [](JaggedHeads<void*> const& heads) {
     return JaggedHeads<std::uint16_t*>{static_cast<std::uint16_t*>(heads.data), heads.token_stride, heads.head_stride};
   };
@@ -48,7 +82,8 @@ struct HopperBackwardWorkspace {
           .grad_position_weights = static_cast<float*>(args.grad_position_weights),
           .grad_time_weights = static_cast<float*>(args.grad_time_weights),
           .query_sums = reinterpret_cast<float*>(begin + places.query_sums_at),
-          .turns = takes_turns ? reinterpret_cast<std::int32_t*>(begin + places.turns_at) : nullptr,
+          .most_query_blocks = places.most_query_blocks,
+          .turns = places.takes_turns ? reinterpret_cast<std::int32_t*>(begin + places.turns_at) : nullptr,
           .section_sequences = sequences_in_cache(forward),
           .tiles_taken = reinterpret_cast<std::int32_t*>(begin)};
 }

@@ -19,18 +19,23 @@ class HopperBackwardProducer {
     // First keys are seen by most queries. Where tiles add to sums in turns, a tile waits for those with later keys:
     // these have been taken before then, by blocks that run, as blocks take all numbers from the counter; and with a
     // causal mask they come to the queries early.
-    bool const takes_turns = params_.turns != nullptr;
     auto const num_blocks = static_cast<std::int32_t>(gridDim.x);
-    TileCounter const counter{params_.tiles_taken, takes_turns ? 0 : num_blocks};
+    TileCounter const counter{params_.tiles_taken, takes_turns() ? 0 : num_blocks};
     HstuSequences const& sequences = params_.sequences;
+    std::int32_t const keys_at_a_time =
+        Shape::kTakesSequences ? static_cast<std::int32_t>(sequences.max_keys) : Shape::kBlockKeys;
     TileSchedule schedule(sequences.key_offsets, sequences.num_sequences, params_.num_heads, sequences.max_keys,
-                          Shape::kBlockKeys, params_.section_sequences,
-                          takes_turns ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
+                          keys_at_a_time, params_.section_sequences,
+                          takes_turns() ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
     SequenceTile tile;
-    std::int32_t next = takes_turns ? counter.next(0) : static_cast<std::int32_t>(blockIdx.x);
+    std::int32_t next = takes_turns() ? counter.next(0) : static_cast<std::int32_t>(blockIdx.x);
     for (std::int32_t number = next; schedule.find(number, tile); number = next) {
       next = counter.next(number);
-      bring_tile(tile);
+      if constexpr (Shape::kTakesSequences) {
+        while (bring_tile(tile)) ++tile.block;
+      } else {
+        bring_tile(tile);
+      }
     }
     wait(&state_.keys_empty, keys_parity_ ^ 1);
     if (is_first_lane()) {
@@ -47,11 +52,15 @@ class HopperBackwardProducer {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
   }
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
+  [[nodiscard]] __device__ __forceinline__ bool takes_turns() const {
+    return !Shape::kTakesSequences && params_.turns != nullptr;
+  }
 
   /// What is said of the tile. The one before the last, in its place, is done with: its keys have been replaced.
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tiles[keys_parity_]; }
 
-  __device__ __forceinline__ void bring_tile(SequenceTile const& tile) {
+  /// @returns whether there are keys behind it
+  __device__ __forceinline__ bool bring_tile(SequenceTile const& tile) {
     describe_tile(tile);
     // From shared memory, as this warp has few registers.
     HstuSequenceMask const& mask = tile_info().sequence.mask;
@@ -64,10 +73,17 @@ class HopperBackwardProducer {
     bring_keys(&maps_.key, 0, &state_.keys_full, &state_.keys_empty);
     while (!blocks.is_done()) bring_queries(blocks, tile.sequence);
     keys_parity_ ^= 1;
+    return first_key + Shape::kBlockKeys < mask.num_keys;
   }
 
   __device__ __forceinline__ void describe_tile(SequenceTile const& tile) {
     SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
+    if constexpr (Shape::kTakesSequences) {
+      // Longer than the caller says: there is no room for its sums. An assertion is a call, for which products wait.
+      bool const has_room = sequence.mask.num_keys <= params_.sequences.max_keys &&
+                            sequence.mask.num_queries <= params_.sequences.max_queries;
+      if (!has_room) __trap();
+    }
     std::int32_t const first_key = tile.block * Shape::kBlockKeys;
     std::int64_t base_time = 0;
     if constexpr (Shape::kHasBias) {
@@ -106,7 +122,8 @@ class HopperBackwardProducer {
     KeyTileInfo const& tile = tile_info();
     bool const is_whole = blocks.is_whole() && tile.first_key + Shape::kBlockKeys <= tile.sequence.mask.num_keys;
     blocks.advance();
-    std::int32_t const turn = params_.turns == nullptr ? 0 : num_tiles_behind(first_query) * Shape::kAdders;
+    std::int32_t const turn = takes_turns() ? num_tiles_behind(first_query) * Shape::kAdders : 0;
+    OwnSumsPlace const own = Shape::kTakesSequences ? own_sums_of(first_query) : OwnSumsPlace();
     wait(&state_.queries_empty[i], queries_.parity ^ 1);
     if (is_first_lane()) {
       auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
@@ -121,7 +138,8 @@ class HopperBackwardProducer {
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(
           first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
-      state_.blocks[i] = {tile_number, first_query, turn, bias_.index, bias_.parity, is_whole, blocks.is_done()};
+      state_.blocks[i] = {tile_number,  first_query, turn,           bias_.index,   bias_.parity,
+                          is_whole, blocks.is_done(), own.has_before, own.has_behind};
       arrive(&state_.queries_full[i]);
     }
     queries_.advance();
@@ -151,12 +169,26 @@ class HopperBackwardProducer {
     std::int32_t count = 0;
     std::int32_t const behind = tile_info().first_key + Shape::kBlockKeys;
     for (std::int32_t chunk = behind; chunk < mask.num_keys; chunk += kWarpThreads * Shape::kBlockKeys) {
-      std::int32_t const begin = chunk + lane() * Shape::kBlockKeys;
-      bool const is_seen =
-          begin < mask.num_keys && seen(begin, min(begin + Shape::kBlockKeys, mask.num_keys)) != BlockVisibility::kNone;
-      count += __popc(__ballot_sync(kAllLanes, is_seen));
+      count += __popc(tiles_seen_by(seen, chunk));
     }
     return count;
+  }
+
+  /// Bits of 32 tiles of keys from `first_key` on of which something is seen.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t tiles_seen_by(KeysSeenBy const& seen,
+                                                                              std::int32_t first_key) {
+    std::int32_t const begin = first_key + lane() * Shape::kBlockKeys;
+    bool const is_seen =
+        begin < seen.size() && seen(begin, min(begin + Shape::kBlockKeys, seen.size())) != BlockVisibility::kNone;
+    return __ballot_sync(kAllLanes, is_seen);
+  }
+
+  /// Of a block of queries, in a sequence of 32 tiles of keys at most.
+  [[nodiscard]] __device__ __forceinline__ OwnSumsPlace own_sums_of(std::int32_t first_query) const {
+    HstuSequenceMask const& mask = tile_info().sequence.mask;
+    KeysSeenBy const seen{mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
+    std::uint32_t const tiles = tiles_seen_by(seen, 0), this_tile = 1u << tile_info().first_key / Shape::kBlockKeys;
+    return {first_query, (tiles & (this_tile - 1)) != 0, tiles >= 2 * this_tile};
   }
 
   HopperBackwardMaps const& maps_;

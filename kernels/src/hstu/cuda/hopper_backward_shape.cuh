@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/wgmma.cuh"
+#include "hstu/cuda/hopper_backward_params.hpp"
 #include "hstu/cuda/time_table.cuh"
 
 #include <cstdint>
@@ -9,9 +10,11 @@ namespace headway::kernels {
 
 /// How a block of threads works on a tile of keys: it goes through the queries that see them, and keeps the gradients
 /// of keys and values in registers. Warpgroups have half of the keys each.
-template <int kDim_, bool kHasBias_>
+template <int kDim_, bool kHasBias_, BackwardWork kWork_ = BackwardWork::kTiles>
 struct HopperBackwardShape {
   static constexpr bool kIsWide = false;
+  static constexpr BackwardWork kWork = kWork_;
+  static constexpr bool kTakesSequences = kWork == BackwardWork::kSequences;
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
@@ -29,6 +32,7 @@ struct HopperBackwardShape {
   static constexpr int kQuerySumKeys = kSplitsColumns ? kBlockKeys : 64;
   /// Those that add to sums of a tile of queries for each tile of keys.
   static constexpr int kAdders = kSplitsColumns ? 1 : kConsumers;
+  static_assert(kAdders == 1 || !kTakesSequences);
 
   /// Of each thread; 64 K in all.
   static constexpr int kConsumerRegisters = !kHasBias ? 232 : kDim == 128 ? 224 : 208;
@@ -45,13 +49,16 @@ struct HopperBackwardShape {
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
-  static constexpr std::uint32_t kStateAt = kQuerySumsAt + kConsumers * kQuerySums * 4;
+  static constexpr std::uint32_t kStateAt = kQuerySumsAt + (kTakesSequences ? 0 : kConsumers * kQuerySums * 4);
 };
 
 /// The same for rows so wide that a warpgroup has room for half of the columns of all gradients only. Of scores each
 /// computes those of half of the queries; weights and gradients of scores go through shared memory.
+template <BackwardWork kWork_ = BackwardWork::kTiles>
 struct HopperWideBackwardShape {
   static constexpr bool kIsWide = true;
+  static constexpr BackwardWork kWork = kWork_;
+  static constexpr bool kTakesSequences = kWork == BackwardWork::kSequences;
   static constexpr int kDim = 256;
   static constexpr bool kHasBias = false;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.

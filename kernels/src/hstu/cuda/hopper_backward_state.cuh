@@ -32,6 +32,7 @@ struct QueryBlockInfo {
   std::int32_t turn = 0;                          ///< Tiles of keys that add to its sums before.
   std::uint32_t bias_stage = 0, bias_parity = 0;  ///< See BiasBlock.
   bool is_whole = false, is_last = false;
+  bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
 };
 
 /// In which buckets the pairs of 32 keys and 8 queries lie; the bound is that above the first.
@@ -55,8 +56,18 @@ struct BiasBlock {
 
 /// Where sums of a block of queries are to be added.
 struct QuerySumsPlace {
-  std::int32_t part = 0;  ///< Number of the part of sums; less than 0: nowhere.
+  std::int32_t part = -1;  ///< Number of the part of sums; less than 0: nowhere.
   std::int32_t turn = 0;
+
+  [[nodiscard]] __device__ __forceinline__ bool is_none() const { return part < 0; }
+};
+
+/// Which sums those of a block of queries are, where a block of threads takes sequences.
+struct OwnSumsPlace {
+  std::int32_t first_query = -1;                ///< Less than 0: of none.
+  bool has_before = false, has_behind = false;  ///< Tiles of keys that some of its queries see, in the sequence.
+
+  [[nodiscard]] __device__ __forceinline__ bool is_none() const { return first_query < 0; }
 };
 
 /// Behind the tiles in shared memory; behind it the table of times, and sums for gradients of its weights.

@@ -2,11 +2,13 @@
 
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/hopper_own_query_sums.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
 #include "hstu/cuda/write_fragments.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -33,6 +35,7 @@ class HopperWideBackwardConsumer {
   static constexpr int kScores = kOwnQueries / 2;  ///< Of a thread.
   static constexpr int kSums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = kOwnQueries / 16;
+  using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
 
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tiles[keys_parity_]; }
 
@@ -68,8 +71,8 @@ class HopperWideBackwardConsumer {
     write_weights_and_grads();
     if (is_last) release(&state_.values_empty);
     float query_sums[kSums];
-    QuerySumsPlace const before = unfinished_;
-    start_query_sums(query_sums);
+    SumsPlace const before = unfinished_;
+    start_query_sums(query_sums, before);
     wait(&state_.grads_full[queries_.index], queries_.parity);
     start_sums(value_sums, Shape::kWeightsAt, Shape::kGradsAt);
     start_sums(key_sums, Shape::kScoresAt, Shape::kQueriesAt);
@@ -86,11 +89,11 @@ class HopperWideBackwardConsumer {
 
   __device__ __forceinline__ void finish_last_block() {
     float query_sums[kSums];
-    start_query_sums(query_sums);
+    start_query_sums(query_sums, unfinished_);
     wait_products<0>();
     pin_registers(query_sums);
     finish_query_sums(query_sums, unfinished_);
-    unfinished_.part = -1;
+    unfinished_ = {};
   }
 
   __device__ __forceinline__ void write_weights_and_grads() const {
@@ -182,29 +185,42 @@ class HopperWideBackwardConsumer {
 
   /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
   /// numbers, as products in a branch are not asynchronous.
-  __device__ __forceinline__ void start_query_sums(float (&sums)[kSums]) const {
+  __device__ __forceinline__ void start_query_sums(float (&sums)[kSums], SumsPlace const& place) const {
     std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.previous().index * Shape::ScoreTile::kBytes);
     std::uint32_t const keys = address_of(0);
+    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place);
     pin_registers(sums);
     begin_products();
 #pragma unroll
     for (int step = 0; step < Shape::kBlockKeys / 16; ++step) {
       multiply<T, Major::kOther, Major::kOther>(sums, Shape::ScoreTile::summed_over_rows(grads, 16 * step, 0),
                                                 Shape::KeyTile::summed_over_rows(keys, 16 * step, first_column()),
-                                                step > 0);
+                                                Shape::kTakesSequences || step > 0);
     }
     commit_products();
   }
 
-  [[nodiscard]] __device__ __forceinline__ QuerySumsPlace place_of_query_sums() const {
+  [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
-    return {2 * (block.tile * params_.num_heads + tile().head) + warpgroup_, block.turn};
+    if constexpr (Shape::kTakesSequences) {
+      return {block.first_query, block.has_before, block.has_behind};
+    } else {
+      return {2 * (block.tile * params_.num_heads + tile().head) + warpgroup_, block.turn};
+    }
   }
 
-  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kSums], QuerySumsPlace const& place) const {
-    if (place.part < 0) return;
+  __device__ __forceinline__ void finish_query_sums(float const (&sums)[kSums], SumsPlace const& place) const {
+    if (place.is_none()) return;
     release(&state_.grads_empty[queries_.previous().index]);
-    add_query_sums_in_turn(sums, place);
+    if constexpr (Shape::kTakesSequences) {
+      own_sums().finish(sums, place, tile());
+    } else {
+      add_query_sums_in_turn(sums, place);
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ HopperOwnQuerySums<T, Shape> own_sums() const {
+    return {params_, warpgroup_};
   }
 
   __device__ __forceinline__ void add_query_sums_in_turn(float const (&sums)[kSums],
@@ -238,7 +254,7 @@ class HopperWideBackwardConsumer {
   int warpgroup_;
   std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
-  QuerySumsPlace unfinished_{-1, 0};  ///< Of the block before, if its gradients of queries are still to be computed.
+  SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 
 }  // namespace headway::kernels

@@ -60,7 +60,10 @@ void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream
 std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args) {
   std::size_t const portable = portable_backward_workspace_bytes(args);
   if constexpr (!kHasHopperKernels) return portable;
-  return std::max(portable, static_cast<std::size_t>(HopperBackwardWorkspace(args.forward).size_bytes));
+  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  BackwardWork const work = backward_work(args.forward, num_multiprocessors);
+  HopperBackwardWorkspace const places(args.forward, work, num_multiprocessors);
+  return std::max(portable, static_cast<std::size_t>(places.size_bytes));
 }
 
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {

@@ -1,0 +1,75 @@
+#pragma once
+
+#include "hstu/cuda/fragment_place.cuh"
+#include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/store_rows.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Sums for the gradients of queries where a block of threads goes through all tiles of keys of a sequence: nobody else
+/// adds to them, and of a block of queries a thread has the same sums at each tile. Between two tiles they are in
+/// memory that the thread alone uses, so nothing waits for it; and that is as little as the L2 cache holds.
+///
+/// Example: causal, 300 tokens. Queries 0 to 127 see tile 0 only: their sums become gradients at once. Queries 256 to
+/// 299 see three tiles: after tile 0 their sums are kept, for tile 1 loaded and kept again, for tile 2 loaded and, with
+/// its own, stored as gradients.
+template <class T, class Shape>
+class HopperOwnQuerySums {
+ public:
+  static constexpr int kSums = Shape::kQuerySumColumns / 2;  ///< Of a thread.
+
+  /// @param warpgroup of those that compute: it has the columns of that number
+  __device__ __forceinline__ HopperOwnQuerySums(HopperBackwardParams const& params, int warpgroup)
+      : params_(params), warpgroup_(warpgroup) {}
+
+  /// What the tiles before have given.
+  __device__ __forceinline__ void begin(float (&sums)[kSums], OwnSumsPlace const& place) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0;
+    if (!place.has_before) return;
+    float4 const* const kept = kept_sums(place);
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      float4 const four = kept[128 * i];
+      sums[4 * i] = four.x;
+      sums[4 * i + 1] = four.y;
+      sums[4 * i + 2] = four.z;
+      sums[4 * i + 3] = four.w;
+    }
+  }
+
+  /// Keeps them for the next tile, or makes gradients of them.
+  __device__ __forceinline__ void finish(float const (&sums)[kSums], OwnSumsPlace const& place,
+                                         KeyTileInfo const& tile) const {
+    if (!place.has_behind) return store(sums, place, tile);
+    float4* const kept = kept_sums(place);
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      kept[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void store(float const (&sums)[kSums], OwnSumsPlace const& place,
+                                        KeyTileInfo const& tile) const {
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    float const scale = scale_of_weights(params_, mask.num_keys) * params_.half_alpha;
+    OutputRows to_query(params_.grad_query, tile.sequence.first_query_row, tile.head, FragmentPlace(place.first_query),
+                        mask.num_queries, scale);
+    to_query.data += Shape::kQuerySumColumns * warpgroup_;
+    store_rows<T>(sums, to_query);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ float4* kept_sums(OwnSumsPlace const& place) const {
+    std::int64_t const block = std::int64_t{blockIdx.x} * params_.most_query_blocks;
+    std::int64_t const part = 2 * (block + place.first_query / Shape::kBlockQueries) + warpgroup_;
+    return reinterpret_cast<float4*>(params_.query_sums) + part * (Shape::kQuerySums / 4) + threadIdx.x % 128;
+  }
+
+  HopperBackwardParams const& params_;
+  int warpgroup_;
+};
+
+}  // namespace headway::kernels

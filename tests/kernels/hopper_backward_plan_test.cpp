@@ -1,0 +1,73 @@
+// What the host decides on before a backward pass for sm_90a.
+
+#include "hstu/cuda/hopper_backward_plan.hpp"
+
+#include <gtest/gtest.h>
+
+namespace headway::kernels {
+namespace {
+
+constexpr std::int32_t kMultiprocessors = 100;
+
+HstuForwardArgs batch(std::int64_t num_sequences, std::int64_t max_length, std::int32_t dim = 128) {
+  HstuForwardArgs args;
+  args.num_heads = 2;
+  args.dim = args.value_dim = dim;
+  args.sequences.num_sequences = num_sequences;
+  args.sequences.num_queries = args.sequences.num_keys = num_sequences * max_length;
+  args.sequences.max_queries = args.sequences.max_keys = max_length;
+  return args;
+}
+
+BackwardWork work_of(HstuForwardArgs const& args) { return backward_work(args, kMultiprocessors); }
+
+TEST(BackwardWork, IsSequencesWhereTheyAreShort) {
+  EXPECT_EQ(work_of(batch(200, 512)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(200, 513)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(200, 256, 256)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(200, 257, 256)), BackwardWork::kTiles);
+}
+
+TEST(BackwardWork, IsTilesForDimsWithoutKernelsForSequences) {
+  for (std::int32_t const dim : {32, 64}) EXPECT_EQ(work_of(batch(200, 128, dim)), BackwardWork::kTiles);
+}
+
+TEST(BackwardWork, IsSequencesWhereHeadsOfThemFillRoundsOfAllMultiprocessors) {
+  EXPECT_EQ(work_of(batch(37, 500)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(38, 500)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(50, 500)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(51, 500)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(74, 500)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(75, 500)), BackwardWork::kSequences);
+}
+
+TEST(BackwardWork, IsSequencesWhereverTheyAreOfOneTile) {
+  EXPECT_EQ(work_of(batch(1, 128)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(1, 129)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(1, 64, 256)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(1, 65, 256)), BackwardWork::kTiles);
+}
+
+TEST(HopperBackwardWorkspace, HasForSequencesTheSumsOfOneForEachMultiprocessor) {
+  HopperBackwardWorkspace const places(batch(1000, 300), BackwardWork::kSequences, kMultiprocessors);
+  EXPECT_EQ(places.most_query_blocks, 5);
+  EXPECT_EQ(places.size_bytes - places.query_sums_at, kMultiprocessors * 5 * 64 * 128 * 4);
+  EXPECT_EQ(places.cleared_bytes, places.query_sums_at);
+}
+
+TEST(HopperBackwardWorkspace, HasNoSumsForSequencesOfOneTile) {
+  HopperBackwardWorkspace const places(batch(1000, 128), BackwardWork::kSequences, kMultiprocessors);
+  EXPECT_EQ(places.size_bytes, places.query_sums_at);
+}
+
+TEST(HopperBackwardWorkspace, HasTurnsForTilesOnly) {
+  HstuForwardArgs args = batch(200, 300);
+  args.options.determinism = Determinism::kDeterministic;
+  HopperBackwardWorkspace const tiles(args, BackwardWork::kTiles, kMultiprocessors);
+  EXPECT_TRUE(tiles.takes_turns);
+  EXPECT_EQ(tiles.cleared_bytes, tiles.size_bytes);
+  EXPECT_FALSE(HopperBackwardWorkspace(args, BackwardWork::kSequences, kMultiprocessors).takes_turns);
+}
+
+}  // namespace
+}  // namespace headway::kernels
