@@ -22,10 +22,13 @@ __device__ __forceinline__ void init_backward_barriers() {
   auto& state = backward_state<Shape>();
   constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kReadingWarps = Shape::kThreads / kWarpThreads - 4;
   if (threadIdx.x == 0) {
-    init_barrier(&state.keys_full, 1);
-    init_barrier(&state.keys_empty, kReadingWarps + (Shape::kHasBias ? 1 : 0));
-    init_barrier(&state.values_full, 1);
-    init_barrier(&state.values_empty, kComputingWarps);
+    for (std::uint32_t i = 0; i < Shape::kKeyStages; ++i) {
+      KeyBarriers& keys = state.barriers_of({i, 0});
+      init_barrier(&keys.keys_full, 1);
+      init_barrier(&keys.keys_empty, kReadingWarps + (Shape::kHasBias ? 1 : 0));
+      init_barrier(&keys.values_full, 1);
+      init_barrier(&keys.values_empty, kComputingWarps);
+    }
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(&state.queries_full[i], 1);
       init_barrier(&state.queries_empty[i], kComputingWarps);

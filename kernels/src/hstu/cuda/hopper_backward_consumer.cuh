@@ -25,11 +25,11 @@ class HopperBackwardConsumer {
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
     while (true) {
-      wait(&state_.keys_full, keys_parity_);
+      wait(&barriers().keys_full, keys_.parity);
       if (tile().is_end) break;
-      wait(&state_.values_full, keys_parity_);
+      wait(&barriers().values_full, keys_.parity);
       compute_tile(tile());
-      keys_parity_ ^= 1;
+      keys_.advance();
     }
     if constexpr (!Shape::kTakesSequences) hand_out_sums({});
   }
@@ -50,7 +50,8 @@ class HopperBackwardConsumer {
     RowTimes times;
   };
 
-  [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tiles[keys_parity_]; }
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tile_of(keys_); }
+  [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
   // What is of the tile stays in shared memory until it is needed: registers are few.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
@@ -66,7 +67,7 @@ class HopperBackwardConsumer {
     if (tile.is_seen) {
       finish_last_block();
     } else {
-      release(&state_.values_empty);
+      release(&barriers().values_empty);
     }
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const scale = scale_of_weights(params_, mask.num_keys);
@@ -74,7 +75,7 @@ class HopperBackwardConsumer {
     OutputRows const to_key(params_.grad_key, first_row, tile.head, rows.place, mask.num_keys,
                             scale * params_.half_alpha);
     OutputRows const to_value(params_.grad_value, first_row, tile.head, rows.place, mask.num_keys, scale);
-    release(&state_.keys_empty);
+    release(&barriers().keys_empty);
     store_rows<T>(value_sums, to_value);
     store_rows<T>(key_sums, to_key);
   }
@@ -83,7 +84,7 @@ class HopperBackwardConsumer {
     Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        auto const& times = state_.key_times[keys_parity_];
+        auto const& times = state_.key_times[keys_.parity];
         for (int r = 0; r < 2; ++r) rows.times.times[r] = times.time(FragmentPlace(64 * warpgroup_).row + 8 * r);
       }
     }
@@ -107,7 +108,7 @@ class HopperBackwardConsumer {
     compute_weights(scores, weights, grad_scores, rows);
     wait_products<0>();
     pin_registers(grads);
-    if (is_last) release(&state_.values_empty);
+    if (is_last) release(&barriers().values_empty);
     start_sums(value_sums, weights, Shape::kGradsAt);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
@@ -143,10 +144,14 @@ class HopperBackwardConsumer {
     return shared_address(shared_memory()) + offset;
   }
 
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t address_of_keys(std::uint32_t offset) const {
+    return address_of(keys_.index * Shape::kKeyStageBytes + offset);
+  }
+
   /// Products of 64 keys (or values) with queries (or gradients of the output).
   __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t rows_at,
                                                std::uint32_t columns_at) const {
-    std::uint32_t const rows = address_of(rows_at);
+    std::uint32_t const rows = address_of_keys(rows_at);
     std::uint32_t const columns = address_of(columns_at + queries_.index * Shape::QueryTile::kBytes);
     pin_registers(scores);
     begin_products();
@@ -183,7 +188,7 @@ class HopperBackwardConsumer {
     int const first_column = Shape::kSplitsColumns ? Shape::kQuerySumColumns * warpgroup_ : 0;
     std::uint32_t const grads = address_of(Shape::kScoresAt + before.index * Shape::ScoreTile::kBytes +
                                            first_key * Shape::ScoreTile::kRowBytes);
-    std::uint32_t const keys = address_of(first_key * Shape::KeyTile::kRowBytes);
+    std::uint32_t const keys = address_of_keys(first_key * Shape::KeyTile::kRowBytes);
     if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place);
     pin_registers(sums);
     begin_products();
@@ -344,7 +349,7 @@ class HopperBackwardConsumer {
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   int warpgroup_;
-  std::uint32_t keys_parity_ = 0;
+  RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
   SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
 };

@@ -37,11 +37,11 @@ class HopperBackwardProducer {
         bring_tile(tile);
       }
     }
-    wait(&state_.keys_empty, keys_parity_ ^ 1);
+    wait(&barriers().keys_empty, keys_.parity ^ 1);
     if (is_first_lane()) {
       tile_info().is_end = true;
-      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_parity_]);
-      arrive(&state_.keys_full);
+      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_.parity]);
+      arrive(&barriers().keys_full);
     }
   }
 
@@ -56,8 +56,9 @@ class HopperBackwardProducer {
     return !Shape::kTakesSequences && params_.turns != nullptr;
   }
 
-  /// What is said of the tile. The one before the last, in its place, is done with: its keys have been replaced.
-  [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tiles[keys_parity_]; }
+  /// What is said of the tile. The one in its place is done with: its keys have been replaced.
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tile_of(keys_); }
+  [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
   /// @returns whether there are keys behind it
   __device__ __forceinline__ bool bring_tile(SequenceTile const& tile) {
@@ -67,12 +68,12 @@ class HopperBackwardProducer {
     std::int32_t const first_key = tile_info().first_key;
     Blocks blocks({mask, first_key, min(first_key + Shape::kBlockKeys, mask.num_keys)});
     if (is_first_lane()) tile_info().is_seen = !blocks.is_done();
-    // The first queries come while keys of the tile before are still in use, and values before keys.
-    if (!blocks.is_done()) bring_queries(blocks, tile.sequence);
-    bring_keys(&maps_.value, Shape::kValuesAt, &state_.values_full, &state_.values_empty);
-    bring_keys(&maps_.key, 0, &state_.keys_full, &state_.keys_empty);
+    // With one buffer the first queries come while keys of the tile before are still in use, and values before keys.
+    if (Shape::kKeyStages == 1 && !blocks.is_done()) bring_queries(blocks, tile.sequence);
+    bring_keys(&maps_.value, Shape::kValuesAt, &barriers().values_full, &barriers().values_empty);
+    bring_keys(&maps_.key, 0, &barriers().keys_full, &barriers().keys_empty);
     while (!blocks.is_done()) bring_queries(blocks, tile.sequence);
-    keys_parity_ ^= 1;
+    keys_.advance();
     return first_key + Shape::kBlockKeys < mask.num_keys;
   }
 
@@ -90,14 +91,14 @@ class HopperBackwardProducer {
       if (params_.bias.has_time()) {
         std::int64_t const* const times = params_.bias.key_times + sequence.first_key_row + first_key;
         base_time = __ldg(times);
-        state_.key_times[keys_parity_].fill(times, sequence.mask.num_keys - first_key, base_time);
+        state_.key_times[keys_.parity].fill(times, sequence.mask.num_keys - first_key, base_time);
       }
     }
     // The lane that arrives sees what the others wrote.
     __syncwarp();
     if (is_first_lane()) {
       tile_info() = {sequence, tile.head, first_key, base_time, false, false};
-      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_parity_]);
+      if constexpr (Shape::kHasBias) arrive(&state_.tile_known[keys_.parity]);
     }
     __syncwarp();
   }
@@ -105,12 +106,13 @@ class HopperBackwardProducer {
   /// Keys or values.
   __device__ __forceinline__ void bring_keys(TensorMap const* map, std::uint32_t at, Barrier* full,
                                              Barrier* empty) const {
-    wait(empty, keys_parity_ ^ 1);
+    wait(empty, keys_.parity ^ 1);
     if (is_first_lane()) {
       KeyTileInfo const& tile = tile_info();
       auto const row = static_cast<std::int32_t>(tile.sequence.first_key_row) + tile.first_key;
       arrive_expecting(full, Shape::KeyTile::kBytes);
-      load_tile(shared_memory() + at, map, full, 0, row, 0, tile.head);
+      std::byte* const to = shared_memory() + keys_.index * Shape::kKeyStageBytes + at;
+      load_tile(to, map, full, 0, row, 0, tile.head);
     }
     __syncwarp();
   }
@@ -194,7 +196,7 @@ class HopperBackwardProducer {
   HopperBackwardMaps const& maps_;
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
-  std::uint32_t keys_parity_ = 0;
+  RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
   RingPosition<Shape::kBiasStages> bias_;  ///< Where the next block's bias is.
 };

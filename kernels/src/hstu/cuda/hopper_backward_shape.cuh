@@ -22,7 +22,10 @@ struct HopperBackwardShape {
   static constexpr int kThreads = 128 * (kConsumers + (kHasBias ? 2 : 1));
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = 2;  ///< Of queries.
+  /// Of keys and values: the next come beside the present ones where there is room. Short sequences have few queries in
+  /// whose time they could come.
+  static constexpr int kKeyStages = kTakesSequences && !kHasBias ? 2 : 1;
   /// What a bias needs is prepared ahead, and stays until its gradients have been added up.
   static constexpr int kBiasStages = 3;
   /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
@@ -45,7 +48,8 @@ struct HopperBackwardShape {
   static constexpr int kQuerySums = kBlockQueries * kQuerySumColumns;
 
   static constexpr std::uint32_t kValuesAt = KeyTile::kBytes;
-  static constexpr std::uint32_t kQueriesAt = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kKeyStageBytes = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kQueriesAt = kKeyStages * kKeyStageBytes;
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
@@ -65,7 +69,8 @@ struct HopperWideBackwardShape {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlockKeys = 64;
   static constexpr int kBlockQueries = 64;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = 2;  ///< Of queries.
+  static constexpr int kKeyStages = 1;
   static constexpr int kBiasStages = 1;  ///< There is no bias.
   static constexpr int kQuerySumColumns = kDim / 2;
   static constexpr int kAdders = 1;
@@ -79,7 +84,8 @@ struct HopperWideBackwardShape {
   static constexpr int kQuerySums = kBlockQueries * kQuerySumColumns;
 
   static constexpr std::uint32_t kValuesAt = KeyTile::kBytes;
-  static constexpr std::uint32_t kQueriesAt = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kKeyStageBytes = 2 * KeyTile::kBytes;
+  static constexpr std::uint32_t kQueriesAt = kKeyStages * kKeyStageBytes;
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kWeightsAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kWeightsAt + kStages * ScoreTile::kBytes;

@@ -70,20 +70,37 @@ struct OwnSumsPlace {
   [[nodiscard]] __device__ __forceinline__ bool is_none() const { return first_query < 0; }
 };
 
+/// Of a buffer for keys and one for values.
+struct KeyBarriers {
+  Barrier keys_full, keys_empty, values_full, values_empty;
+};
+
 /// Behind the tiles in shared memory; behind it the table of times, and sums for gradients of its weights.
 template <class Shape>
-struct HopperBackwardState {
-  Barrier keys_full, keys_empty, values_full, values_empty;
+struct HopperBackwardState : KeyBarriers {
+  using KeysPosition = RingPosition<Shape::kKeyStages>;
+
+  KeyBarriers second_keys;  ///< Where there are two buffers of each.
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
   Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
   Barrier tile_known[2];  ///< By the parity of keys, for the warp that prepares biases.
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];  ///< Those who add up its gradients empty it.
-  KeyTileInfo tiles[2];  ///< By the parity of their keys: that of the next is written while one is still in use.
-  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];  ///< The same.
+  /// By the place and parity of their keys: that of the next is written while one is still in use.
+  KeyTileInfo tiles[2 * Shape::kKeyStages];
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];  ///< By parity alone.
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
+  static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
+
+  [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_of(KeysPosition const& keys) {
+    return tiles[keys.parity * Shape::kKeyStages + keys.index];
+  }
+  [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers_of(KeysPosition const& keys) {
+    if (Shape::kKeyStages == 2 && keys.index == 1) return second_keys;
+    return *this;
+  }
 };
 
 inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
