@@ -126,6 +126,7 @@ class HopperBackwardProducer {
     blocks.advance();
     std::int32_t const turn = takes_turns() ? num_tiles_behind(first_query) * Shape::kAdders : 0;
     OwnSumsPlace const own = Shape::kTakesSequences ? own_sums_of(first_query) : OwnSumsPlace();
+    std::uint32_t const seen_parts = Shape::kTakesSequences && !Shape::kIsWide ? parts_seen_by(first_query) : 0;
     wait(&state_.queries_empty[i], queries_.parity ^ 1);
     if (is_first_lane()) {
       auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
@@ -140,8 +141,7 @@ class HopperBackwardProducer {
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(
           first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
-      state_.blocks[i] = {tile_number,  first_query, turn,           bias_.index,   bias_.parity,
-                          is_whole, blocks.is_done(), own.has_before, own.has_behind};
+      state_.blocks[i] = {tile_number, first_query, turn, bias_.index, bias_.parity, is_whole, blocks.is_done(), own.has_before, own.has_behind, seen_parts};
       arrive(&state_.queries_full[i]);
     }
     queries_.advance();
@@ -164,33 +164,43 @@ class HopperBackwardProducer {
     __syncwarp();
   }
 
+  [[nodiscard]] __device__ __forceinline__ KeysSeenBy keys_seen_by(std::int32_t first_query) const {
+    HstuSequenceMask const& mask = tile_info().sequence.mask;
+    return {mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
+  }
+
   /// How many tiles of keys behind this one some query of a block sees.
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_tiles_behind(std::int32_t first_query) const {
-    HstuSequenceMask const& mask = tile_info().sequence.mask;
-    KeysSeenBy const seen{mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
+    KeysSeenBy const seen = keys_seen_by(first_query);
     std::int32_t count = 0;
     std::int32_t const behind = tile_info().first_key + Shape::kBlockKeys;
-    for (std::int32_t chunk = behind; chunk < mask.num_keys; chunk += kWarpThreads * Shape::kBlockKeys) {
+    for (std::int32_t chunk = behind; chunk < seen.size(); chunk += kWarpThreads * Shape::kBlockKeys) {
       count += __popc(tiles_seen_by(seen, chunk));
     }
     return count;
   }
 
   /// Bits of 32 tiles of keys from `first_key` on of which something is seen.
+  template <std::int32_t kKeys = Shape::kBlockKeys>
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t tiles_seen_by(KeysSeenBy const& seen,
                                                                               std::int32_t first_key) {
-    std::int32_t const begin = first_key + lane() * Shape::kBlockKeys;
-    bool const is_seen =
-        begin < seen.size() && seen(begin, min(begin + Shape::kBlockKeys, seen.size())) != BlockVisibility::kNone;
+    std::int32_t const begin = first_key + lane() * kKeys;
+    bool const is_seen = begin < seen.size() && seen(begin, min(begin + kKeys, seen.size())) != BlockVisibility::kNone;
     return __ballot_sync(kAllLanes, is_seen);
   }
 
   /// Of a block of queries, in a sequence of 32 tiles of keys at most.
   [[nodiscard]] __device__ __forceinline__ OwnSumsPlace own_sums_of(std::int32_t first_query) const {
-    HstuSequenceMask const& mask = tile_info().sequence.mask;
-    KeysSeenBy const seen{mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
-    std::uint32_t const tiles = tiles_seen_by(seen, 0), this_tile = 1u << tile_info().first_key / Shape::kBlockKeys;
+    std::uint32_t const this_tile = 1u << tile_info().first_key / Shape::kBlockKeys;
+    std::uint32_t const tiles = tiles_seen_by(keys_seen_by(first_query), 0);
     return {first_query, (tiles & (this_tile - 1)) != 0, tiles >= 2 * this_tile};
+  }
+
+  /// Bits of the warpgroups of whose keys of the tile some query of a block sees one.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t parts_seen_by(std::int32_t first_query) const {
+    constexpr std::int32_t kPartKeys = Shape::kBlockKeys / Shape::kConsumers;
+    std::uint32_t const parts = tiles_seen_by<kPartKeys>(keys_seen_by(first_query), tile_info().first_key);
+    return parts & ((1u << Shape::kConsumers) - 1);
   }
 
   HopperBackwardMaps const& maps_;

@@ -33,6 +33,7 @@ struct QueryBlockInfo {
   std::uint32_t bias_stage = 0, bias_parity = 0;  ///< See BiasBlock.
   bool is_whole = false, is_last = false;
   bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
+  std::uint32_t seen_parts = 0;                 ///< Bits of the warpgroups of whose keys something is seen.
 };
 
 /// In which buckets the pairs of 32 keys and 8 queries lie; the bound is that above the first.
