@@ -88,5 +88,25 @@ TEST(TileSchedule, BeginsWithTilesThatCostMostWhereverTheirSequenceIs) {
   }
 }
 
+TEST(TileSchedule, HasEachSequenceOnceByTheirLengthsWithinASectionIfFirstTilesStandForAll) {
+  auto lengths = long_tail();
+  for (auto& each : lengths) each = std::min<std::int64_t>(each, 30);
+  std::vector<int> times_found(lengths.size());
+  std::int32_t section = -1, blocks_before = 0;
+  for (auto const& tile : scheduled(lengths, 30, BlockOrder::kFirstOnly)) {
+    EXPECT_EQ(tile.block, 0);
+    ++times_found[static_cast<std::size_t>(tile.sequence)];
+    std::int32_t const blocks = num_blocks(lengths[static_cast<std::size_t>(tile.sequence)]);
+    if (tile.sequence / kSectionSequences == section) {
+      EXPECT_LE(blocks, blocks_before);
+    } else {
+      EXPECT_EQ(tile.sequence / kSectionSequences, section + 1);
+    }
+    section = tile.sequence / kSectionSequences;
+    blocks_before = blocks;
+  }
+  for (std::size_t i = 0; i < lengths.size(); ++i) EXPECT_EQ(times_found[i], lengths[i] > 0 ? kNumHeads : 0);
+}
+
 }  // namespace
 }  // namespace headway::kernels

@@ -22,11 +22,8 @@ class HopperBackwardProducer {
     auto const num_blocks = static_cast<std::int32_t>(gridDim.x);
     TileCounter const counter{params_.tiles_taken, takes_turns() ? 0 : num_blocks};
     HstuSequences const& sequences = params_.sequences;
-    std::int32_t const keys_at_a_time =
-        Shape::kTakesSequences ? static_cast<std::int32_t>(sequences.max_keys) : Shape::kBlockKeys;
     TileSchedule schedule(sequences.key_offsets, sequences.num_sequences, params_.num_heads, sequences.max_keys,
-                          keys_at_a_time, params_.section_sequences,
-                          takes_turns() ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst);
+                          Shape::kBlockKeys, params_.section_sequences, order());
     SequenceTile tile;
     std::int32_t next = takes_turns() ? counter.next(0) : static_cast<std::int32_t>(blockIdx.x);
     for (std::int32_t number = next; schedule.find(number, tile); number = next) {
@@ -54,6 +51,11 @@ class HopperBackwardProducer {
   [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
   [[nodiscard]] __device__ __forceinline__ bool takes_turns() const {
     return !Shape::kTakesSequences && params_.turns != nullptr;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ BlockOrder order() const {
+    if (Shape::kTakesSequences) return BlockOrder::kFirstOnly;
+    return takes_turns() ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst;
   }
 
   /// What is said of the tile. The one in its place is done with: its keys have been replaced.

@@ -36,8 +36,9 @@ struct SequenceTile {
   std::int32_t sequence = 0, head = 0, block = 0;
 };
 
-/// Which tiles take longest with a causal mask: of queries the last of a sequence, of keys the first.
-enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst };
+/// Which tiles take longest with a causal mask: of queries the last of a sequence, of keys the first. Or that the first
+/// stands for all of a sequence, which takes the longer the more there are.
+enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst, kFirstOnly };
 
 /// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter. The cost
 /// of a tile is its place in the order of its sequence, counted from the end: what runs at the end should cost little.
@@ -68,7 +69,7 @@ class TileSchedule {
     while (most_cost_ > 0) {
       std::int32_t const sequence = chunk_begin_ + static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
       std::int32_t const num_blocks = sequence < section_end_ ? num_blocks_in(sequence) : 0;
-      bool const has_tile = cost_ <= num_blocks;
+      bool const has_tile = order_ == BlockOrder::kFirstOnly ? cost_ == num_blocks : cost_ <= num_blocks;
       unsigned const members = __ballot_sync(kAllLanes, has_tile);
       std::int32_t const num_tiles = __popc(members) * num_heads_;
       if (number - passed_ < num_tiles) {
