@@ -24,12 +24,15 @@ BackwardWork work_of(HstuForwardArgs const& args) { return backward_work(args, k
 TEST(BackwardWork, IsSequencesWhereTheyAreShort) {
   EXPECT_EQ(work_of(batch(200, 512)), BackwardWork::kSequences);
   EXPECT_EQ(work_of(batch(200, 513)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(200, 512, 64)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(200, 513, 64)), BackwardWork::kTiles);
   EXPECT_EQ(work_of(batch(200, 256, 256)), BackwardWork::kSequences);
   EXPECT_EQ(work_of(batch(200, 257, 256)), BackwardWork::kTiles);
 }
 
 TEST(BackwardWork, IsTilesForDimsWithoutKernelsForSequences) {
-  for (std::int32_t const dim : {32, 64}) EXPECT_EQ(work_of(batch(200, 128, dim)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(200, 128, 32)), BackwardWork::kTiles);
+  EXPECT_EQ(work_of(batch(200, 128, 64)), BackwardWork::kSequences);
 }
 
 TEST(BackwardWork, IsSequencesWhereHeadsOfThemFillRoundsOfAllMultiprocessors) {

@@ -49,6 +49,7 @@ inline std::vector<AttentionCase> short_sequence_cases(std::size_t num_sequences
        .has_position = true,
        .time_bounds = logarithmic_bounds(30),
        .longest_gap = 50});
+  add({.name = "Dim64", .num_queries = {129, 0, 5, 280, 64, 1}, .dim = 64});
   add({.name = "Dim256",
        .num_queries = {65, 1, 64, 140, 0, 20},
        .dim = 256,

@@ -45,12 +45,13 @@ struct SwizzledTile {
     return descriptor(address + first_row * kRowBytes, offset, 1);
   }
 
-  /// For columns from `first_column` (of a panel) as index that is not summed, and rows from `first_row` (of 16) as
-  /// index that is.
+  /// For columns from `first_column` (a multiple of 8; no product goes on from within a panel to the next) as index
+  /// that is not summed, and rows from `first_row` (of 16) as index that is.
   [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_rows(std::uint32_t address,
                                                                                  std::uint32_t first_row,
                                                                                  std::uint32_t first_column) {
-    return descriptor(address + first_column / kPanelColumns * kPanelBytes, first_row * kRowBytes, kPanelBytes / 16);
+    std::uint32_t const panel = first_column / kPanelColumns * kPanelBytes, within = first_column % kPanelColumns * 2;
+    return descriptor(address + panel + within, first_row * kRowBytes, kPanelBytes / 16);
   }
 
  private:

@@ -89,8 +89,8 @@ template <class T, BackwardWork kWork>
 void launch_backward_of_work(HstuBackwardArgs const& args, RunOptions const& run) {
   if constexpr (kWork == BackwardWork::kTiles) {
     if (args.forward.dim == 32) launch_backward_of_dim<T, 32, kWork>(args, run);
-    if (args.forward.dim == 64) launch_backward_of_dim<T, 64, kWork>(args, run);
   }
+  if (args.forward.dim == 64) launch_backward_of_dim<T, 64, kWork>(args, run);
   if (args.forward.dim == 128) launch_backward_of_dim<T, 128, kWork>(args, run);
   if (args.forward.dim == 256) launch_backward_of_dim<T, 256, kWork>(args, run);
 }
@@ -164,8 +164,11 @@ std::vector<AttentionCase> few_short_sequences() { return short_sequence_cases(1
 std::vector<AttentionCase> sequence_cases() {
   std::vector<AttentionCase> cases = few_short_sequences();
   for (AttentionCase of : attention_cases()) {
-    bool const has_kernel = of.dim == 128 || (of.dim == 256 && !of.has_position);
-    if (!has_kernel) of.dim = 128;
+    bool const has_kernel = of.dim == 64 || of.dim == 128 || (of.dim == 256 && !of.has_position);
+    if (has_kernel) cases.push_back(of);
+    if (of.dim == 128) continue;
+    of.name += "InDim128";
+    of.dim = 128;
     cases.push_back(std::move(of));
   }
   return cases;

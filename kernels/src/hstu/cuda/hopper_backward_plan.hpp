@@ -3,6 +3,7 @@
 #include "hstu/cuda/hopper_backward_params.hpp"
 #include "hstu/cuda/hopper_forward_plan.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace headway::kernels {
@@ -12,16 +13,17 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
 /// Of a tile.
 [[nodiscard]] constexpr std::int32_t backward_block_keys(std::int32_t dim) { return dim == 256 ? 64 : 128; }
 
-/// Whether there are kernels for that: with fewer columns both warpgroups add to each gradient of a query.
-[[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim == 128 || dim == 256; }
+/// Whether there are kernels for that: a warpgroup has half of the columns, and 16 are too few for store_rows().
+[[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim >= 64; }
 
 /// Sequences where they are short, so that the sums of all blocks of threads (35 MB on an H100 or H200) stay in the L2
 /// cache, and enough to keep the device busy: rounds of one for each multiprocessor are full to three quarters at
 /// least.
 [[nodiscard]] inline BackwardWork backward_work(HstuForwardArgs const& args, std::int32_t num_multiprocessors) {
-  constexpr std::int64_t kMostElements = 512 * 128;  // Of the keys of a head.
+  constexpr std::int64_t kMostKeys = 512, kMostElements = 512 * 128;
   HstuSequences const& sequences = args.sequences;
-  if (!takes_sequences(args.dim) || sequences.max_keys * args.dim > kMostElements) return BackwardWork::kTiles;
+  std::int64_t const most_keys = std::min(kMostKeys, kMostElements / args.dim);
+  if (!takes_sequences(args.dim) || sequences.max_keys > most_keys) return BackwardWork::kTiles;
   if (sequences.max_keys <= backward_block_keys(args.dim)) return BackwardWork::kSequences;  // They are tiles.
   std::int64_t const pieces = sequences.num_sequences * args.num_heads;
   std::int64_t const rounds = (pieces + num_multiprocessors - 1) / num_multiprocessors;

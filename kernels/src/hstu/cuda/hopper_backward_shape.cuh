@@ -29,8 +29,8 @@ struct HopperBackwardShape {
   /// What a bias needs is prepared ahead, and stays until its gradients have been added up.
   static constexpr int kBiasStages = 3;
   /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
-  /// do not let it, half of the columns.
-  static constexpr bool kSplitsColumns = kDim == 128;
+  /// do not let it, or no other may add to its sums, half of the columns.
+  static constexpr bool kSplitsColumns = kDim == 128 || kTakesSequences;
   static constexpr int kQuerySumColumns = kSplitsColumns ? kDim / 2 : kDim;
   static constexpr int kQuerySumKeys = kSplitsColumns ? kBlockKeys : 64;
   /// Those that add to sums of a tile of queries for each tile of keys.
