@@ -49,6 +49,11 @@ inline void add_four(float* address, float4 values) {
   address[3] += values.w;
 }
 
+inline void store_four(void* address, std::uint32_t const (&words)[4]) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) throw device_emulator::KernelError("an unaligned store");
+  std::memcpy(address, words, sizeof words);
+}
+
 inline float tanh_approximate(float x) { return std::tanh(x); }
 
 #else
@@ -91,6 +96,13 @@ __device__ __forceinline__ void store_release(std::int32_t* address, std::int32_
 __device__ __forceinline__ void add_four(float* address, float4 values) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values.x), "f"(values.y),
                "f"(values.z), "f"(values.w)
+               : "memory");
+}
+
+/// Stores to global memory, 16-byte aligned, by one instruction: of an assignment the compiler may make four.
+__device__ __forceinline__ void store_four(void* address, std::uint32_t const (&words)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
                : "memory");
 }
 

@@ -41,8 +41,7 @@ __device__ __forceinline__ void store_rows(float const (&sums)[kSums], OutputRow
       }
       transpose_in_quad(words);
       if (8 * r < output.num_rows) {
-        *reinterpret_cast<uint4*>(output.data + 8 * r * output.token_stride + 8 * first) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        store_four(output.data + 8 * r * output.token_stride + 8 * first, words);
       }
     }
   }
