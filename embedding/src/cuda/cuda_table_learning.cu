@@ -36,10 +36,12 @@ struct QuadUpdate {
   return kind == kernels::OptimizerKind::kRowWiseAdagrad || kind == kernels::OptimizerKind::kRowWiseAdam;
 }
 
+/// Of key `i`.
 template <kernels::OptimizerKind kKind>
-__device__ QuadUpdate load_update(UpdateArgs const& args, RowId row, std::uint32_t quad, Quad const& gradient) {
+__device__ QuadUpdate load_update(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad) {
   std::uint32_t const dim = args.rows.dim;
-  QuadUpdate update{.gradient = gradient, .weights = args.rows.read(row, quad)};
+  QuadUpdate update{.gradient = read_quad(args.gradients + std::uint64_t{i} * dim, quad, dim),
+                    .weights = args.rows.read(row, quad)};
   if constexpr (num_states(kKind) > 0) update.first = read_quad(args.rows.state(row), quad, dim);
   if constexpr (num_states(kKind) > 1) update.second = read_quad(args.rows.state(row) + dim, quad, dim);
   return update;
@@ -54,15 +56,14 @@ __device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
 
 /// The same, with the decay.
 template <kernels::OptimizerKind kKind>
-__device__ QuadUpdate load_whole(UpdateArgs const& args, RowId row, std::uint64_t i, std::uint32_t quad) {
-  std::uint32_t const dim = args.rows.dim;
-  auto update = load_update<kKind>(args, row, quad, read_quad(args.gradients + i * dim, quad, dim));
+__device__ QuadUpdate load_whole(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad) {
+  auto update = load_update<kKind>(args, row, i, quad);
   add_decay(args, update);
   return update;
 }
 
 template <kernels::OptimizerKind kKind>
-__device__ void apply_update(UpdateArgs const& args, RowId row, std::uint64_t i, std::uint32_t quad, float row_rate,
+__device__ void apply_update(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad, float row_rate,
                              QuadUpdate update) {
   using Kind = kernels::OptimizerKind;
   auto const& by = args.factors;
@@ -78,7 +79,7 @@ __device__ void apply_update(UpdateArgs const& args, RowId row, std::uint64_t i,
     }
   }
   std::uint32_t const dim = args.rows.dim;
-  args.rows.write_at_random(row, quad, args.keys.key(static_cast<std::uint32_t>(i)), args.step, weights);
+  args.rows.write_at_random(row, quad, args.keys.key(i), args.step, weights);
   if constexpr (num_states(kKind) > 0) write_quad(args.rows.state(row), quad, dim, first);
   if constexpr (num_states(kKind) > 1) write_quad(args.rows.state(row) + dim, quad, dim, second);
 }
@@ -110,71 +111,86 @@ __device__ float row_rate(kernels::UpdateFactors const& by, float& row_state, fl
 /// Rows of a thread, whose loads are under way at a time. On an H200 four of row-wise Adagrad take 5% longer, one of
 /// Adam 4%; so does Adam where registers hold three blocks instead of four.
 constexpr std::uint32_t kRows = 2;
+/// Keys that the lanes of a row have together, if there are so many lanes. With more a small batch has too few warps.
+constexpr std::uint32_t kKeys = 16;
 
-// Some lanes of a warp have a few rows together, and load the first columns of all before they wait for one. Those
-// beyond the batch go along, as lanes add up with each other.
+/// What one lane finds for all lanes of a row.
+struct FoundRow {
+  RowId id = RowId::kNone;
+  float state = 0;  ///< Of a row-wise optimizer.
+};
+
+template <kernels::OptimizerKind kKind>
+__device__ FoundRow find_row(UpdateArgs const& args, std::uint32_t i) {
+  FoundRow found{.id = RowLimits(*args.state).checked(args.row_ids[i], *args.state)};
+  if (found.id == RowId::kNone) {
+    count_one(&args.state->statistics.dropped_gradients);
+  } else if constexpr (is_row_wise(kKind)) {
+    found.state = args.rows.row_state(found.id);
+  }
+  return found;
+}
+
+// The lanes of a row find the rows of some keys, one each, and then update them together, a few at a time, for which
+// they load the first columns of all before they wait for one. With dim 32 lanes 0 to 7 have keys 0 to 7, and lanes 8
+// to 15 keys 8 to 15. Those beyond the batch go along, as lanes add up with each other.
 template <kernels::OptimizerKind kKind>
 __global__ void __launch_bounds__(kBlockThreads, 4)
-    update_kernel(__grid_constant__ UpdateArgs const args, RowLanes lanes) {
+    update_kernel(__grid_constant__ UpdateArgs const args, RowLanes lanes, std::uint32_t num_keys) {
+  __shared__ FoundRow found[kBlockThreads];
   std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  std::uint64_t const begin = (thread >> lanes.shift) * kRows;
   std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
   std::uint32_t const num_quads = args.rows.num_quads(), dim = args.rows.dim, size = args.keys.size();
-  if ((thread / kWarp * kWarp >> lanes.shift) * kRows >= size) return;
-  RowLimits const limits(*args.state);
-  RowId rows[kRows];
-  QuadUpdate updates[kRows];
-#pragma unroll
-  for (std::uint32_t r = 0; r < kRows; ++r) {
-    rows[r] = begin + r < size ? limits.checked(args.row_ids[begin + r], *args.state) : RowId::kNone;
-    if (begin + r < size && lane < num_quads) {
-      updates[r].gradient = read_quad(args.gradients + (begin + r) * dim, lane, dim);
-    }
-  }
-#pragma unroll
-  for (std::uint32_t r = 0; r < kRows; ++r) {
-    if (rows[r] == RowId::kNone || lane >= num_quads) continue;
-    updates[r] = load_update<kKind>(args, rows[r], lane, updates[r].gradient);
-  }
-  float rates[kRows]{};
-  if constexpr (is_row_wise(kKind)) {
-    // The first lane alone reads and writes the states, so no lane waits for the others to have read them.
-    float row_states[kRows]{}, sums[kRows]{};
+  if ((thread / kWarp * kWarp >> lanes.shift) * num_keys >= size) return;
+  auto const first = static_cast<std::uint32_t>(thread >> lanes.shift) * num_keys;
+  bool const has_key = lane < num_keys && first + lane < size;
+  found[threadIdx.x] = has_key ? find_row<kKind>(args, first + lane) : FoundRow{};
+  __syncwarp();
+  for (std::uint32_t key = 0; key < num_keys; key += kRows) {
+    FoundRow rows[kRows];
+    QuadUpdate updates[kRows];
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r] != RowId::kNone && lane == 0) row_states[r] = args.rows.row_state(rows[r]);
+      if (key + r < num_keys) rows[r] = found[threadIdx.x - lane + key + r];
     }
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r] == RowId::kNone || lane >= num_quads) continue;
-      add_decay(args, updates[r]);
-      sums[r] = squares_of(updates[r].gradient);
-      for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
-        sums[r] += squares_of(load_whole<kKind>(args, rows[r], begin + r, quad).gradient);
+      if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
+      updates[r] = load_update<kKind>(args, rows[r].id, first + key + r, lane);
+    }
+    float rates[kRows]{};
+    if constexpr (is_row_wise(kKind)) {
+      float sums[kRows]{};
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
+        add_decay(args, updates[r]);
+        sums[r] = squares_of(updates[r].gradient);
+        for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
+          sums[r] += squares_of(load_whole<kKind>(args, rows[r].id, first + key + r, quad).gradient);
+        }
+      }
+      add_up_over(lanes, sums);
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        rates[r] = row_rate<kKind>(args.factors, rows[r].state, sums[r] / static_cast<float>(dim));
+        if (lane == 0 && rows[r].id != RowId::kNone) args.rows.row_state(rows[r].id) = rows[r].state;
       }
     }
-    add_up_over(lanes, sums);
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r] != RowId::kNone && lane == 0) {
-        rates[r] = row_rate<kKind>(args.factors, row_states[r], sums[r] / static_cast<float>(dim));
-        args.rows.row_state(rows[r]) = row_states[r];
-      }
-      rates[r] = __shfl_sync(kAllLanes, rates[r], 0, static_cast<int>(lanes.count()));
+      if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
+      if constexpr (!is_row_wise(kKind)) add_decay(args, updates[r]);
+      apply_update<kKind>(args, rows[r].id, first + key + r, lane, rates[r], updates[r]);
     }
-  }
-#pragma unroll
-  for (std::uint32_t r = 0; r < kRows; ++r) {
-    if (begin + r >= size) break;
-    if (rows[r] == RowId::kNone) {
-      if (lane == 0) count_one(&args.state->statistics.dropped_gradients);
-      continue;
-    }
-    if (lane >= num_quads) continue;
-    if constexpr (!is_row_wise(kKind)) add_decay(args, updates[r]);
-    apply_update<kKind>(args, rows[r], begin + r, lane, rates[r], updates[r]);
+    // Further columns, when registers have no first ones any more.
     for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
-      apply_update<kKind>(args, rows[r], begin + r, quad, rates[r], load_whole<kKind>(args, rows[r], begin + r, quad));
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (rows[r].id == RowId::kNone) continue;
+        std::uint32_t const i = first + key + r;
+        apply_update<kKind>(args, rows[r].id, i, quad, rates[r], load_whole<kKind>(args, rows[r].id, i, quad));
+      }
     }
   }
 }
@@ -182,8 +198,9 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
 template <kernels::OptimizerKind kKind>
 void update_async(UpdateArgs const& args, cudaStream_t stream) {
   RowLanes const lanes(args.rows.num_quads());
-  std::uint64_t const num_groups = (std::uint64_t{args.keys.size.most} + kRows - 1) / kRows;
-  update_kernel<kKind><<<num_blocks(num_groups << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes);
+  std::uint32_t const num_keys = std::min(kKeys, lanes.count());
+  std::uint64_t const num_groups = (std::uint64_t{args.keys.size.most} + num_keys - 1) / num_keys;
+  update_kernel<kKind><<<num_blocks(num_groups << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes, num_keys);
   check_launch("update_kernel");
 }
 

@@ -113,11 +113,14 @@ struct RowsView {
   }
   /// By words that depend on key, step and column alone where it is cold.
   __device__ void write_at_random(RowId id, std::uint32_t quad, Key key, std::uint64_t step, Quad const& values) const {
-    std::array<std::uint32_t, 4> words{};
-    if (precision_of(id) == Precision::kBfloat16) words = rounding_words(key, quad / 2, step);
-    write(id, quad, values, [&](float value, std::uint32_t i) {
-      return round_stochastically(value, rounding_bits(words, quad % 2 * 4 + i));
-    });
+    if (precision_of(id) == Precision::kFloat32) {
+      write_quad(vector(id), quad, dim, values);
+      return;
+    }
+    auto words = rounding_words(key, quad / 2, step);
+    if (quad % 2 == 1) words = {words[2], words[3]};  // Without an index that is not known, words are in registers.
+    write(id, quad, values,
+          [&](float value, std::uint32_t i) { return round_stochastically(value, rounding_bits(words, i)); });
   }
   [[nodiscard]] HEADWAY_HOST_DEVICE std::uint32_t num_quads() const { return (dim + 3) / 4; }
 };
