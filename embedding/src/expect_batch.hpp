@@ -23,6 +23,13 @@ inline void expect_values(Keys const& keys, std::size_t num_values, std::size_t 
                          std::to_string(keys.size()) + " keys of " + std::to_string(width));
 }
 
+/// How many keys the batch of some different keys has. @throws comm::UsageError if sizes do not agree
+inline std::size_t expect_members(Keys const& keys, Members const& members) {
+  comm::expects(members.numbers.size() == members.members.size() && members.begins.size() > keys.size(),
+                "not one number and member for each key of the batch, and one beginning for each different key");
+  return members.numbers.size();
+}
+
 /// How many bags a batch of so many keys has. @throws comm::UsageError if sizes do not agree
 inline std::size_t count_bags(std::size_t num_keys, Bags const& bags) {
   comm::expects(bags.weights.empty() || bags.weights.size() == num_keys, "not one weight for each key");

@@ -157,6 +157,15 @@ void define_table(py::module_& module) {
           py::arg("weights") = py::none())
       .def("update", &TensorTable::update, WithoutGil(), py::arg("keys"), py::arg("rows"), py::arg("gradients"),
            py::kw_only(), py::arg("lr"), py::arg("step"))
+      .def(
+          "update_bags",
+          [](TensorTable& table, KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique,
+             at::Tensor const& gradients, std::optional<at::Tensor> const& offsets,
+             std::optional<at::Tensor> const& weights, double learning_rate, std::uint64_t step) {
+            table.update_bags(keys, rows, unique, {offsets, weights}, gradients, learning_rate, step);
+          },
+          WithoutGil(), py::arg("keys"), py::arg("rows"), py::arg("unique"), py::arg("gradients"), py::kw_only(),
+          py::arg("offsets") = py::none(), py::arg("weights") = py::none(), py::arg("lr"), py::arg("step"))
       .def("insert_or_assign", &TensorTable::insert_or_assign, WithoutGil())
       .def("erase", &TensorTable::erase, WithoutGil())
       .def("evict", of_table(&Table::evict), WithoutGil())

@@ -13,6 +13,16 @@ KeyTensors UniqueTensors::keys() const {
   return keys;
 }
 
+Members UniqueTensors::of_keys(at::Device device) const {
+  comm::expects(room.device() == device, "unique keys on " + room.device().str() + " are not on " + device.str());
+  if (on_host != nullptr) return on_host->of_keys();
+  auto const words = [&](at::Tensor const& tensor, char const* name) {
+    return span_of<std::uint32_t>(tensor, at::kInt, device, name);
+  };
+  return {
+      .numbers = words(numbers, "numbers"), .members = words(members, "members"), .begins = words(begins, "begins")};
+}
+
 std::int64_t UniqueTensors::wait_for_size() const { return size ? *size : size_on_device.item<std::int32_t>(); }
 
 UniqueTensors UniqueTensors::narrow(std::int64_t known_size) const {

@@ -22,6 +22,8 @@ struct UniqueTensors {
   at::Tensor members{}, begins{}, size_on_device{};  ///< On a device: what else CudaUniqueKeys has.
 
   [[nodiscard]] KeyTensors keys() const;
+  /// @throws comm::UsageError unless they are on `device`
+  [[nodiscard]] Members of_keys(at::Device device) const;
   /// Rows of what belongs to the keys: as many as there are, or may be.
   [[nodiscard]] std::int64_t num_rows() const { return size.value_or(room.ids.numel()); }
   /// How many there are; waits for a device that alone knows.

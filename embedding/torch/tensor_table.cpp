@@ -79,6 +79,13 @@ void TensorTable::update(KeyTensors const& keys, at::Tensor const& rows, at::Ten
                  {.learning_rate = learning_rate, .number = step});
 }
 
+void TensorTable::update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique,
+                              BagTensors const& bags, at::Tensor const& gradients, double learning_rate,
+                              std::uint64_t step) {
+  table_->update_bags(keys.view(device_), rows_of(rows, device_), unique.of_keys(device_), bags.view(device_),
+                      floats_of(gradients, device_, "gradients"), {.learning_rate = learning_rate, .number = step});
+}
+
 at::Tensor TensorTable::insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors) {
   auto statuses = empty(keys.ids.numel(), at::kByte, device_);
   table_->insert_or_assign(keys.view(device_), floats_of(vectors, device_, "vectors"), statuses_of(statuses, device_));

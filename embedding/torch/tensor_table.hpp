@@ -32,6 +32,11 @@ class TensorTable {
                                        BagTensors const& bags) const;
   void update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients, double learning_rate,
               std::uint64_t step);
+  /// @param keys those of `unique`, or fewer known ones
+  /// @param rows of the keys
+  /// @param gradients (B, D)
+  void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
+                   at::Tensor const& gradients, double learning_rate, std::uint64_t step);
   at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors);
   void erase(KeyTensors const& keys) { table_->erase(keys.view(device_)); }
   [[nodiscard]] KeyTensors list(std::uint32_t first_bucket, std::uint32_t end_bucket) const;

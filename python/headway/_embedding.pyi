@@ -115,6 +115,18 @@ class Table:
         weights: torch.Tensor | None = None,  # (K,)
     ) -> torch.Tensor: ...  # (B, D)
     def update(self, keys: Keys, rows: torch.Tensor, gradients: torch.Tensor, *, lr: float, step: int) -> None: ...
+    def update_bags(
+        self,
+        keys: Keys,  # those of `unique`, or fewer known ones
+        rows: torch.Tensor,  # (U,)
+        unique: UniqueKeys,
+        gradients: torch.Tensor,  # (B, D): add_up() of them is what update() would get
+        *,
+        offsets: torch.Tensor | None = None,  # (B + 1,) int64
+        weights: torch.Tensor | None = None,  # (K,)
+        lr: float,
+        step: int,
+    ) -> None: ...
     def insert_or_assign(self, keys: Keys, vectors_KD: torch.Tensor, /) -> torch.Tensor: ...
     def erase(self, keys: Keys, /) -> None: ...
     def evict(self, num_rows: int, /) -> int: ...

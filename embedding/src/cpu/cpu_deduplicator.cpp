@@ -1,5 +1,6 @@
 #include "cpu/cpu_deduplicator.hpp"
 
+#include "cpu/member_sums.hpp"
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
 #include "saturating_sum.hpp"
@@ -153,24 +154,10 @@ void CpuDeduplicator::add_up(UniqueKeys const& unique, Bags const& bags, std::sp
   std::size_t const num_bags = count_bags_on_host(unique.numbers.size(), bags);
   std::size_t const dim = dim_of(num_bags, values.size(), unique.size(), sums.size());
   std::lock_guard const lock(mutex_);
-  if (!bags.offsets.empty()) {
-    bag_of_.resize(unique.numbers.size());
-    workers_->in_ranges(num_bags, [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-      for (std::size_t bag = first; bag < end; ++bag) {
-        std::fill(bag_of_.begin() + bags.offsets[bag], bag_of_.begin() + bags.offsets[bag + 1],
-                  static_cast<std::uint32_t>(bag));
-      }
-    });
-  }
+  MemberSums const member_sums(unique.of_keys(), bags, dim, values, *workers_);
   workers_->in_ranges_of(unique.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
     for (std::size_t number = first; number < end; ++number) {
-      auto const sum = sums.subspan(number * dim, dim);
-      std::ranges::fill(sum, 0);
-      for (std::size_t member = unique.begins[number]; member < unique.begins[number + 1]; ++member) {
-        std::size_t const key = unique.members[member];
-        std::size_t const bag = bags.offsets.empty() ? key : bag_of_[key];
-        add(sum, values.subspan(bag * dim, dim), bags.weights.empty() ? 1 : bags.weights[key]);
-      }
+      member_sums.add_up(number, sums.subspan(number * dim, dim));
     }
   });
 }

@@ -41,7 +41,6 @@ class CpuDeduplicator final : public Deduplicator {
   StripedBatch batch_;
   std::vector<std::uint32_t> first_of_;    ///< (keys) The first that is the same.
   std::vector<std::uint32_t> numbers_;     ///< (keys) Of one that is the first, how often it comes, then its number.
-  std::vector<std::uint32_t> bag_of_;      ///< (keys) Where bags are given.
   std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Numbers of unique keys.
   std::array<std::vector<std::uint32_t>, StripeMap::kCount> slots_;  ///< Numbers of first keys plus 1, by hash.
 };

@@ -1,5 +1,6 @@
 #include "cpu/cpu_table.hpp"
 
+#include "cpu/member_sums.hpp"
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
 #include "saturating_sum.hpp"
@@ -335,24 +336,43 @@ std::size_t CpuTable::plan_insertions(Keys const& keys, Lookups const& lookups, 
   return wanted;
 }
 
+template <class GradientOf>
+void CpuTable::learn(Keys const& keys, std::span<RowId const> rows, kernels::OptimizerStep const& step,
+                     GradientOf gradient_of) {
+  std::size_t const dim = options_.dim;
+  auto const common = rows_.step(step);
+  std::atomic<std::uint64_t> num_dropped = 0;
+  workers_->in_ranges_of(keys.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
+    std::vector<float> sum(dim), scratch(options_.hot_count > 0 ? dim : 0);
+    std::size_t num_rowless = 0;
+    for_each_row(
+        rows, first, end, [&](std::size_t i) { rows_.update(rows[i], keys[i], common, gradient_of(i, sum), scratch); },
+        [&](std::size_t /*i*/) { ++num_rowless; });
+    num_dropped += num_rowless;
+  });
+  stripes_.front().statistics.dropped_gradients += num_dropped;
+}
+
 void CpuTable::update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
                       kernels::OptimizerStep const& step) {
   expect_one_each(keys, rows.size(), "rows");
   std::size_t const dim = options_.dim;
   expect_values(keys, gradients.size(), dim, "gradients");
-  auto const common = rows_.step(step);
   std::lock_guard const lock(mutex_);
-  std::atomic<std::uint64_t> num_dropped = 0;
-  workers_->in_ranges_of(keys.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
-    std::vector<float> scratch(options_.hot_count > 0 ? dim : 0);
-    std::size_t num_rowless = 0;
-    for_each_row(
-        rows, first, end,
-        [&](std::size_t i) { rows_.update(rows[i], keys[i], common, gradients.subspan(i * dim, dim), scratch); },
-        [&](std::size_t /*i*/) { ++num_rowless; });
-    num_dropped += num_rowless;
+  learn(keys, rows, step, [&](std::size_t i, std::span<float> /*sum*/) { return gradients.subspan(i * dim, dim); });
+}
+
+void CpuTable::update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                           std::span<float const> gradients, kernels::OptimizerStep const& step) {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const dim = options_.dim, num_bags = count_bags_on_host(expect_members(keys, members), bags);
+  comm::expects(gradients.size() == num_bags * dim, "gradients do not have a vector for each bag");
+  std::lock_guard const lock(mutex_);
+  MemberSums const sums(members, bags, dim, gradients, *workers_);
+  learn(keys, rows, step, [&](std::size_t i, std::span<float> sum) -> std::span<float const> {
+    sums.add_up(i, sum);
+    return sum;
   });
-  stripes_.front().statistics.dropped_gradients += num_dropped;
 }
 
 void CpuTable::erase(Keys const& keys) {

@@ -40,6 +40,8 @@ class CpuTable final : public Table {
                    Bags const& bags, std::span<float> out) const override;
   void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
               kernels::OptimizerStep const& step) override;
+  void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                   std::span<float const> gradients, kernels::OptimizerStep const& step) override;
   void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override;
   void erase(Keys const& keys) override;
   std::size_t evict(std::size_t num_rows) override;
@@ -80,6 +82,9 @@ class CpuTable final : public Table {
   /// none.
   template <class Visit, class Miss>
   void for_each_row(std::span<RowId const> rows, std::size_t first, std::size_t end, Visit visit, Miss miss) const;
+  /// One step of the optimizer with `gradient_of(i, scratch)` of each key.
+  template <class GradientOf>
+  void learn(Keys const& keys, std::span<RowId const> rows, kernels::OptimizerStep const& step, GradientOf gradient_of);
   /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
   /// `announce(i)`.
   template <class Announce, class Visit>

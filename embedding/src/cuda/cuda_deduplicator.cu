@@ -1,14 +1,13 @@
-#include "cuda/bag_of_keys.hpp"
 #include "cuda/bag_sums.hpp"
 #include "cuda/batch_view.cuh"
 #include "cuda/cuda_check.hpp"
-#include "cuda/device_buffer.hpp"
 #include "cuda/grouping.hpp"
 #include "cuda/key_routes.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/segmented_sum.hpp"
+#include "cuda/segmented_sum.cuh"
 #include "cuda/unique_counts.hpp"
 #include "cuda/unique_numbers.hpp"
+#include "cuda/unique_view.cuh"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"
 #include "headway/embedding/routing.hpp"
@@ -143,15 +142,8 @@ class StreamDeduplicator final : public CudaDeduplicator {
     expect_same_dim(unique, bags, dim, values.size(), sums.size());
     DeviceScope const scope(place_.device);
     cudaStream_t const stream = place_.stream();
-    DeviceBuffer<std::uint32_t> const bag_of(bags.offsets.empty() ? 0 : unique.numbers.size(), stream);
-    if (!bags.offsets.empty()) find_bags_async(bags.offsets, bag_of.span(), stream);
-    sum_members_async({.unique = unique,
-                       .bag_of = bag_of.data(),
-                       .weights = bags.weights.empty() ? nullptr : bags.weights.data(),
-                       .dim = dim,
-                       .values = values.data(),
-                       .sums = sums.data()},
-                      stream);
+    SegmentedSum const added_up(UniqueView(unique), unique.numbers.size(), bags, dim, values.data(), stream);
+    write_sums_async(added_up.view(), sums, stream);
   }
 
   void route(Keys const& keys, std::span<std::uint32_t> order, std::span<std::int64_t> counts) override {

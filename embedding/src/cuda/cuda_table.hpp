@@ -47,6 +47,8 @@ class CudaTable final : public Table {
                    Bags const& bags, std::span<float> out) const override;
   void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
               kernels::OptimizerStep const& step) override;
+  void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                   std::span<float const> gradients, kernels::OptimizerStep const& step) override;
   void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override;
   void erase(Keys const& keys) override;
   std::size_t evict(std::size_t num_rows) override;

@@ -4,7 +4,9 @@
 #include "cuda/cuda_table.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/row_limits.cuh"
+#include "cuda/segmented_sum.cuh"
 #include "expect_batch.hpp"
+#include "headway/comm/status.hpp"
 #include "headway/kernels/weight_update.hpp"
 
 #include <array>
@@ -18,9 +20,30 @@ struct UpdateArgs {
   TableState* state;
   KeysView keys;
   RowId const* row_ids;
-  float const* gradients;  ///< (keys, dim)
   kernels::UpdateFactors factors;
   std::uint64_t step;
+};
+
+/// Gradients that a caller has, one for each key.
+struct GivenGradients {
+  float const* values;  ///< (keys, dim)
+  std::uint32_t dim;
+
+  struct Segment {
+    float const* row;
+
+    [[nodiscard]] __device__ static constexpr bool has_one_term() { return true; }
+    __device__ void weigh(Quad& /*values*/) const {}
+  };
+
+  [[nodiscard]] __device__ Segment segment(std::uint32_t i) const { return {values + std::uint64_t{i} * dim}; }
+  [[nodiscard]] __device__ Quad first_of(Segment const& segment, std::uint32_t quad) const {
+    return read_quad(segment.row, quad, dim);
+  }
+  template <std::uint32_t kInFlight>
+  [[nodiscard]] __device__ Quad sum_of(Segment const& segment, std::uint32_t quad) const {
+    return first_of(segment, quad);
+  }
 };
 
 /// Four columns of a row, with their gradient and state.
@@ -36,15 +59,13 @@ struct QuadUpdate {
   return kind == kernels::OptimizerKind::kRowWiseAdagrad || kind == kernels::OptimizerKind::kRowWiseAdam;
 }
 
-/// Of key `i`.
+/// What there is beside the gradient.
 template <kernels::OptimizerKind kKind>
-__device__ QuadUpdate load_update(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad) {
+__device__ void load_row(UpdateArgs const& args, RowId row, std::uint32_t quad, QuadUpdate& update) {
   std::uint32_t const dim = args.rows.dim;
-  QuadUpdate update{.gradient = read_quad(args.gradients + std::uint64_t{i} * dim, quad, dim),
-                    .weights = args.rows.read(row, quad)};
+  update.weights = args.rows.read(row, quad);
   if constexpr (num_states(kKind) > 0) update.first = read_quad(args.rows.state(row), quad, dim);
   if constexpr (num_states(kKind) > 1) update.second = read_quad(args.rows.state(row) + dim, quad, dim);
-  return update;
 }
 
 __device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
@@ -52,14 +73,6 @@ __device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
   for (std::uint32_t j = 0; j < 4; ++j) {
     update.gradient[j] = kernels::with_decay(args.factors, update.gradient[j], update.weights[j]);
   }
-}
-
-/// The same, with the decay.
-template <kernels::OptimizerKind kKind>
-__device__ QuadUpdate load_whole(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad) {
-  auto update = load_update<kKind>(args, row, i, quad);
-  add_decay(args, update);
-  return update;
 }
 
 template <kernels::OptimizerKind kKind>
@@ -111,127 +124,166 @@ __device__ float row_rate(kernels::UpdateFactors const& by, float& row_state, fl
 /// Rows of a thread, whose loads are under way at a time. On an H200 four of row-wise Adagrad take 5% longer, one of
 /// Adam 4%; so does Adam where registers hold three blocks instead of four.
 constexpr std::uint32_t kRows = 2;
-/// Keys that the lanes of a row have together, if there are so many lanes. With more a small batch has too few warps.
-constexpr std::uint32_t kKeys = 16;
+
+/// Terms of a gradient whose loads are under way at a time; registers do not hold more beside the state of Adam.
+template <kernels::OptimizerKind kKind>
+constexpr std::uint32_t kTerms = num_states(kKind) > 0 ? 2 : 4;
 
 /// What one lane finds for all lanes of a row.
+template <class Gradients>
 struct FoundRow {
-  RowId id = RowId::kNone;
-  float state = 0;  ///< Of a row-wise optimizer.
+  RowId id;
+  float state;  ///< Of a row-wise optimizer.
+  typename Gradients::Segment gradient;
 };
 
-template <kernels::OptimizerKind kKind>
-__device__ FoundRow find_row(UpdateArgs const& args, std::uint32_t i) {
-  FoundRow found{.id = RowLimits(*args.state).checked(args.row_ids[i], *args.state)};
-  if (found.id == RowId::kNone) {
+template <kernels::OptimizerKind kKind, class Gradients>
+__device__ FoundRow<Gradients> find_row(UpdateArgs const& args, Gradients const& gradients, std::uint32_t i) {
+  RowId const id = RowLimits(*args.state).checked(args.row_ids[i], *args.state);
+  if (id == RowId::kNone) {
     count_one(&args.state->statistics.dropped_gradients);
-  } else if constexpr (is_row_wise(kKind)) {
-    found.state = args.rows.row_state(found.id);
+    return {};
   }
-  return found;
+  float const state = is_row_wise(kKind) ? args.rows.row_state(id) : 0;
+  return {.id = id, .state = state, .gradient = gradients.segment(i)};
 }
 
-// The lanes of a row find the rows of some keys, one each, and then update them together, a few at a time, for which
-// they load the first columns of all before they wait for one. With dim 32 lanes 0 to 7 have keys 0 to 7, and lanes 8
-// to 15 keys 8 to 15. Those beyond the batch go along, as lanes add up with each other.
-template <kernels::OptimizerKind kKind>
+/// Four columns with all that there is of them, and the decay.
+template <kernels::OptimizerKind kKind, class Gradients>
+__device__ QuadUpdate load_whole(UpdateArgs const& args, Gradients const& gradients, FoundRow<Gradients> const& row,
+                                 std::uint32_t quad) {
+  QuadUpdate update{.gradient = gradients.template sum_of<kTerms<kKind>>(row.gradient, quad)};
+  load_row<kKind>(args, row.id, quad, update);
+  add_decay(args, update);
+  return update;
+}
+
+// The lanes of a row find the rows of some keys, and then update a few at a time, for which they load the first columns
+// of all before they wait for one; but a gradient of several terms is added up before, while registers are free. Those
+// beyond the batch go along, as lanes add up with each other.
+template <kernels::OptimizerKind kKind, class Gradients>
 __global__ void __launch_bounds__(kBlockThreads, 4)
-    update_kernel(__grid_constant__ UpdateArgs const args, RowLanes lanes, std::uint32_t num_keys) {
-  __shared__ FoundRow found[kBlockThreads];
-  std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
+    update_kernel(__grid_constant__ UpdateArgs const args, __grid_constant__ Gradients const gradients,
+                  KeyGroups groups) {
+  __shared__ FoundRow<Gradients> found[kBlockThreads];
   std::uint32_t const num_quads = args.rows.num_quads(), dim = args.rows.dim, size = args.keys.size();
-  if ((thread / kWarp * kWarp >> lanes.shift) * num_keys >= size) return;
-  auto const first = static_cast<std::uint32_t>(thread >> lanes.shift) * num_keys;
-  bool const has_key = lane < num_keys && first + lane < size;
-  found[threadIdx.x] = has_key ? find_row<kKind>(args, first + lane) : FoundRow{};
+  if (groups.is_warp_beyond(size)) return;
+  RowLanes const lanes = groups.lanes;
+  std::uint32_t const lane = groups.lane(), first = groups.first_key();
+  bool const has_key = lane < groups.num_keys && first + lane < size;
+  found[threadIdx.x] = has_key ? find_row<kKind>(args, gradients, first + lane) : FoundRow<Gradients>{};
   __syncwarp();
-  for (std::uint32_t key = 0; key < num_keys; key += kRows) {
-    FoundRow rows[kRows];
+  for (std::uint32_t key = 0; key < groups.num_keys; key += kRows) {
+    FoundRow<Gradients> const* const rows = found + (threadIdx.x - lane) + key;
+    RowId ids[kRows];
+    float squares[kRows]{};
+    Quad sums[kRows]{};
+#pragma unroll
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+      ids[r] = key + r < groups.num_keys ? rows[r].id : RowId::kNone;
+      if (ids[r] == RowId::kNone) continue;
+      for (std::uint32_t quad = lane + lanes.count(); is_row_wise(kKind) && quad < num_quads; quad += lanes.count()) {
+        squares[r] += squares_of(load_whole<kKind>(args, gradients, rows[r], quad).gradient);
+      }
+      if (lane >= num_quads || rows[r].gradient.has_one_term()) continue;
+      sums[r] = gradients.template sum_of<kTerms<kKind>>(rows[r].gradient, lane);
+    }
     QuadUpdate updates[kRows];
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (key + r < num_keys) rows[r] = found[threadIdx.x - lane + key + r];
+      if (ids[r] == RowId::kNone || lane >= num_quads) continue;
+      updates[r].gradient = rows[r].gradient.has_one_term() ? gradients.first_of(rows[r].gradient, lane) : sums[r];
+      load_row<kKind>(args, ids[r], lane, updates[r]);
     }
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
-      updates[r] = load_update<kKind>(args, rows[r].id, first + key + r, lane);
+      if (ids[r] == RowId::kNone || lane >= num_quads) continue;
+      if (rows[r].gradient.has_one_term()) rows[r].gradient.weigh(updates[r].gradient);
+      add_decay(args, updates[r]);
     }
     float rates[kRows]{};
     if constexpr (is_row_wise(kKind)) {
-      float sums[kRows]{};
 #pragma unroll
       for (std::uint32_t r = 0; r < kRows; ++r) {
-        if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
-        add_decay(args, updates[r]);
-        sums[r] = squares_of(updates[r].gradient);
-        for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
-          sums[r] += squares_of(load_whole<kKind>(args, rows[r].id, first + key + r, quad).gradient);
-        }
+        if (ids[r] != RowId::kNone && lane < num_quads) squares[r] += squares_of(updates[r].gradient);
       }
-      add_up_over(lanes, sums);
+      add_up_over(lanes, squares);
 #pragma unroll
       for (std::uint32_t r = 0; r < kRows; ++r) {
-        rates[r] = row_rate<kKind>(args.factors, rows[r].state, sums[r] / static_cast<float>(dim));
-        if (lane == 0 && rows[r].id != RowId::kNone) args.rows.row_state(rows[r].id) = rows[r].state;
+        if (ids[r] == RowId::kNone) continue;
+        float state = rows[r].state;
+        rates[r] = row_rate<kKind>(args.factors, state, squares[r] / static_cast<float>(dim));
+        if (lane == 0) args.rows.row_state(ids[r]) = state;
       }
     }
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
-      if (rows[r].id == RowId::kNone || lane >= num_quads) continue;
-      if constexpr (!is_row_wise(kKind)) add_decay(args, updates[r]);
-      apply_update<kKind>(args, rows[r].id, first + key + r, lane, rates[r], updates[r]);
+      if (ids[r] == RowId::kNone || lane >= num_quads) continue;
+      apply_update<kKind>(args, ids[r], first + key + r, lane, rates[r], updates[r]);
     }
     // Further columns, when registers have no first ones any more.
     for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
 #pragma unroll
       for (std::uint32_t r = 0; r < kRows; ++r) {
-        if (rows[r].id == RowId::kNone) continue;
-        std::uint32_t const i = first + key + r;
-        apply_update<kKind>(args, rows[r].id, i, quad, rates[r], load_whole<kKind>(args, rows[r].id, i, quad));
+        if (ids[r] == RowId::kNone) continue;
+        apply_update<kKind>(args, ids[r], first + key + r, quad, rates[r],
+                            load_whole<kKind>(args, gradients, rows[r], quad));
       }
     }
   }
 }
 
-template <kernels::OptimizerKind kKind>
-void update_async(UpdateArgs const& args, cudaStream_t stream) {
-  RowLanes const lanes(args.rows.num_quads());
-  std::uint32_t const num_keys = std::min(kKeys, lanes.count());
-  std::uint64_t const num_groups = (std::uint64_t{args.keys.size.most} + num_keys - 1) / num_keys;
-  update_kernel<kKind><<<num_blocks(num_groups << lanes.shift), kBlockThreads, 0, stream>>>(args, lanes, num_keys);
+template <kernels::OptimizerKind kKind, class Gradients>
+void update_async(UpdateArgs const& args, Gradients const& gradients, cudaStream_t stream) {
+  KeyGroups const groups(args.rows.num_quads());
+  update_kernel<kKind><<<groups.blocks(args.keys.size.most), kBlockThreads, 0, stream>>>(args, gradients, groups);
   check_launch("update_kernel");
+}
+
+template <class Gradients>
+void update_async(kernels::OptimizerKind kind, UpdateArgs const& args, Gradients const& gradients,
+                  cudaStream_t stream) {
+  using Kind = kernels::OptimizerKind;
+  switch (kind) {
+    case Kind::kSgd:
+      return update_async<Kind::kSgd>(args, gradients, stream);
+    case Kind::kAdagrad:
+      return update_async<Kind::kAdagrad>(args, gradients, stream);
+    case Kind::kRowWiseAdagrad:
+      return update_async<Kind::kRowWiseAdagrad>(args, gradients, stream);
+    case Kind::kAdam:
+      return update_async<Kind::kAdam>(args, gradients, stream);
+    case Kind::kRowWiseAdam:
+      return update_async<Kind::kRowWiseAdam>(args, gradients, stream);
+  }
 }
 
 }  // namespace
 
 void CudaTable::update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
                        kernels::OptimizerStep const& step) {
-  using Kind = kernels::OptimizerKind;
   expect_one_each(keys, rows.size(), "rows");
   expect_values(keys, gradients.size(), options_.dim, "gradients");
-  UpdateArgs const args{.rows = rows_.view(),
-                        .state = state_.data(),
-                        .keys = view_of(keys),
-                        .row_ids = rows.data(),
-                        .gradients = gradients.data(),
-                        .factors = optimizer_.factors(step),
-                        .step = step.number};
+  auto const factors = optimizer_.factors(step);
   Call const call(*this);
   if (keys.size() == 0) return;
-  switch (options_.optimizer.kind) {
-    case Kind::kSgd:
-      return update_async<Kind::kSgd>(args, call.stream());
-    case Kind::kAdagrad:
-      return update_async<Kind::kAdagrad>(args, call.stream());
-    case Kind::kRowWiseAdagrad:
-      return update_async<Kind::kRowWiseAdagrad>(args, call.stream());
-    case Kind::kAdam:
-      return update_async<Kind::kAdam>(args, call.stream());
-    case Kind::kRowWiseAdam:
-      return update_async<Kind::kRowWiseAdam>(args, call.stream());
-  }
+  GivenGradients const given{gradients.data(), rows_.view().dim};
+  update_async(options_.optimizer.kind, {rows_.view(), state_.data(), view_of(keys), rows.data(), factors, step.number},
+               given, call.stream());
+}
+
+void CudaTable::update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                            std::span<float const> gradients, kernels::OptimizerStep const& step) {
+  expect_one_each(keys, rows.size(), "rows");
+  std::size_t const num_keys = expect_members(keys, members), num_bags = count_bags(num_keys, bags);
+  comm::expects(gradients.size() == num_bags * options_.dim, "gradients do not have a vector for each bag");
+  auto const factors = optimizer_.factors(step);
+  Call const call(*this);
+  if (keys.size() == 0) return;
+  KeysView const batch = view_of(keys);
+  SegmentedSum const sums({members, batch.size}, num_keys, bags, options_.dim, gradients.data(), call.stream());
+  update_async(options_.optimizer.kind, {rows_.view(), state_.data(), batch, rows.data(), factors, step.number},
+               sums.view(), call.stream());
 }
 
 }  // namespace headway::embedding

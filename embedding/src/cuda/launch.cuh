@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_check.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <type_traits>
@@ -47,6 +48,32 @@ struct RowLanes {
     std::uint32_t const first = threadIdx.x % kWarp & ~(count() - 1);
     std::uint32_t const lanes = count() == kWarp ? kAllLanes : ((1U << count()) - 1) << first;
     return __shfl_sync(lanes, value, static_cast<int>(from), static_cast<int>(count()));
+  }
+};
+
+/// Keys by the lanes of a row: each lane finds something for one of them, and then all work on the rows of these keys
+/// together. With dim 32 lanes 0 to 7 have keys 0 to 7, and lanes 8 to 15 keys 8 to 15.
+struct KeyGroups {
+  /// If there are so many lanes. With more keys a small batch has too few warps.
+  static constexpr std::uint32_t kMostKeys = 16;
+
+  explicit KeyGroups(std::uint32_t num_quads) : lanes(num_quads), num_keys(std::min(kMostKeys, lanes.count())) {}
+
+  RowLanes lanes;
+  std::uint32_t num_keys;  ///< Of a group.
+
+  /// For so many keys of less than 2^31.
+  [[nodiscard]] std::uint32_t blocks(std::uint32_t size) const {
+    return num_blocks((std::uint64_t{size} + num_keys - 1) / num_keys << lanes.shift);
+  }
+  [[nodiscard]] __device__ std::uint32_t lane() const { return threadIdx.x & (lanes.count() - 1); }
+  /// Of the group of this thread, or of another one.
+  [[nodiscard]] __device__ std::uint32_t first_key(std::uint32_t thread = thread_number()) const {
+    return (thread >> lanes.shift) * num_keys;
+  }
+  /// Whether no group of this warp has one of so many keys.
+  [[nodiscard]] __device__ bool is_warp_beyond(std::uint32_t size) const {
+    return first_key(thread_number() / kWarp * kWarp) >= size;
   }
 };
 

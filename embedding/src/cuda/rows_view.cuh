@@ -1,13 +1,13 @@
 #pragma once
 
 #include "bucket.hpp"
+#include "cuda/quad.cuh"
 #include "headway/embedding/bfloat16.hpp"
 #include "headway/embedding/initial_values.hpp"
 #include "headway/embedding/key.hpp"
 #include "headway/embedding/table.hpp"
 #include "table_rows_format.hpp"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,36 +26,6 @@ struct StoreView {
   float* row_states = nullptr;  ///< Of a row-wise optimizer.
   std::uint32_t row_bytes = 0, state_begin = 0;
 };
-
-/// Four columns of a row.
-using Quad = std::array<float, 4>;
-
-/// Four columns of a row of float32 from 4 * `quad` on; what is beyond dim is 0.
-[[nodiscard]] __device__ inline Quad read_quad(float const* row, std::uint32_t quad, std::uint32_t dim) {
-  float const* const from = row + 4 * quad;
-  if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {
-    float4 const four = *reinterpret_cast<float4 const*>(from);
-    return {four.x, four.y, four.z, four.w};
-  }
-  Quad values{};
-#pragma unroll
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    if (4 * quad + i < dim) values[i] = from[i];
-  }
-  return values;
-}
-
-__device__ inline void write_quad(float* row, std::uint32_t quad, std::uint32_t dim, Quad const& values) {
-  float* const to = row + 4 * quad;
-  if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {
-    *reinterpret_cast<float4*>(to) = {values[0], values[1], values[2], values[3]};
-    return;
-  }
-#pragma unroll
-  for (std::uint32_t i = 0; i < 4; ++i) {
-    if (4 * quad + i < dim) to[i] = values[i];
-  }
-}
 
 /// The rows of a table, for kernels.
 struct RowsView {

@@ -1,83 +1,60 @@
+#include "cuda/bag_of_keys.hpp"
 #include "cuda/cuda_check.hpp"
-#include "cuda/device_buffer.hpp"
 #include "cuda/launch.cuh"
-#include "cuda/segmented_sum.hpp"
-#include "cuda/unique_view.cuh"
+#include "cuda/segmented_sum.cuh"
 #include "cuda/vector_rows.cuh"
 
 namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kChunk = 64;   ///< Members that one thread adds up, in each column.
 constexpr std::uint32_t kWindow = 32;  ///< Chunks. Segments of more are added up by a block.
 constexpr std::uint32_t kPieces = 32;  ///< What a block divides them into.
-constexpr std::uint32_t kInFlight = 8;
+constexpr std::uint32_t kPartialsInFlight = 8;
 
-/// The members of a unique key are a segment of all members. One that goes on beyond the end of a chunk has a partial
-/// sum of each chunk that it is in: that of the chunk in which it begins is the chunk's tail, and those of others are
-/// their heads.
 template <class Vector>
 struct Segments {
-  UniqueView unique;
-  std::uint32_t const* bag_of;
-  float const* weights;
+  MemberRows terms;
   VectorRows<Vector const> values;
-  VectorRows<Vector> sums;
-  VectorRows<Vector> partials;  ///< (chunks, 2) Heads and tails.
-
-  [[nodiscard]] __device__ Term term(std::uint32_t at) const {
-    std::uint32_t const key = unique.members[at];
-    return {bag_of == nullptr ? key : bag_of[key], weights == nullptr ? 1 : weights[key]};
-  }
-  [[nodiscard]] static __device__ std::uint32_t head(std::uint32_t chunk) { return 2 * chunk; }
-  [[nodiscard]] static __device__ std::uint32_t tail(std::uint32_t chunk) { return 2 * chunk + 1; }
+  VectorRows<Vector> chunks;  ///< ChunkRows of each.
 };
 
-// A thread for a column of a chunk. Were chunks of 4 members, the numbers 0 0 1 2  2 2 2 2  2 3 would give: sums[0],
-// sums[1] and tail 0; head 1; head 2 and sums[3].
+// A thread for a column of a chunk adds up its part of long segments, which its first member is of, or its last. Were
+// chunks of 4 members, the numbers 0 0 1 2  2 2 2 2  2 3 would give, of segment 2: tail 0, head 1 and head 2.
 template <class Vector>
-__global__ void __launch_bounds__(kBlockThreads) sum_chunks_kernel(Segments<Vector> segments) {
-  auto const& unique = segments.unique;
-  std::uint32_t const column = column_of_thread(), chunk = row_of_thread(), begin = chunk * kChunk;
+__global__ void __launch_bounds__(kBlockThreads, 4) sum_parts_kernel(Segments<Vector> segments) {
+  constexpr std::uint32_t kInFlight = 4;  // With more, registers hold half as many warps.
+  auto const& unique = segments.terms.unique;
+  std::uint32_t const column = column_of_thread(), chunk = row_of_thread(), begin = chunk * kChunkMembers;
   std::uint32_t const num_members = unique.num_known();
-  if (column >= segments.sums.num_vectors || begin >= num_members) return;
-  std::uint32_t const end = min(begin + kChunk, num_members);
-  std::uint32_t number = unique.numbers[unique.members[begin]];
-  std::uint32_t segment_begin = unique.begins[number], segment_end = unique.begins[number + 1];
-  Vector sum{};
-  auto const write = [&] {
-    if (segment_begin < begin) {
-      *segments.partials.at(segments.head(chunk), column) = sum;
-    } else if (segment_end > end) {
-      *segments.partials.at(segments.tail(chunk), column) = sum;
-    } else {
-      *segments.sums.at(number, column) = sum;
-    }
+  if (column >= segments.chunks.num_vectors || begin >= num_members) return;
+  std::uint32_t const end = min(begin + kChunkMembers, num_members);
+  auto const sum_part = [&](std::uint32_t number) {
+    std::uint32_t const segment_begin = unique.begins[number], segment_end = unique.begins[number + 1];
+    if (segment_end - segment_begin <= kChunkMembers) return;
+    Vector sum{};
+    for_each_term<kInFlight, Vector>(
+        max(segment_begin, begin), min(segment_end, end), segments.values, column,
+        [&](std::uint32_t at) { return segments.terms.term(at); },
+        [&](std::uint32_t /*at*/, Vector value, float weight) { add_weighted(sum, value, weight); });
+    *segments.chunks.at(segment_begin < begin ? ChunkRows::head(chunk) : ChunkRows::tail(chunk), column) = sum;
   };
-  for_each_term<kInFlight, Vector>(
-      begin, end, segments.values, column, [&](std::uint32_t at) { return segments.term(at); },
-      [&](std::uint32_t at, Vector value, float weight) {
-        if (at == segment_end) {
-          write();
-          segment_begin = segment_end;
-          segment_end = unique.begins[++number + 1];
-          sum = {};
-        }
-        add_weighted(sum, value, weight);
-      });
-  write();
+  std::uint32_t const first = unique.numbers[unique.members[begin]];
+  sum_part(first);
+  if (unique.begins[first + 1] < end) sum_part(unique.numbers[unique.members[end - 1]]);
 }
 
-/// A segment by its chunks.
+/// A long segment by its chunks.
 struct ChunkRange {
-  std::uint32_t number, first, last;
+  std::uint32_t first, last;
 };
 
-/// Where the last member of a chunk belongs to, after which there are others.
+/// That of the last member of a chunk, after which there are others; of one that is not long both are the same.
 __device__ ChunkRange segment_at_end(UniqueView const& unique, std::uint32_t chunk) {
-  std::uint32_t const number = unique.numbers[unique.members[(chunk + 1) * kChunk - 1]];
-  return {number, unique.begins[number] / kChunk, (unique.begins[number + 1] - 1) / kChunk};
+  std::uint32_t const number = unique.numbers[unique.members[(chunk + 1) * kChunkMembers - 1]];
+  std::uint32_t const begin = unique.begins[number], end = unique.begins[number + 1];
+  std::uint32_t const first = begin / kChunkMembers;
+  return {first, end - begin > kChunkMembers ? (end - 1) / kChunkMembers : first};
 }
 
 /// The sum of the partial sums of a segment in chunks from `begin` to `end`.
@@ -85,25 +62,25 @@ template <class Vector>
 __device__ Vector sum_partials(Segments<Vector> const& segments, std::uint32_t first_chunk, std::uint32_t begin,
                                std::uint32_t end, std::uint32_t column) {
   Vector sum{};
-  for_each_term<kInFlight, Vector>(
-      begin, end, {segments.partials.data, segments.partials.num_vectors}, column,
+  for_each_term<kPartialsInFlight, Vector>(
+      begin, end, {segments.chunks.data, segments.chunks.num_vectors}, column,
       [&](std::uint32_t chunk) -> Term {
-        return {chunk == first_chunk ? segments.tail(chunk) : segments.head(chunk), 1};
+        return {chunk == first_chunk ? ChunkRows::tail(chunk) : ChunkRows::head(chunk), 1};
       },
       [&](std::uint32_t /*chunk*/, Vector value, float weight) { add_weighted(sum, value, weight); });
   return sum;
 }
 
-// A thread for a column of a chunk adds up the segment that begins in it and goes on to other chunks, no more of them
-// than a window. Of the example above, chunk 0: sums[2] = tail 0 + head 1 + head 2.
+// A thread for a column of a chunk adds up the long segment that begins in it, of no more chunks than a window. Of the
+// example above, chunk 0: tail 0 + head 1 + head 2.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads) sum_short_segments_kernel(Segments<Vector> segments) {
   std::uint32_t const column = column_of_thread(), chunk = row_of_thread();
-  std::uint32_t const num_members = segments.unique.num_known();
-  if (column >= segments.sums.num_vectors || (chunk + 1) * kChunk >= num_members) return;
-  auto const [number, first, last] = segment_at_end(segments.unique, chunk);
+  std::uint32_t const num_members = segments.terms.unique.num_known();
+  if (column >= segments.chunks.num_vectors || (chunk + 1) * kChunkMembers >= num_members) return;
+  auto const [first, last] = segment_at_end(segments.terms.unique, chunk);
   if (first != chunk || last == chunk || last - first > kWindow) return;
-  *segments.sums.at(number, column) = sum_partials(segments, first, first, last + 1, column);
+  *segments.chunks.at(ChunkRows::sum(chunk), column) = sum_partials(segments, first, first, last + 1, column);
 }
 
 // A block for a column of a window of chunks adds up the segment that begins in it and goes on for longer: it is that
@@ -112,12 +89,12 @@ template <class Vector>
 __global__ void __launch_bounds__(32 * kPieces) sum_long_segments_kernel(Segments<Vector> segments) {
   std::uint32_t const column = column_of_thread(), window = blockIdx.x, piece = threadIdx.y;
   std::uint32_t const last_chunk = (window + 1) * kWindow - 1;
-  if ((last_chunk + 1) * kChunk >= segments.unique.num_known()) return;
-  auto const [number, first, last] = segment_at_end(segments.unique, last_chunk);
+  if ((last_chunk + 1) * kChunkMembers >= segments.terms.unique.num_known()) return;
+  auto const [first, last] = segment_at_end(segments.terms.unique, last_chunk);
   if (first / kWindow != window || last - first <= kWindow) return;
 
   __shared__ Vector sums[kPieces][32];
-  bool const has_column = column < segments.sums.num_vectors;
+  bool const has_column = column < segments.chunks.num_vectors;
   std::uint32_t const end = last + 1, size = (end - first + kPieces - 1) / kPieces;
   std::uint32_t const piece_begin = min(first + piece * size, end);
   if (has_column) {
@@ -127,15 +104,14 @@ __global__ void __launch_bounds__(32 * kPieces) sum_long_segments_kernel(Segment
   if (piece > 0 || !has_column) return;
   Vector sum{};
   for (std::uint32_t i = 0; i < kPieces; ++i) add_weighted(sum, sums[i][threadIdx.x], 1);
-  *segments.sums.at(number, column) = sum;
+  *segments.chunks.at(ChunkRows::sum(first), column) = sum;
 }
 
 template <class Vector>
-void sum_segments_async(Segments<Vector> const& segments, std::uint64_t num_chunks, cudaStream_t stream) {
-  RowGrid const grid(num_chunks, segments.sums.num_vectors);
-  sum_chunks_kernel<Vector><<<grid.blocks, grid.threads, 0, stream>>>(segments);
-  check_launch("sum_chunks_kernel");
-  if (num_chunks == 1) return;
+void sum_long_async(Segments<Vector> const& segments, std::uint64_t num_chunks, cudaStream_t stream) {
+  RowGrid const grid(num_chunks, segments.chunks.num_vectors);
+  sum_parts_kernel<Vector><<<grid.blocks, grid.threads, 0, stream>>>(segments);
+  check_launch("sum_parts_kernel");
   sum_short_segments_kernel<Vector><<<grid.blocks, grid.threads, 0, stream>>>(segments);
   check_launch("sum_short_segments_kernel");
   auto const num_windows = static_cast<unsigned>(num_chunks / kWindow);  // What is in the last chunks is not longer.
@@ -145,21 +121,68 @@ void sum_segments_async(Segments<Vector> const& segments, std::uint64_t num_chun
   check_launch("sum_long_segments_kernel");
 }
 
+// The lanes of a row find the segments of some keys, and then write the sums of a few at a time: first those that must
+// wait for members, and then with the loads of the others under way together.
+__global__ void __launch_bounds__(kBlockThreads, 4)
+    write_sums_kernel(__grid_constant__ SegmentedSumView const view, float* sums, KeyGroups groups) {
+  constexpr std::uint32_t kRows = 4;
+  using Segment = SegmentedSumView::Segment;
+  __shared__ Segment found[kBlockThreads];
+  std::uint32_t const dim = view.terms.dim, num_quads = (dim + 3) / 4, size = view.terms.unique.size();
+  if (groups.is_warp_beyond(size)) return;
+  std::uint32_t const lane = groups.lane(), first = groups.first_key();
+  if (lane < groups.num_keys && first + lane < size) found[threadIdx.x] = view.segment(first + lane);
+  __syncwarp();
+  for (std::uint32_t key = 0; key < groups.num_keys && first + key < size; key += kRows) {
+    Segment const* const segments = found + (threadIdx.x - lane) + key;
+    std::uint32_t const num_rows = min(min(groups.num_keys - key, size - first - key), kRows);
+    for (std::uint32_t quad = lane; quad < num_quads; quad += groups.lanes.count()) {
+      Quad values[kRows];
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (r < num_rows && !segments[r].has_one_term()) values[r] = view.sum_of<kRows>(segments[r], quad);
+      }
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (r < num_rows && segments[r].has_one_term()) values[r] = view.first_of(segments[r], quad);
+      }
+#pragma unroll
+      for (std::uint32_t r = 0; r < kRows; ++r) {
+        if (r >= num_rows) continue;
+        if (segments[r].has_one_term()) segments[r].weigh(values[r]);
+        write_quad(sums + std::uint64_t{first + key + r} * dim, quad, dim, values[r]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
-void sum_members_async(SegmentedSumArgs const& args, cudaStream_t stream) {
-  std::uint64_t const num_chunks = (args.unique.members.size() + kChunk - 1) / kChunk;
-  if (num_chunks == 0) return;
-  DeviceBuffer<float> const partials(num_chunks > 1 ? num_chunks * 2 * args.dim : 0, stream);
-  with_widest_vector(args.dim, {args.values, args.sums}, [&]<class Vector>() {
-    sum_segments_async<Vector>({.unique = UniqueView(args.unique),
-                                .bag_of = args.bag_of,
-                                .weights = args.weights,
-                                .values = rows_of<Vector>(args.values, args.dim),
-                                .sums = rows_of<Vector>(args.sums, args.dim),
-                                .partials = rows_of<Vector>(partials.data(), args.dim)},
-                               num_chunks, stream);
+SegmentedSum::SegmentedSum(UniqueView const& unique, std::size_t num_keys, Bags const& bags, std::size_t dim,
+                           float const* values, cudaStream_t stream)
+    : bag_of_(bags.offsets.empty() ? 0 : num_keys, stream),
+      terms_{.unique = unique,
+             .bag_of = bag_of_.data(),
+             .weights = bags.weights.empty() ? nullptr : bags.weights.data(),
+             .values = values,
+             .dim = static_cast<std::uint32_t>(dim)} {
+  if (!bags.offsets.empty()) find_bags_async(bags.offsets, bag_of_.span(), stream);
+  if (num_keys <= kChunkMembers) return;
+  std::uint64_t const num_chunks = (num_keys + kChunkMembers - 1) / kChunkMembers;
+  chunk_rows_ = DeviceBuffer<float>(num_chunks * ChunkRows::kCount * dim, stream);
+  with_widest_vector(dim, {values}, [&]<class Vector>() {
+    sum_long_async<Vector>(
+        {.terms = terms_, .values = rows_of<Vector>(values, dim), .chunks = rows_of<Vector>(chunk_rows_.data(), dim)},
+        num_chunks, stream);
   });
+}
+
+void write_sums_async(SegmentedSumView const& view, std::span<float> sums, cudaStream_t stream) {
+  auto const most = static_cast<std::uint32_t>(sums.size() / view.terms.dim);
+  if (most == 0) return;
+  KeyGroups const groups((view.terms.dim + 3) / 4);
+  write_sums_kernel<<<groups.blocks(most), kBlockThreads, 0, stream>>>(view, sums.data(), groups);
+  check_launch("write_sums_kernel");
 }
 
 }  // namespace headway::embedding

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/term.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -72,12 +73,6 @@ __device__ inline void add_weighted(float4& sum, float4 value, float weight) {
   add_weighted(sum.z, value.z, weight);
   add_weighted(sum.w, value.w, weight);
 }
-
-/// A row that is to be added to a sum.
-struct Term {
-  std::uint32_t row = 0;
-  float weight = 1;
-};
 
 /// Calls `take(position, value, weight)` for a column of the terms from `begin` to `end`, in order. By all threads that
 /// have a column of the row: each looks for terms of its own, which all are then told, and the loads of `kInFlight`

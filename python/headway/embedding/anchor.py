@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -15,7 +17,8 @@ class Anchor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     _shown: torch.Tensor | None  #: what was asked for
-    _unseen: list[tuple[torch.Tensor, torch.Tensor | None]]  #: gradients that it does not tell of yet
+    #: gradients that it does not tell of yet
+    _unseen: list[tuple[Callable[[], torch.Tensor], torch.Tensor | None]]
 
     @staticmethod
     def make(device: torch.device) -> Anchor:
@@ -23,14 +26,14 @@ class Anchor(torch.Tensor):
         anchor.grad = None
         return anchor
 
-    def add_gradient(self, values_WD: torch.Tensor, num_known: torch.Tensor | None = None) -> None:
-        """Tables have these gradients, the first ``num_known`` rows if that is given."""
-        self._unseen.append((values_WD, num_known))
+    def add_gradient(self, values_of: Callable[[], torch.Tensor], num_known: torch.Tensor | None = None) -> None:
+        """Tables have the gradients that ``values_of`` gives, (W, D); the first ``num_known`` rows if that is given."""
+        self._unseen.append((values_of, num_known))
 
     @property
     def grad(self) -> torch.Tensor | None:
-        for values_WD, num_known in self._unseen:
-            mark = mark_of(values_WD, num_known)
+        for values_of, num_known in self._unseen:
+            mark = mark_of(values_of(), num_known)
             self._shown = mark if self._shown is None else self._shown * mark
         self._unseen.clear()
         return self._shown

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from headway.embedding.features import FeatureGroup, Features, columns_of
 from headway.embedding.lookup_function import PendingBatch, hand_out
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
-from headway.embedding.sharded_lookup import Dedup, Gradient, Lookup, ShardedLookup
+from headway.embedding.sharded_lookup import BagGradients, Dedup, Gradient, Lookup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
 from headway.embedding.table_records import TablePart
 
@@ -162,6 +163,10 @@ class HashTableCollection(nn.Module):
             NoRoomError: with ``strict``, after the exchange, so that no rank waits for another one.
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
+        # Of backward passes before, whose memory others may write to from now on, as replayed CUDA graphs do.
+        for gradients in self._gradients:
+            for gradient in gradients:
+                gradient.sums_WD()
         self._lookup.finish(batch.lookup)
         outputs = iter(hand_out(self._lookup, batch, self._anchors, self._take_gradients))
         batch.lookup.vectors_UD.clear()
@@ -208,19 +213,18 @@ class HashTableCollection(nn.Module):
             table.begin_step(self.step + 1, max(self.step + 1 - self._lookahead, 0))
 
     def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
-        sums = [
-            None if values is None
-            else self._lookup.add_up(batch.lookup, number, values, each.offsets, each.weights)
-            for number, (each, values) in enumerate(zip(batch.inputs, gradients_BD, strict=True))
-        ]  # fmt: skip
-        received = self._lookup.return_gradients(batch.lookup, sums)
-        for number, (gradient, own) in enumerate(zip(received, sums, strict=True)):
+        bags = [
+            None if values is None else BagGradients(values, each.offsets, each.weights)
+            for each, values in zip(batch.inputs, gradients_BD, strict=True)
+        ]
+        received, sent = self._lookup.return_gradients(batch.lookup, bags)
+        for number, (gradient, own) in enumerate(zip(received, sent, strict=True)):
             if gradient is None:
                 continue
             self._gradients[number].append(gradient)
-            self._anchors[number].add_gradient(gradient.values_WD, gradient.keys.num_known)
-            if own is not None and self.num_ranks > 1:
-                self._anchors[number].add_gradient(mark_of(own).unsqueeze(0))  # What is not finite goes to other ranks.
+            self._anchors[number].add_gradient(gradient.sums_WD, gradient.keys.num_known)
+            if own is not None:  # What is not finite goes to other ranks.
+                self._anchors[number].add_gradient(partial(mark_of(own).unsqueeze, 0))
         if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
             warnings.warn(
                 f"the gradients of {_MANY_GRADIENTS} backward passes wait for optimizer.step() of a "

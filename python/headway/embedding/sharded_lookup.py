@@ -45,12 +45,67 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """Of the keys of one lookup that this rank owns."""
+class BagGradients:
+    """Gradients of sums of vectors, one for each bag of a batch's keys; without ``offsets`` each key is a bag."""
 
-    part: Part
-    keys: Keys  #: known only if a rank has a gradient
-    values_WD: torch.Tensor
+    values_BD: torch.Tensor
+    offsets: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+
+
+class Gradient:
+    """Of the keys of one lookup that this rank owns; added up when rows learn from it, or as somebody asks for it.
+
+    Until then the memory of ``bags`` must stay as it is.
+
+    Args:
+        keys: of ``unique``; known only if a rank has a gradient.
+        unique: whose keys the bags are of.
+    """
+
+    def __init__(
+        self, part: Part, keys: Keys, unique: UniqueKeys, bags: BagGradients, deduplicator: Deduplicator
+    ) -> None:
+        self.part, self.keys = part, keys
+        self._unique, self._deduplicator = unique, deduplicator
+        self._bags: BagGradients | None = bags  #: not added up yet
+        self._version = bags.values_BD._version
+        self._sums_WD: torch.Tensor | None = None
+
+    def sums_WD(self) -> torch.Tensor:
+        """Of the keys."""
+        if self._sums_WD is None:
+            bags = self._unchanged_bags()
+            self._sums_WD = self._deduplicator.add_up(
+                self._unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights
+            )
+            self._bags = None
+        return self._sums_WD
+
+    def apply(self, table: Table, rows_W: torch.Tensor, *, lr: float, step: int, divisor: float) -> None:
+        """One step of the optimizer. Sums that nobody has asked for are applied where they are made."""
+        if self._sums_WD is not None or divisor != 1:
+            table.update(self.keys, rows_W, _divided(self.sums_WD(), divisor), lr=lr, step=step)
+            return
+        bags = self._unchanged_bags()
+        table.update_bags(
+            self.keys,
+            rows_W,
+            self._unique,
+            bags.values_BD,
+            offsets=bags.offsets,
+            weights=bags.weights,
+            lr=lr,
+            step=step,
+        )
+
+    def _unchanged_bags(self) -> BagGradients:
+        assert self._bags is not None, "they are added up"
+        if self._bags.values_BD._version != self._version:
+            raise RuntimeError(
+                "gradients of tables were changed in place between backward() and the optimizer's step()"
+            )
+        return self._bags
 
 
 @dataclass
@@ -177,34 +232,37 @@ class ShardedLookup:
 
     # Backward
 
-    def add_up(
-        self,
-        lookup: Lookup,
-        number: int,
-        gradients_BD: torch.Tensor,
-        offsets: torch.Tensor | None,
-        weights: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Gradients of the unique keys of table ``number``; (U, D)."""
-        return self._deduplicator.add_up(lookup.parts[number].unique, gradients_BD, offsets=offsets, weights=weights)
-
-    def return_gradients(self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]) -> list[Gradient | None]:
-        """Sends gradients to the owners of their rows, by table; None where no rank has any.
+    def return_gradients(
+        self, lookup: Lookup, bags_G: Sequence[BagGradients | None]
+    ) -> tuple[list[Gradient | None], list[torch.Tensor | None]]:
+        """Sends gradients to the owners of their rows, by table.
 
         On CUDA, where only the device knows whether other ranks have any, no keys are known if there is none.
+
+        Returns:
+            what this rank owns, None where no rank has any; and what it sent, (U, D), None where it has none or there
+            are no others.
         """
-        received, are_any = self._send_gradients(lookup, gradients_UD)
         result: list[Gradient | None] = []
+        if all(self._are_in_rows(part) for part in lookup.parts):
+            for part, bags in zip(lookup.parts, bags_G, strict=True):
+                result.append(Gradient(part, part.unique.keys, part.unique, bags, self._deduplicator) if bags else None)
+            return result, [None] * len(result)
+        sums_UD = [
+            None
+            if bags is None
+            else self._deduplicator.add_up(part.unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights)
+            for part, bags in zip(lookup.parts, bags_G, strict=True)
+        ]
+        received, are_any = self._send_gradients(lookup, sums_UD)
         for part, values_VD, is_any in zip(lookup.parts, received, are_any, strict=True):
             assert part.received is not None, "gradients come after vectors"
             if values_VD is None or is_any is False:
                 result.append(None)
                 continue
             keys = part.received.keys if is_any is True else _known_if(is_any, part.received.keys)
-            is_same = part.received is part.unique
-            sums_WD = values_VD if is_same else self._deduplicator.add_up(part.received, values_VD)
-            result.append(Gradient(part, keys, sums_WD))
-        return result
+            result.append(Gradient(part, keys, part.received, BagGradients(values_VD), self._deduplicator))
+        return result, sums_UD if self._num_ranks > 1 else [None] * len(result)
 
     def _send_gradients(
         self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]
@@ -223,8 +281,7 @@ class ShardedLookup:
 
     def update(self, table: Table, gradients: Sequence[Gradient], *, lr: float, step: int, divisor: float) -> None:
         """One step of the optimizer with the gradients of one or more lookups of ``table``."""
-        part, keys, values_WD = gradients[0].part, gradients[0].keys, gradients[0].values_WD
-        rows_W = part.rows_W
+        part, keys, rows_W = gradients[0].part, gradients[0].keys, gradients[0].part.rows_W
         assert rows_W is not None, "gradients come after vectors"
         is_repeated = len(gradients) > 1 or self._has_duplicates()
         if is_repeated:
@@ -232,7 +289,10 @@ class ShardedLookup:
         # Rows may have been given up or moved since, and the table may be another one after load().
         if is_repeated or part.table is not table or part.generation != table.generation:
             rows_W, _ = table.find(keys)
-        table.update(keys, rows_W, values_WD if divisor == 1 else values_WD / divisor, lr=lr, step=step)
+        if is_repeated:
+            table.update(keys, rows_W, _divided(values_WD, divisor), lr=lr, step=step)
+        else:
+            gradients[0].apply(table, rows_W, lr=lr, step=step, divisor=divisor)
 
     def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
         """Gradients of several lookups of one table, added up so that no key comes twice."""
@@ -320,6 +380,10 @@ class ShardedLookup:
         return values, notes_RN
 
 
+def _divided(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    return values if divisor == 1 else values / divisor
+
+
 def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
     return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
 
@@ -342,7 +406,7 @@ def _join(gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
     keys_N = [gradient.keys for gradient in gradients]
     ids = torch.cat([keys.ids for keys in keys_N])
     tables = torch.cat([tables_of(keys) for keys in keys_N])
-    values = torch.cat([gradient.values_WD for gradient in gradients])
+    values = torch.cat([gradient.sums_WD() for gradient in gradients])
     if all(keys.num_known is None for keys in keys_N):
         return Keys(ids, tables), values
     # Those that are known come first.

@@ -107,14 +107,14 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
 
     def learn(self, lookup: Lookup, gradients_VD: torch.Tensor) -> None:
         """One update of the rows of a lookup; gradients of ranks are added up in their order."""
-        sums_WD = gradients_VD
-        if lookup.unique is not None:
-            sums_WD = self._deduplicator.add_up(lookup.unique, gradients_VD)
         self.updates += 1
         keys, rows_W, table = lookup.keys, lookup.rows_W, lookup.table
         if table.generation != lookup.generation:
             rows_W, _ = table.find(keys)
-        table.update(keys, rows_W, sums_WD, lr=self.learning_rate, step=self.updates)
+        if lookup.unique is None:
+            table.update(keys, rows_W, gradients_VD, lr=self.learning_rate, step=self.updates)
+        else:
+            table.update_bags(keys, rows_W, lookup.unique, gradients_VD, lr=self.learning_rate, step=self.updates)
         self._begin_step()
 
     def _begin_step(self) -> None:

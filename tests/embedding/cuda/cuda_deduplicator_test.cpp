@@ -4,6 +4,7 @@
 
 #include "device_array.hpp"
 #include "headway/comm/status.hpp"
+#include "headway/embedding/cuda_table.hpp"
 #include "headway/embedding/routing.hpp"
 
 #include <gtest/gtest.h>
@@ -168,7 +169,10 @@ class CudaDeduplicatorTest : public testing::Test {
     if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
     // One that does not wait for the default stream.
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    deduplicator_ = make_cuda_deduplicator({.device = 0, .current_stream = [this] { return stream_; }});
+    deduplicator_ = make_cuda_deduplicator(place());
+  }
+  [[nodiscard]] CudaPlace place() const {
+    return {.device = 0, .current_stream = [this] { return stream_; }};
   }
   void TearDown() override {
     if (stream_ != nullptr) check(cudaStreamDestroy(stream_), "cudaStreamDestroy");
@@ -306,6 +310,53 @@ TEST_F(CudaDeduplicatorTest, SumsHaveTheSameBitsInAllRunsWhateverTheAlignment) {
   DeviceArray<float> const shifted(values), out(expected.size(), -99);
   deduplicator_->add_up(room.view(), {}, kDim, shifted.span().subspan(1), out.span());
   EXPECT_TRUE(out.all() == sums);
+}
+
+TEST_F(CudaDeduplicatorTest, RowsLearnFromBagsTheSameInAllRuns) {
+  constexpr std::size_t kSize = 50'000, kDim = 16;
+  auto batch = random_batch(random_, {.size = kSize, .num_ids = 20'000});
+  for (std::size_t i = 0; i < kSize; i += 3) batch.ids[i] = 42;
+  auto const bags = all_kinds_of_bags(random_, kSize).back();
+  std::vector<float> gradients(bags.size(kSize) * kDim);
+  for (auto& value : gradients) value = std::normal_distribution<float>(0, 1)(random_);
+  TableOptions const options{.dim = kDim,
+                             .initializer = Initializer::uniform(-1, 1, 3),
+                             .optimizer = {.kind = kernels::OptimizerKind::kRowWiseAdagrad}};
+  kernels::OptimizerStep const step{.learning_rate = 0.1};
+  auto const unique = cpu_->deduplicate(batch.keys());
+  std::vector<RowId> rows_of_cpu(unique.size());
+  std::vector<float> before(unique.size() * kDim), expected(before.size());
+  auto const of_cpu = make_cpu_table(options);
+  of_cpu->find_or_insert(unique.keys(), rows_of_cpu, {});
+  of_cpu->gather(unique.keys(), rows_of_cpu, before);
+  of_cpu->update_bags(unique.keys(), rows_of_cpu, unique.of_keys(), bags.view(), gradients, step);
+  of_cpu->gather(unique.keys(), rows_of_cpu, expected);
+
+  DeviceBatch const on_device(batch);
+  Room const room(on_device.keys());
+  deduplicator_->deduplicate(on_device.keys(), room.view());
+  DeviceArray<std::int64_t> const offsets(bags.offsets);
+  DeviceArray<float> const weights(bags.weights), from(gradients);
+  DeviceArray<std::uint32_t> const none(1, 0);
+  // Keys and rows beyond those that the device knows of hold anything.
+  auto const learn = [&](std::uint32_t const* num_known) {
+    auto const table = make_cuda_table(options, place());
+    auto const view = room.view();
+    auto keys = view.keys();
+    DeviceArray<RowId> const rows(kSize, RowId{0x77777777});
+    table->find_or_insert(keys, rows.span(), {});
+    keys.num_known = num_known == nullptr ? keys.num_known : num_known;
+    table->update_bags(keys, rows.span(), {.numbers = view.numbers, .members = view.members, .begins = view.begins},
+                       {.offsets = offsets.span(), .weights = weights.span()}, from.span(), step);
+    DeviceArray<float> const out(kSize * kDim, 0);
+    table->gather(view.keys(), rows.span(), out.span());
+    static_cast<void>(table->size());
+    return out.first(expected.size());
+  };
+  auto const learned = learn(nullptr);
+  for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(learned[i], expected[i], 1e-4) << i;
+  EXPECT_TRUE(learn(nullptr) == learned);
+  EXPECT_TRUE(learn(none.data()) == before);
 }
 
 TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {

@@ -69,6 +69,21 @@ class TableFromHost final : public Table {
     table_->update(on_device.keys, device_rows.span(), device_gradients.span(), step);
     static_cast<void>(table_->size());
   }
+  void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                   std::span<float const> gradients, kernels::OptimizerStep const& step) override {
+    OnDevice const on_device(keys);
+    auto const device_rows = copy_to_device(rows, nullptr);
+    auto const numbers = copy_to_device(members.numbers, nullptr);
+    auto const device_members = copy_to_device(members.members, nullptr);
+    auto const begins = copy_to_device(members.begins, nullptr);
+    auto const offsets = copy_to_device(bags.offsets, nullptr);
+    auto const weights = copy_to_device(bags.weights, nullptr);
+    auto const device_gradients = copy_to_device(gradients, nullptr);
+    table_->update_bags(on_device.keys, device_rows.span(),
+                        {.numbers = numbers.span(), .members = device_members.span(), .begins = begins.span()},
+                        {.offsets = offsets.span(), .weights = weights.span()}, device_gradients.span(), step);
+    static_cast<void>(table_->size());
+  }
   void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override {
     OnDevice const on_device(keys);
     auto const device_vectors = copy_to_device(vectors, nullptr);

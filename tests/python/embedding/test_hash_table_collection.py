@@ -106,6 +106,33 @@ def test_micro_batches_learn_what_the_big_batch_does() -> None:
                 assert (column == other).all()
 
 
+def one_table() -> HashTableCollection:
+    table = TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0.0))
+    return HashTableCollection(tables=[table], features=[FeatureConfig("f", table="t", pooling="sum")])
+
+
+def test_gradients_may_not_change_before_the_step() -> None:
+    tables = one_table()
+    batch = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}
+    gradients = torch.ones(2, 2)
+    tables(batch)["f"].backward(gradients)
+    gradients.zero_()
+    with pytest.raises(RuntimeError, match="changed in place between backward"):
+        tables.optimizer.step()
+
+
+def test_memory_of_gradients_may_be_used_again_once_the_next_batch_is_looked_up() -> None:
+    tables = one_table()
+    batch = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}
+    gradients = torch.ones(2, 2)
+    for value in (1, 10):
+        outputs = tables(batch)["f"]
+        gradients.data.fill_(value)  # Which autograd does not learn, as of replayed CUDA graphs.
+        outputs.backward(gradients)
+    tables.optimizer.step()
+    assert tables(batch)["f"].tolist() == [[-33.0, -33.0], [-22.0, -22.0]]
+
+
 def test_gradients_may_be_dropped() -> None:
     tables = make_tables()
     batch = make_batch(1)
@@ -437,12 +464,12 @@ def test_an_anchor_tells_of_the_gradients_that_are_known() -> None:
     anchor = Anchor.make(torch.device("cpu"))
     assert anchor.grad is None and anchor.requires_grad
     values = torch.tensor([[1.0, 2.0], [float("inf"), 0.0]])
-    anchor.add_gradient(values, torch.tensor([1], dtype=torch.int32))
+    anchor.add_gradient(lambda: values, torch.tensor([1], dtype=torch.int32))
     assert anchor.factor == 1.0, "nobody has asked"
     assert anchor.grad.tolist() == [1.0]
     anchor.grad.mul_(0.5)
     assert anchor.factor == 0.5
-    anchor.add_gradient(values)
+    anchor.add_gradient(lambda: values)
     assert anchor.grad.isnan().all()
     anchor.grad = None
     assert anchor.grad is None

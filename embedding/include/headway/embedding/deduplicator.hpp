@@ -21,6 +21,7 @@ struct UniqueKeys {
   std::vector<std::uint32_t> begins;   ///< (unique keys + 1) Of each one's in `members`.
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
+  [[nodiscard]] Members of_keys() const { return {.numbers = numbers, .members = members, .begins = begins}; }
   [[nodiscard]] std::size_t size() const { return ids.size(); }
 };
 

@@ -48,6 +48,14 @@ struct Bags {
   std::span<float const> weights{};         ///< (keys of the batch) What vectors are multiplied with; empty: 1.
 };
 
+/// Of the different keys of a batch, which keys of it they stand for.
+struct Members {
+  std::span<std::uint32_t const> numbers{};  ///< (keys of the batch) Which different key each is.
+  std::span<std::uint32_t const>
+      members{};                            ///< (keys of the batch) By different key, and of each in the batch's order.
+  std::span<std::uint32_t const> begins{};  ///< (different keys + 1, or more) Of each one's in `members`.
+};
+
 /// Which rows go first where a table has too many. Of equal ones those of the lowest hash.
 enum class EvictionPolicy : std::uint8_t {
   kNone,
@@ -157,6 +165,12 @@ class Table {
   /// @throws std::invalid_argument for a rate that is not finite, or step 0
   virtual void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
                       kernels::OptimizerStep const& step) = 0;
+  /// What Deduplicator::add_up() and then update() would do: one step with the sums of what the bags of the keys'
+  /// members have.
+  /// @param keys, rows as for update(), of the different keys of a batch
+  /// @param gradients (bags, dim())
+  virtual void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+                           std::span<float const> gradients, kernels::OptimizerStep const& step) = 0;
   /// Sets the vectors of keys, which are inserted where they are not there, however rarely they were looked up. Of a
   /// key that repeats the last one holds.
   /// @param vectors (keys.size(), dim())
