@@ -38,7 +38,7 @@ struct GivenGradients {
 
   [[nodiscard]] __device__ Segment segment(std::uint32_t i) const { return {values + std::uint64_t{i} * dim}; }
   [[nodiscard]] __device__ Quad first_of(Segment const& segment, std::uint32_t quad) const {
-    return read_quad(segment.row, quad, dim);
+    return read_quad(segment.row, quad, dim, LoadConstant());
   }
   template <std::uint32_t kInFlight>
   [[nodiscard]] __device__ Quad sum_of(Segment const& segment, std::uint32_t quad) const {

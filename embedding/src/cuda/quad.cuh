@@ -8,17 +8,33 @@ namespace headway::embedding {
 /// Four columns of a row.
 using Quad = std::array<float, 4>;
 
+/// How four columns are read.
+struct Load {
+  template <class T>
+  __device__ T operator()(T const* at) const {
+    return *at;
+  }
+};
+/// Of memory that no thread writes meanwhile. A compiler then knows that it is global, wherever the pointer was.
+struct LoadConstant {
+  template <class T>
+  __device__ T operator()(T const* at) const {
+    return __ldg(at);
+  }
+};
+
 /// Four columns of a row of float32 from 4 * `quad` on; what is beyond dim is 0.
-[[nodiscard]] __device__ inline Quad read_quad(float const* row, std::uint32_t quad, std::uint32_t dim) {
+template <class From = Load>
+[[nodiscard]] __device__ Quad read_quad(float const* row, std::uint32_t quad, std::uint32_t dim, From load = {}) {
   float const* const from = row + 4 * quad;
   if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {
-    float4 const four = *reinterpret_cast<float4 const*>(from);
+    float4 const four = load(reinterpret_cast<float4 const*>(from));
     return {four.x, four.y, four.z, four.w};
   }
   Quad values{};
 #pragma unroll
   for (std::uint32_t i = 0; i < 4; ++i) {
-    if (4 * quad + i < dim) values[i] = from[i];
+    if (4 * quad + i < dim) values[i] = load(from + i);
   }
   return values;
 }

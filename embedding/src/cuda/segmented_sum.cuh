@@ -74,7 +74,7 @@ struct SegmentedSumView {
   }
   /// Four columns of the first term, without its weight.
   [[nodiscard]] __device__ Quad first_of(Segment const& segment, std::uint32_t quad) const {
-    return read_quad(segment.row, quad, terms.dim);
+    return read_quad(segment.row, quad, terms.dim, LoadConstant());
   }
   /// Four columns of the sum, in the order of the members; the loads of `kInFlight` terms are under way at a time.
   template <std::uint32_t kInFlight>
@@ -89,7 +89,7 @@ struct SegmentedSumView {
       for (std::uint32_t i = 0; i < kInFlight; ++i) others[i] = terms.term(min(first + i, segment.end - 1));
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        if (first + i < segment.end) values[i] = read_quad(terms.row(others[i].row), quad, terms.dim);
+        if (first + i < segment.end) values[i] = read_quad(terms.row(others[i].row), quad, terms.dim, LoadConstant());
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
