@@ -83,19 +83,40 @@ struct BagArgs {
   std::uint32_t num_bags;
 };
 
+/// What one lane finds for all lanes of a bag.
+struct FoundVector {
+  float const* hot;  ///< The vector, if it is float32.
+  float weight;
+  RowId id;
+  std::uint32_t number;
+};
+
+__device__ FoundVector find_vector(BagArgs const& args, RowLimits const& limits, std::uint32_t key) {
+  auto const& gather = args.gather;
+  std::uint32_t const number = gather.numbers[key];
+  RowId const id = limits.checked(gather.row_ids[number], *gather.state);
+  bool const is_hot = id != RowId::kNone && precision_of(id) == Precision::kFloat32;
+  return {.hot = is_hot ? gather.rows.vector(id) : nullptr,
+          .weight = args.weights == nullptr ? 1 : args.weights[key],
+          .id = id,
+          .number = number};
+}
+
 // Some lanes of a warp have a bag together: each finds the row of another key, and then all read their columns of these
 // rows, a few at a time, and add them in order. With offsets 0 0 2 and numbers 5 3 row 0 of `out` is zero, and row 1
 // the vector of key 5 and that of key 3.
 __global__ void __launch_bounds__(kBlockThreads, 4)
     gather_bags_kernel(__grid_constant__ BagArgs const args, RowLanes lanes) {
-  constexpr std::uint32_t kRows = 4;
+  constexpr std::uint32_t kRows = 8;
+  __shared__ FoundVector all_found[kBlockThreads];
   auto const& gather = args.gather;
   std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
   std::uint64_t const bag = thread >> lanes.shift;
   if (bag >= args.num_bags) return;
+  FoundVector* const found = all_found + (threadIdx.x - lane);
   RowLimits const limits(*gather.state);
-  std::uint32_t const num_quads = gather.rows.num_quads();
+  std::uint32_t const num_quads = gather.rows.num_quads(), dim = gather.rows.dim;
   auto const begin = static_cast<std::uint32_t>(args.offsets == nullptr ? bag : args.offsets[bag]);
   auto const end = static_cast<std::uint32_t>(args.offsets == nullptr ? bag + 1 : args.offsets[bag + 1]);
   for (std::uint32_t first_quad = 0; first_quad < num_quads; first_quad += lanes.count()) {
@@ -103,39 +124,37 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
     Quad sum{};
     for (std::uint32_t first = begin; first < end; first += lanes.count()) {
       std::uint32_t const num_keys = min(lanes.count(), end - first);
-      std::uint32_t number = 0;
-      RowId id = RowId::kNone;
-      float weight = 1;
-      if (lane < num_keys) {
-        number = gather.numbers[first + lane];
-        if (args.weights != nullptr) weight = args.weights[first + lane];
-        id = limits.checked(gather.row_ids[number], *gather.state);
-      }
-      for (std::uint32_t key = 0; key < num_keys; key += kRows) {
-        RowId ids[kRows];
+      __syncwarp(lanes.mask());
+      if (lane < num_keys) found[lane] = find_vector(args, limits, first + lane);
+      bool const have_rows = __all_sync(lanes.mask(), lane >= num_keys || found[lane].id != RowId::kNone);
+      __syncwarp(lanes.mask());
+      for (std::uint32_t key = 0; key < num_keys && quad < num_quads; key += kRows) {
         Quad values[kRows];
+        if (!have_rows) {  // Those first, so that nothing is under way while a function is called.
 #pragma unroll
-        for (std::uint32_t r = 0; r < kRows; ++r) {
-          auto const of_lane = static_cast<RowId>(lanes.broadcast(static_cast<std::uint32_t>(id), key + r));
-          ids[r] = key + r < num_keys ? of_lane : RowId::kNone;
-        }
-#pragma unroll
-        for (std::uint32_t r = 0; r < kRows; ++r) {
-          if (ids[r] != RowId::kNone && quad < num_quads) values[r] = gather.rows.read(ids[r], quad);
+          for (std::uint32_t r = 0; r < kRows; ++r) {
+            if (key + r >= num_keys || found[key + r].id != RowId::kNone) continue;
+            values[r] = initial_quad(gather, found[key + r].number, quad);
+          }
         }
 #pragma unroll
         for (std::uint32_t r = 0; r < kRows; ++r) {
           if (key + r >= num_keys) break;
-          float const its_weight = lanes.broadcast(weight, key + r);
-          std::uint32_t const its_number = lanes.broadcast(number, key + r);
-          if (quad >= num_quads) continue;
-          if (ids[r] == RowId::kNone) values[r] = initial_quad(gather, its_number, quad);
+          if (found[key + r].hot != nullptr) {
+            values[r] = read_quad(found[key + r].hot, quad, dim, LoadConstant());
+          } else if (found[key + r].id != RowId::kNone) {
+            values[r] = gather.rows.read(found[key + r].id, quad);
+          }
+        }
 #pragma unroll
-          for (std::uint32_t j = 0; j < 4; ++j) sum[j] += its_weight * values[r][j];
+        for (std::uint32_t r = 0; r < kRows; ++r) {
+          if (key + r >= num_keys) break;
+#pragma unroll
+          for (std::uint32_t j = 0; j < 4; ++j) sum[j] += found[key + r].weight * values[r][j];
         }
       }
     }
-    if (quad < num_quads) write_quad(gather.out + bag * gather.rows.dim, quad, gather.rows.dim, sum);
+    if (quad < num_quads) write_quad(gather.out + bag * dim, quad, dim, sum);
   }
 }
 

@@ -42,12 +42,9 @@ struct RowLanes {
 
   [[nodiscard]] __host__ __device__ std::uint32_t count() const { return 1U << shift; }
 
-  /// What lane `from` of this row has; all lanes of the row come here together.
-  template <class T>
-  [[nodiscard]] __device__ T broadcast(T value, std::uint32_t from) const {
-    std::uint32_t const first = threadIdx.x % kWarp & ~(count() - 1);
-    std::uint32_t const lanes = count() == kWarp ? kAllLanes : ((1U << count()) - 1) << first;
-    return __shfl_sync(lanes, value, static_cast<int>(from), static_cast<int>(count()));
+  /// Those of the row of this thread.
+  [[nodiscard]] __device__ std::uint32_t mask() const {
+    return count() == kWarp ? kAllLanes : ((1U << count()) - 1) << (threadIdx.x % kWarp & ~(count() - 1));
   }
 };
 
