@@ -92,10 +92,13 @@ struct ExpectFitting {
 
 struct JoinIds {
   FeaturesView all;
+  ExpectFitting expect_fitting;  ///< Of lists and features, as many as there are, in the same kernel.
   std::uint64_t* ids;
   std::uint32_t* tables;
 
   __device__ void operator()(std::uint64_t i) const {
+    expect_fitting(i);
+    if (i >= all.features[all.count].first_id) return;
     auto const& feature = all.feature_of(&FeatureView::first_id, static_cast<std::uint32_t>(i));
     ids[i] = static_cast<std::uint64_t>(feature.ids[i - feature.first_id]);
     tables[i] = feature.table;
@@ -165,10 +168,9 @@ void join_features(std::span<Feature const> features, JoinedFeatures const& out,
   DeviceBuffer<std::int64_t> const own_offsets(are_lists_bags ? 0 : sizes.lists + 1, stream);
   std::int64_t* const offsets = are_lists_bags ? out.offsets.data() : own_offsets.data();
   find_offsets_async(LengthOfList{all}, sizes.lists, offsets, stream);
-  for_each_async(std::max<std::uint64_t>(sizes.lists, features.size() + 1), ExpectFitting{all, offsets}, stream,
-                 "ExpectFitting");
   if (sizes.has_bags && !are_lists_bags) find_offsets_async(LengthOfBag{all}, sizes.bags, out.offsets.data(), stream);
-  for_each_async(sizes.ids, JoinIds{all, out.ids.data(), out.tables.data()}, stream, "JoinIds");
+  for_each_async(std::max<std::uint64_t>({sizes.ids, sizes.lists, features.size() + 1}),
+                 JoinIds{all, {all, offsets}, out.ids.data(), out.tables.data()}, stream, "JoinIds");
   if (sizes.has_weights) {
     for_each_async(sizes.ids, JoinWeights{all, offsets, out.weights.data()}, stream, "JoinWeights");
   }
