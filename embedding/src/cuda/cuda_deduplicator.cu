@@ -1,6 +1,7 @@
 #include "cuda/bag_sums.hpp"
 #include "cuda/batch_view.cuh"
 #include "cuda/cuda_check.hpp"
+#include "cuda/device_buffer.hpp"
 #include "cuda/grouping.hpp"
 #include "cuda/key_routes.hpp"
 #include "cuda/launch.cuh"
@@ -113,9 +114,11 @@ class StreamDeduplicator final : public CudaDeduplicator {
     cudaStream_t const stream = place_.stream();
     if (keys.size() == 0) return take_keys_async(keys, unique, stream);
     auto const size = static_cast<std::uint32_t>(keys.size());
-    number_unique_keys_async(keys, unique, stream);
+    DeviceBuffer<std::uint32_t> const in_order(size, stream);
+    number_unique_keys_async(keys, unique, in_order.data(), stream);
     group_members_async({.groups = unique.numbers.data(),
                          .last_group = size - 1,
+                         .in_order = in_order.data(),
                          .num_members = {size, keys.num_known},
                          .num_groups = {size, unique.size},
                          .members = unique.members.data(),

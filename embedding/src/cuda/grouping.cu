@@ -13,11 +13,6 @@ namespace headway::embedding {
 
 namespace {
 
-__global__ void __launch_bounds__(kBlockThreads) count_up_kernel(std::uint32_t* out, std::uint32_t size) {
-  std::uint32_t const i = thread_number();
-  if (i < size) out[i] = i;
-}
-
 struct BeginsArgs {
   std::uint32_t const* sorted;  ///< (members) Their groups.
   DeviceCount num_members;
@@ -37,12 +32,9 @@ __global__ void __launch_bounds__(kBlockThreads) find_begins_kernel(BeginsArgs a
 
 void sort_members_async(GroupingArgs const& args, std::uint32_t* sorted, cudaStream_t stream) {
   std::uint32_t const size = args.num_members.most;
-  DeviceBuffer<std::uint32_t> const numbers(size, stream);
-  count_up_kernel<<<num_blocks(size), kBlockThreads, 0, stream>>>(numbers.data(), size);
-  check_launch("count_up_kernel");
   int const num_bits = std::max<int>(1, std::bit_width(args.last_group));
   run_with_scratch("cub::DeviceRadixSort", stream, [&](void* scratch, std::size_t& num_bytes) {
-    return cub::DeviceRadixSort::SortPairs(scratch, num_bytes, args.groups, sorted, numbers.data(), args.members, size,
+    return cub::DeviceRadixSort::SortPairs(scratch, num_bytes, args.groups, sorted, args.in_order, args.members, size,
                                            0, num_bits, stream);
   });
 }

@@ -13,13 +13,15 @@ namespace {
 struct OwnersArgs {
   KeysView keys;
   std::uint32_t num_ranks;
-  std::uint32_t* owners;  ///< (keys) `num_ranks` for those that are not known.
+  std::uint32_t* owners;    ///< (keys) `num_ranks` for those that are not known.
+  std::uint32_t* in_order;  ///< (keys) 0, 1 and so on.
 };
 
 // A thread for each key.
 __global__ void __launch_bounds__(kBlockThreads) find_owners_kernel(OwnersArgs args) {
   std::uint32_t const i = thread_number();
   if (i >= args.keys.size.most) return;
+  args.in_order[i] = i;
   bool const is_known = i < args.keys.size();
   args.owners[i] = is_known ? owner_of(virtual_bucket_of(hash_of(args.keys.key(i))), args.num_ranks) : args.num_ranks;
 }
@@ -42,14 +44,16 @@ void route_keys_async(Keys const& keys, std::span<std::uint32_t> order, std::spa
                       cudaStream_t stream) {
   KeysView const batch = view_of(keys);
   auto const num_ranks = static_cast<std::uint32_t>(counts.size());
-  DeviceBuffer<std::uint32_t> const owners(keys.size(), stream), begins(counts.size() + 1, stream);
+  DeviceBuffer<std::uint32_t> const owners(keys.size(), stream), in_order(keys.size(), stream),
+      begins(counts.size() + 1, stream);
   if (!order.empty()) {
     find_owners_kernel<<<num_blocks(keys.size()), kBlockThreads, 0, stream>>>(
-        {.keys = batch, .num_ranks = num_ranks, .owners = owners.data()});
+        {.keys = batch, .num_ranks = num_ranks, .owners = owners.data(), .in_order = in_order.data()});
     check_launch("find_owners_kernel");
   }
   group_members_async({.groups = owners.data(),
                        .last_group = num_ranks,
+                       .in_order = in_order.data(),
                        .num_members = batch.size,
                        .num_groups = {num_ranks},
                        .members = order.data(),

@@ -73,6 +73,7 @@ struct NumberArgs {
   std::uint64_t* ids;
   std::uint32_t* tables;
   std::uint32_t* numbers;
+  std::uint32_t* in_order;
   std::uint32_t* size;
 };
 
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads) number_keys_kernel(NumberArgs a
   std::uint32_t const i = thread_number(), num_keys = keys.size();
   if (i == 0 && num_keys == 0) *args.size = 0;
   if (i >= keys.size.most) return;
+  args.in_order[i] = i;
   if (i >= num_keys) {
     args.numbers[i] = keys.size.most - 1;
     return;
@@ -98,7 +100,8 @@ __global__ void __launch_bounds__(kBlockThreads) number_keys_kernel(NumberArgs a
 
 }  // namespace
 
-void number_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cudaStream_t stream) {
+void number_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, std::uint32_t* in_order,
+                              cudaStream_t stream) {
   auto const size = static_cast<std::uint32_t>(keys.size());
   DeviceBuffer<std::uint32_t> const slots(std::bit_ceil(2 * keys.size()), stream);
   DeviceBuffer<std::uint32_t> const slot_of(size, stream), firsts_before(size, stream);
@@ -121,6 +124,7 @@ void number_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cu
                                                                       .ids = unique.ids.data(),
                                                                       .tables = unique.tables.data(),
                                                                       .numbers = unique.numbers.data(),
+                                                                      .in_order = in_order,
                                                                       .size = unique.size});
   check_launch("number_keys_kernel");
 }
