@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
     FoundRow<Gradients> const* const rows = found + (threadIdx.x - lane) + key;
     RowId ids[kRows];
     float squares[kRows]{};
-    Quad sums[kRows]{};
+    QuadUpdate updates[kRows];
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
       ids[r] = key + r < groups.num_keys ? rows[r].id : RowId::kNone;
@@ -186,13 +186,12 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
         squares[r] += squares_of(load_whole<kKind>(args, gradients, rows[r], quad).gradient);
       }
       if (lane >= num_quads || rows[r].gradient.has_one_term()) continue;
-      sums[r] = gradients.template sum_of<kTerms<kKind>>(rows[r].gradient, lane);
+      updates[r].gradient = gradients.template sum_of<kTerms<kKind>>(rows[r].gradient, lane);
     }
-    QuadUpdate updates[kRows];
 #pragma unroll
     for (std::uint32_t r = 0; r < kRows; ++r) {
       if (ids[r] == RowId::kNone || lane >= num_quads) continue;
-      updates[r].gradient = rows[r].gradient.has_one_term() ? gradients.first_of(rows[r].gradient, lane) : sums[r];
+      if (rows[r].gradient.has_one_term()) updates[r].gradient = gradients.first_of(rows[r].gradient, lane);
       load_row<kKind>(args, ids[r], lane, updates[r]);
     }
 #pragma unroll
