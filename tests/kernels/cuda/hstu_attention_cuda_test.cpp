@@ -70,8 +70,26 @@ TEST_P(HstuAttentionCuda, GivesTheSameBitsEachTimeIfItIsToBeDeterministic) {
 
 INSTANTIATE_TEST_SUITE_P(OnDevice, HstuAttentionCuda, testing::ValuesIn(portable_cases()),
                          [](auto const& of) { return of.param.name; });
+/// Many sequences, for which the oracle takes seconds.
+class ManySequencesCuda : public HstuAttentionCuda {};
+
+TEST_P(ManySequencesCuda, GiveWhatTheOracleSaysAndTheSameBitsEachTime) {
+  AttentionCase const& of = GetParam();
+  AttentionTensors const tensors = tensors_of(of, ElementType::kBfloat16);
+  auto const run = [&] { return run_on_device(of, tensors, ElementType::kBfloat16, kChosen); };
+  AttentionOutcome const first = run();
+  expect_near_oracle(first, of, tensors, kPrecisions[0].tolerance);
+  for (int i = 0; i < 5; ++i) {
+    AttentionOutcome again = run();
+    // Those of bias weights are added up in any order.
+    again.grad_position_weights = first.grad_position_weights;
+    again.grad_time_weights = first.grad_time_weights;
+    EXPECT_EQ(again, first);
+  }
+}
+
 // As many heads as make a block of threads of a GPU with 132 multiprocessors go on from a sequence to the next.
-INSTANTIATE_TEST_SUITE_P(ManySequencesOnDevice, HstuAttentionCuda, testing::ValuesIn(short_sequence_cases(34, 6)),
+INSTANTIATE_TEST_SUITE_P(OnDevice, ManySequencesCuda, testing::ValuesIn(short_sequence_cases(34, 6)),
                          [](auto const& of) { return of.param.name; });
 
 TEST(PortableAttention, SaysByNameWhatItHasNoKernelFor) {

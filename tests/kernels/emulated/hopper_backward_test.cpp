@@ -211,7 +211,14 @@ TEST(HopperBackwardOnce, GivesTheSameWhereTheLastWarpsLagBehind) {
   for (AttentionCase const& of : attention_cases()) {
     if (of.dim == 256 && of.has_position) continue;
     SCOPED_TRACE(of.name);
-    expect_gradients_are_right<Bfloat16>(of, AsyncTiming::kLastLag, 6e-3);
+    expect_gradients_are_right<Bfloat16, BackwardWork::kTiles>(of, {AsyncTiming::kLastLag}, 6e-3);
+  }
+}
+
+TEST(HopperBackwardOfSequencesOnce, GivesTheSameWhereTheLastWarpsLagBehind) {
+  for (AttentionCase const& of : sequence_cases()) {
+    SCOPED_TRACE(of.name);
+    expect_gradients_are_right<Bfloat16, BackwardWork::kSequences>(of, {AsyncTiming::kLastLag}, 6e-3);
   }
 }
 
