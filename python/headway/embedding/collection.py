@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -110,6 +111,8 @@ class HashTableCollection(nn.Module):
         )
         self._anchors = [Anchor.make(self.device) for _ in self.groups]
         self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
+        #: Batches whose backward pass is to come, as far as there is somebody who has their vectors.
+        self._without_gradients: WeakSet[PendingBatch] = WeakSet()
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
         self._begin_step()
 
@@ -168,6 +171,8 @@ class HashTableCollection(nn.Module):
             for gradient in gradients:
                 gradient.sums_WD()
         self._lookup.finish(batch.lookup)
+        if torch.is_grad_enabled():
+            self._without_gradients.add(batch)
         outputs = iter(hand_out(self._lookup, batch, self._anchors, self._take_gradients))
         batch.lookup.vectors_UD.clear()
         if self._strict:
@@ -185,10 +190,14 @@ class HashTableCollection(nn.Module):
             divisors: of their gradients.
         Raises:
             ValueError: a rate is not finite; nothing is updated then.
+            RuntimeError: gradients were changed in place since the backward pass; nothing is updated then.
         """
         for group, rate in zip(self.groups, rates, strict=True):
             if not math.isfinite(rate):
                 raise ValueError(f"the learning rate of table {group.name} must be finite, not {rate}")
+        for gradients in self._gradients:
+            for gradient in gradients:
+                gradient.expect_unchanged()
         self.step += 1
         for table, rate, divisor, gradients in zip(self.tables, rates, divisors, self._gradients, strict=True):
             if gradients:
@@ -217,7 +226,9 @@ class HashTableCollection(nn.Module):
             None if values is None else BagGradients(values, each.offsets, each.weights)
             for each, values in zip(batch.inputs, gradients_BD, strict=True)
         ]
-        received, sent = self._lookup.return_gradients(batch.lookup, bags)
+        self._without_gradients.discard(batch)
+        # Memory of gradients may be used again for those of another lookup that there is.
+        received, sent = self._lookup.return_gradients(batch.lookup, bags, may_wait=not self._without_gradients)
         for number, (gradient, own) in enumerate(zip(received, sent, strict=True)):
             if gradient is None:
                 continue

@@ -56,26 +56,40 @@ class BagGradients:
 class Gradient:
     """Of the keys of one lookup that this rank owns; added up when rows learn from it, or as somebody asks for it.
 
-    Until then the memory of ``bags`` must stay as it is.
+    Until then the memory of ``bags`` must stay as it is. So values that share theirs with others, who may write to it,
+    are added up at once.
 
     Args:
         keys: of ``unique``; known only if a rank has a gradient.
         unique: whose keys the bags are of.
+        may_wait: whether they may be added up later.
     """
 
     def __init__(
-        self, part: Part, keys: Keys, unique: UniqueKeys, bags: BagGradients, deduplicator: Deduplicator
+        self,
+        part: Part,
+        keys: Keys,
+        unique: UniqueKeys,
+        bags: BagGradients,
+        deduplicator: Deduplicator,
+        *,
+        may_wait: bool,
     ) -> None:
         self.part, self.keys = part, keys
         self._unique, self._deduplicator = unique, deduplicator
         self._bags: BagGradients | None = bags  #: not added up yet
         self._version = bags.values_BD._version
         self._sums_WD: torch.Tensor | None = None
+        self._made: torch.cuda.Event | None = None  #: when values are there, on the stream that makes them
+        if not may_wait or not _has_storage_of_its_own(bags.values_BD):
+            self.sums_WD()
+        elif bags.values_BD.is_cuda:
+            self._made = torch.cuda.current_stream(bags.values_BD.device).record_event()
 
     def sums_WD(self) -> torch.Tensor:
         """Of the keys."""
         if self._sums_WD is None:
-            bags = self._unchanged_bags()
+            bags = self._bags_for_this_stream()
             self._sums_WD = self._deduplicator.add_up(
                 self._unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights
             )
@@ -87,7 +101,7 @@ class Gradient:
         if self._sums_WD is not None or divisor != 1:
             table.update(self.keys, rows_W, _divided(self.sums_WD(), divisor), lr=lr, step=step)
             return
-        bags = self._unchanged_bags()
+        bags = self._bags_for_this_stream()
         table.update_bags(
             self.keys,
             rows_W,
@@ -99,13 +113,30 @@ class Gradient:
             step=step,
         )
 
-    def _unchanged_bags(self) -> BagGradients:
-        assert self._bags is not None, "they are added up"
-        if self._bags.values_BD._version != self._version:
+    def expect_unchanged(self) -> None:
+        """
+        Raises:
+            RuntimeError: values were written to since the backward pass, and not added up before.
+        """
+        if self._bags is not None and self._bags.values_BD._version != self._version:
             raise RuntimeError(
                 "gradients of tables were changed in place between backward() and the optimizer's step()"
             )
+
+    def _bags_for_this_stream(self) -> BagGradients:
+        assert self._bags is not None, "they are added up"
+        self.expect_unchanged()
+        if self._made is not None:
+            stream = torch.cuda.current_stream(self._bags.values_BD.device)
+            stream.wait_event(self._made)
+            for tensor in (self._bags.values_BD, self._bags.offsets, self._bags.weights):
+                if tensor is not None:
+                    tensor.record_stream(stream)
         return self._bags
+
+
+def _has_storage_of_its_own(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 @dataclass
@@ -233,7 +264,7 @@ class ShardedLookup:
     # Backward
 
     def return_gradients(
-        self, lookup: Lookup, bags_G: Sequence[BagGradients | None]
+        self, lookup: Lookup, bags_G: Sequence[BagGradients | None], *, may_wait: bool
     ) -> tuple[list[Gradient | None], list[torch.Tensor | None]]:
         """Sends gradients to the owners of their rows, by table.
 
@@ -246,7 +277,11 @@ class ShardedLookup:
         result: list[Gradient | None] = []
         if all(self._are_in_rows(part) for part in lookup.parts):
             for part, bags in zip(lookup.parts, bags_G, strict=True):
-                result.append(Gradient(part, part.unique.keys, part.unique, bags, self._deduplicator) if bags else None)
+                result.append(
+                    Gradient(part, part.unique.keys, part.unique, bags, self._deduplicator, may_wait=may_wait)
+                    if bags
+                    else None
+                )
             return result, [None] * len(result)
         sums_UD = [
             None
@@ -261,7 +296,8 @@ class ShardedLookup:
                 result.append(None)
                 continue
             keys = part.received.keys if is_any is True else _known_if(is_any, part.received.keys)
-            result.append(Gradient(part, keys, part.received, BagGradients(values_VD), self._deduplicator))
+            bags = BagGradients(values_VD)
+            result.append(Gradient(part, keys, part.received, bags, self._deduplicator, may_wait=may_wait))
         return result, sums_UD if self._num_ranks > 1 else [None] * len(result)
 
     def _send_gradients(

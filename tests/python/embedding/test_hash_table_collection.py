@@ -133,6 +133,43 @@ def test_memory_of_gradients_may_be_used_again_once_the_next_batch_is_looked_up(
     assert tables(batch)["f"].tolist() == [[-33.0, -33.0], [-22.0, -22.0]]
 
 
+def test_a_step_with_changed_gradients_updates_nothing() -> None:
+    tables = one_table()
+    batch = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}
+    gradients = torch.ones(2, 2)
+    tables(batch)["f"].backward(gradients)
+    gradients.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        tables.optimizer.step()
+    tables.optimizer.zero_grad()
+    assert tables.step == 0
+    assert tables(batch)["f"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_gradients_that_share_memory_with_others_may_change_with_these() -> None:
+    tables = one_table()
+    batch = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}
+    others = torch.nn.Parameter(torch.zeros(3, 2))
+    torch.cat([tables(batch)["f"], others]).sum().backward()
+    gradients = torch.ones(5, 2)
+    torch.autograd.backward([tables(batch)["f"]], [gradients[:2]])
+    gradients.zero_()  # As clipping the gradients of others would.
+    tables.optimizer.step()
+    assert tables(batch)["f"].tolist() == [[-6.0, -6.0], [-4.0, -4.0]]
+
+
+def test_memory_of_gradients_may_be_used_again_for_another_lookup() -> None:
+    tables = one_table()
+    batch = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}
+    outputs = [tables(batch)["f"] for _ in range(2)]
+    gradients = torch.ones(2, 2)
+    for value, each in zip((1, 10), outputs, strict=True):
+        gradients.data.fill_(value)
+        each.backward(gradients)
+    tables.optimizer.step()
+    assert tables(batch)["f"].tolist() == [[-33.0, -33.0], [-22.0, -22.0]]
+
+
 def test_gradients_may_be_dropped() -> None:
     tables = make_tables()
     batch = make_batch(1)
