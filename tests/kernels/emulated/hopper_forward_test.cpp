@@ -80,6 +80,16 @@ TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
   }
 }
 
+TEST(HopperForwardOnce, StopsAtQueriesWithoutKeysRatherThanWaitForTheirBias) {
+  AttentionCase const of{.name = "NoKeys", .num_queries = {5, 9}, .num_keys = {0, 9}, .dim = 128, .has_position = true};
+  try {
+    expect_forward_is_right<Bfloat16>(of, AsyncTiming::kEarly, 1);
+    FAIL() << "it went on";
+  } catch (device_emulator::KernelError const& error) {
+    EXPECT_STREQ(error.what(), "trap");
+  }
+}
+
 TEST(HopperForwardOnce, GivesTheSameWhereTheLastWarpsLagBehind) {
   for (AttentionCase const& of : attention_cases()) {
     SCOPED_TRACE(of.name);

@@ -164,6 +164,8 @@ class HopperForwardBiasProducer {
     prepare_forward_time_table<Shape>(params_);
     RingPosition<Shape::kQueryStages> query;
     for_each_forward_tile<Shape>([&](QueryTileInfo const& tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys> blocks) {
+      // Queries without keys are not allowed, and those that compute would wait for their bias forever.
+      if (blocks.is_done()) __trap();
       for (; !blocks.is_done(); blocks.advance()) {
         if (is_on_) {
           wait(&state_.bias_empty[bias_.index], bias_.parity ^ 1);
