@@ -86,6 +86,12 @@ __device__ __forceinline__ void raise_registers() {
 
 #endif
 
+/// Arrives, each warp for itself, when all its lanes are done.
+__device__ __forceinline__ void release(Barrier* barrier) {
+  __syncwarp();
+  if (is_first_lane()) arrive(barrier);
+}
+
 /// The place in a ring of buffers that producers and consumers go through alike.
 template <int kSize>
 struct RingPosition {

@@ -22,6 +22,9 @@ __device__ __forceinline__ int this_warpgroup() {
   return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
 }
 
+/// Of its warp.
+[[nodiscard]] __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline std::byte* shared_memory() { return device_emulator::this_thread().block->shared(); }

@@ -84,8 +84,7 @@ class HopperBackwardConsumer {
     Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        auto const& times = state_.key_times[keys_.parity];
-        for (int r = 0; r < 2; ++r) rows.times.times[r] = times.time(FragmentPlace(64 * warpgroup_).row + 8 * r);
+        rows.times = state_.key_times[keys_.parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
       }
     }
     return rows;
@@ -358,12 +357,6 @@ class HopperBackwardConsumer {
     sync_named(kSumsEmpty + warpgroup_, 128 + kWarpThreads);
     if (threadIdx.x % 128 == 0) state_.places[warpgroup_] = place;
     arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
-  }
-
-  /// Arrives, each warp for itself.
-  static __device__ __forceinline__ void release(Barrier* barrier) {
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(barrier);
   }
 
   HopperBackwardParams const& params_;

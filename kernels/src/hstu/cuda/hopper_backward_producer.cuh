@@ -48,7 +48,6 @@ class HopperBackwardProducer {
   [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
   }
-  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return lane() == 0; }
   [[nodiscard]] __device__ __forceinline__ bool takes_turns() const {
     return !Shape::kTakesSequences && params_.turns != nullptr;
   }
@@ -234,8 +233,6 @@ class HopperBackwardBiasProducer {
   }
 
  private:
-  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
-
   __device__ __forceinline__ void prepare_tile(KeyTileInfo const& tile,
                                                BlockTimes<Shape::kBlockKeys, 16> const& key_times) {
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -299,7 +296,7 @@ __device__ __forceinline__ void add_query_sums(HopperBackwardParams const& param
     sync_named(kSumsFull + warpgroup, kThreads);
     QuerySumsPlace const place = state.places[warpgroup];
     if (place.part < 0) return;
-    if (threadIdx.x % kWarpThreads == 0) {
+    if (is_first_lane()) {
       std::int32_t* const turn = params.turns == nullptr ? nullptr : params.turns + place.part;
       if (turn != nullptr) spin_until([&] { return load_acquire(turn) == place.turn; });
       add_to_global(params.query_sums + std::int64_t{place.part} * Shape::kQuerySums, sums, Shape::kQuerySums * 4);

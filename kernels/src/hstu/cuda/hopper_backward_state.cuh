@@ -156,13 +156,11 @@ __device__ __forceinline__ void prepare_backward_time_table(HopperBackwardParams
   if constexpr (Shape::kHasBias) {
     HstuBias const& bias = params.bias;
     if (!bias.has_time()) return;
-    constexpr int kFilling = Shape::kThreads - 96;
-    int const thread = static_cast<int>(threadIdx.x) - 96;
-    TimeTable table = backward_time_table<Shape>(bias);
-    table.copy_bounds(bias, params.half_alpha, thread, kFilling);
-    sync_named(kTableFilled, kFilling);
-    table.fill_cells(thread, kFilling);
-    sync_named(kTableFilled, kFilling);
+    constexpr int kFilling = Shape::kThreads - 3 * kWarpThreads;
+    int const thread = static_cast<int>(threadIdx.x) - (Shape::kThreads - kFilling);
+    auto const meet = [] { sync_named(kTableFilled, kFilling); };
+    backward_time_table<Shape>(bias).fill(bias, params.half_alpha, thread, kFilling, meet);
+    meet();
   }
 }
 

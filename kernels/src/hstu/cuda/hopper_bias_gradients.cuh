@@ -225,12 +225,6 @@ class HopperBiasGradients {
     __syncwarp();
   }
 
-  /// By each warp for itself.
-  static __device__ __forceinline__ void release(Barrier* empty) {
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
-  }
-
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   std::int32_t thread_;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Forward pass on sm_90a. A warp brings tiles of queries to shared memory (TMA), one keys and values, and one prepares
+// Forward pass on sm_90a. A warp brings tiles of queries to shared memory (TMA), one keys and values, and two prepare
 // the bias; two warpgroups multiply them (wgmma), 64 queries each: the products of the next keys run before those with
 // the present values, and weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
 

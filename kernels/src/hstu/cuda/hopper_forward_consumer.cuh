@@ -135,8 +135,7 @@ class HopperForwardConsumer {
     Rows rows{place, {tile.sequence.mask, place.row}, {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        auto const& times = state_.query_times[query_.index];
-        for (int r = 0; r < 2; ++r) rows.times.times[r] = times.time(FragmentPlace(64 * warpgroup_).row + 8 * r);
+        rows.times = state_.query_times[query_.index].times_of_rows(FragmentPlace(64 * warpgroup_).row);
       }
     }
     return rows;
@@ -253,11 +252,6 @@ class HopperForwardConsumer {
     if constexpr (Shape::kTakesTurns) arrive_named(kTurnBarrier + (warpgroup_ ^ 1), kTurnThreads);
   }
 
-  /// By each warp for itself.
-  static __device__ __forceinline__ void release(Barrier* empty) {
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(empty);
-  }
   __device__ __forceinline__ void release_queries() {
     release(&state_.query_empty[query_.index]);
     query_.advance();

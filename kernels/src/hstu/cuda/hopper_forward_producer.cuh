@@ -36,8 +36,6 @@ class HopperForwardQueryProducer {
   }
 
  private:
-  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
-
   __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
     std::uint32_t const i = query_.index;
     SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
@@ -88,8 +86,7 @@ __device__ __forceinline__ void for_each_forward_tile(BringKeys bring_keys) {
     HstuSequenceMask const& mask = tile.sequence.mask;
     bring_keys(tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>(
                          {mask, tile.first_query, min(tile.first_query + Shape::kBlockQueries, mask.num_queries)}));
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(&state.query_empty[i]);
+    release(&state.query_empty[i]);
     query.advance();
   }
 }
@@ -116,8 +113,6 @@ class HopperForwardKeyProducer {
 
  private:
   using Blocks = VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>;
-
-  [[nodiscard]] static __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
   /// Those of the present block; goes on to the next. @returns the first key
   __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, Blocks& blocks) {
@@ -170,7 +165,7 @@ class HopperForwardBiasProducer {
         if (is_on_) {
           wait(&state_.bias_empty[bias_.index], bias_.parity ^ 1);
           prepare(state_.bias_blocks[bias_.index], tile, query.index, blocks.block() * Shape::kBlockKeys);
-          if (threadIdx.x % kWarpThreads == 0) arrive(&state_.bias_full[bias_.index]);
+          if (is_first_lane()) arrive(&state_.bias_full[bias_.index]);
         }
         is_on_ = !is_on_;
         bias_.advance();

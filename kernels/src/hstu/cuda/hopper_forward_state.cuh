@@ -74,11 +74,9 @@ __device__ __forceinline__ void prepare_forward_time_table(HopperForwardParams c
     if (!params.bias.has_time()) return;
     constexpr int kFilling = 128 * Shape::kConsumers + 2 * kWarpThreads, kTableBarrier = 3;
     int const thread = static_cast<int>(threadIdx.x) - (Shape::kThreads - kFilling);
-    TimeTable table = forward_time_table<Shape>(params.bias);
-    table.copy_bounds(params.bias, params.half_alpha, thread, kFilling);
-    sync_named(kTableBarrier, kFilling);
-    table.fill_cells(thread, kFilling);
-    sync_named(kTableBarrier, kFilling);
+    auto const meet = [] { sync_named(kTableBarrier, kFilling); };
+    forward_time_table<Shape>(params.bias).fill(params.bias, params.half_alpha, thread, kFilling, meet);
+    meet();
   }
 }
 

@@ -243,12 +243,6 @@ class HopperWideBackwardConsumer {
     }
   }
 
-  /// Arrives, each warp for itself.
-  static __device__ __forceinline__ void release(Barrier* barrier) {
-    __syncwarp();
-    if (threadIdx.x % kWarpThreads == 0) arrive(barrier);
-  }
-
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   int warpgroup_;

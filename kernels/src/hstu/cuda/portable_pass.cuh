@@ -262,9 +262,7 @@ class PortableBlock {
       }
     }
     if (params_.bias.has_time()) {
-      times_.copy_bounds(params_.bias, 1, thread(), Shape::kThreads);
-      __syncthreads();
-      times_.fill_cells(thread(), Shape::kThreads);
+      times_.fill(params_.bias, 1, thread(), Shape::kThreads, [] { __syncthreads(); });
     }
   }
 

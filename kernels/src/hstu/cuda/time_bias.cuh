@@ -32,6 +32,11 @@ struct alignas(16) TimePair {
   SplitTime times[2];
 };
 
+/// The times of the two rows of a thread.
+struct RowTimes {
+  SplitTime times[2];
+};
+
 /// The times of the rows or columns of a block of scores, in shared memory, and the range of each kGroup of them: of
 /// some rows and some columns all differences often lie in one bucket or two, so that they are looked up together.
 template <int kTokens, int kGroup>
@@ -65,11 +70,10 @@ struct BlockTimes {
   [[nodiscard]] __device__ __forceinline__ SplitTime time(std::int32_t token) const {
     return pairs[token / 2].times[token % 2];
   }
-};
-
-/// The times of the two rows of a thread.
-struct RowTimes {
-  SplitTime times[2];
+  /// @param row of a thread, the first of two (FragmentPlace)
+  [[nodiscard]] __device__ __forceinline__ RowTimes times_of_rows(std::int32_t row) const {
+    return {{time(row), time(row + 8)}};
+  }
 };
 
 /// Of the pairs of 16 rows and 8 columns: `above` from the bound on, `below` else.

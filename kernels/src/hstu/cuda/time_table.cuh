@@ -46,23 +46,13 @@ class TimeTable {
         bounds_(weights_ + bias.num_time_bounds + 1),
         num_bounds_(static_cast<std::int32_t>(bias.num_time_bounds)) {}
 
-  /// First step of filling it, by `num_threads` threads; they meet before the second.
+  /// By `num_threads` threads, which meet once in it, and again before they look anything up.
   /// @param factor of the weights
-  __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
-    auto const* weights = static_cast<float const*>(bias.time_weights);
-    for (int i = thread; i <= num_bounds_; i += num_threads) weights_[i] = __ldg(weights + i) * factor;
-    for (int i = thread; i < num_bounds_; i += num_threads) bounds_[i] = __ldg(bias.time_bounds + i);
-    if (thread == 0) bounds_[num_bounds_] = 0;  // Then: whether a cell has more than one bound.
-  }
-  /// Second step; they meet again after it.
-  __device__ __forceinline__ void fill_cells(int thread, int num_threads) {
-    for (int cell = thread; cell < kCells; cell += num_threads) {
-      std::int32_t const first = num_bounds_up_to(begin_of(cell));
-      float const bound = first < num_bounds_ ? bounds_[first] : __uint_as_float(0x7f800000);
-      cells_[cell] = {bound, first};
-      bool const is_crowded = first + 1 < num_bounds_ && cell > 0 && bounds_[first + 1] < begin_of(cell + 1);
-      if (is_crowded) bounds_[num_bounds_] = 1;
-    }
+  template <class Meet>
+  __device__ __forceinline__ void fill(HstuBias const& bias, float factor, int thread, int num_threads, Meet meet) {
+    copy_bounds(bias, factor, thread, num_threads);
+    meet();
+    fill_cells(thread, num_threads);
   }
 
   /// Several at a time, which wait for shared memory together.
@@ -98,6 +88,22 @@ class TimeTable {
     std::int32_t first;  ///< Bounds up to there.
   };
   static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Of 1.0: its bits but for the last 20.
+
+  __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
+    auto const* weights = static_cast<float const*>(bias.time_weights);
+    for (int i = thread; i <= num_bounds_; i += num_threads) weights_[i] = __ldg(weights + i) * factor;
+    for (int i = thread; i < num_bounds_; i += num_threads) bounds_[i] = __ldg(bias.time_bounds + i);
+    if (thread == 0) bounds_[num_bounds_] = 0;  // Then: whether a cell has more than one bound.
+  }
+  __device__ __forceinline__ void fill_cells(int thread, int num_threads) {
+    for (int cell = thread; cell < kCells; cell += num_threads) {
+      std::int32_t const first = num_bounds_up_to(begin_of(cell));
+      float const bound = first < num_bounds_ ? bounds_[first] : __uint_as_float(0x7f800000);
+      cells_[cell] = {bound, first};
+      bool const is_crowded = first + 1 < num_bounds_ && cell > 0 && bounds_[first + 1] < begin_of(cell + 1);
+      if (is_crowded) bounds_[num_bounds_] = 1;
+    }
+  }
 
   /// Whether some cell has several bounds.
   [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
