@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The long checks that CI is too short for: 1,000 kills and 100 stops a transport, 10^6 random histories, fuzzing.
+# The long checks that CI is too short for: 1,000 kills and 100 stops a transport, 10^6 random histories of exchanges,
+# those of tables of embeddings under sanitizers, fuzzing.
 # Usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]
 #   OUTDIR          gets a build folder and one log a stage
-#   FUZZER_SECONDS  of each of the fuzzer's processes, of which there is one a core (default: 240)
+#   FUZZER_SECONDS  of each process of the fuzzers and of tables, of which there is one a core (default: 240)
 # Needs a C++20 compiler, CMake, Ninja and GoogleTest; clang for the fuzzers, which are skipped without it, unless
-# build-fuzz/ holds them already. With 16 cores it takes about 12 minutes.
+# build-fuzz/ holds them already. With 16 cores it takes about 12 minutes, and FUZZER_SECONDS for tables.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:?usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]}"
@@ -32,6 +33,24 @@ done
 for job in "${seeds[@]}"; do wait "$job" || failed=1; done
 echo "histories: $histories, $(grep -lx '1 passed, 0 failed' "$out"/histories_*.log | wc -l) of $cores runs passed," \
   "seeds 7001 to $((7000 + cores)), $((SECONDS - began)) s"
+
+if cmake -S . -B "$out/build-asan" -G Ninja -DHEADWAY_BUILD_TORCH=OFF -DHEADWAY_BUILD_BENCHMARKS=OFF \
+  -DHEADWAY_SANITIZE=address --log-level=WARNING &&
+  ninja -C "$out/build-asan" --quiet table_stress >"$out/build_asan.log" 2>&1; then
+  tables=()
+  for ((i = 1; i <= cores; ++i)); do
+    "$out/build-asan/tests/embedding/table_stress" --seed $((i * 1000000)) --seconds "$fuzzer_s" \
+      >"$out/tables_$i.log" 2>&1 &
+    tables+=($!)
+  done
+  for job in "${tables[@]}"; do wait "$job" || failed=1; done
+  echo "tables: $(awk '/^[0-9]+ histories/ { h += $1; o += $3; d += $5; ++n }
+    END { print h + 0 " histories, " o + 0 " operations, " d + 0 " differences, " n + 0 " runs" }' "$out"/tables_*.log)" \
+    "of $cores ended, seeds from 1000000, each $fuzzer_s s"
+else
+  tail -20 "$out/build_asan.log"
+  failed=1
+fi
 
 if [ ! -x build-fuzz/tests/fuzz/fuzz_frame ] && command -v clang++ >/dev/null; then
   cmake -S . -B build-fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DHEADWAY_BUILD_TORCH=OFF \

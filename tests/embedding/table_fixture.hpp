@@ -49,12 +49,13 @@ struct Batch {
   std::vector<RowId> rows{};
   std::vector<KeyStatus> statuses{};
   Vector vectors{};
+  std::size_t dim = kDim;
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
   [[nodiscard]] Id id(std::size_t i) const { return {tables[i], ids[i]}; }
   [[nodiscard]] Vector vector(std::size_t i) const {
-    auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * kDim);
-    return {begin, begin + static_cast<std::ptrdiff_t>(kDim)};
+    auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * dim);
+    return {begin, begin + static_cast<std::ptrdiff_t>(dim)};
   }
   void find(Table const& table) {
     make_room();
@@ -69,7 +70,7 @@ struct Batch {
   void make_room() {
     rows.assign(ids.size(), RowId::kNone);
     statuses.assign(ids.size(), KeyStatus::kNoRoom);
-    vectors.assign(ids.size() * kDim, -99);
+    vectors.assign(ids.size() * dim, -99);
   }
 };
 

@@ -1,0 +1,370 @@
+#pragma once
+
+#include "headway/embedding/bfloat16.hpp"
+#include "headway/embedding/routing.hpp"
+#include "stripe_map.hpp"
+#include "table_fixture.hpp"
+#include "table_rows_format.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <set>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+/// A table as simple as can be, with the rules of Table written down once more. It shares with tables what is tested by
+/// itself: hashes, initial values, rounding, and which stripe is looked through for rows whose time is over.
+class Oracle {
+ public:
+  struct Row {
+    Vector vector{}, state{};  ///< The state as Records have it.
+    std::uint32_t count = 0, step = 0;
+    bool is_cold = false;
+  };
+
+  explicit Oracle(TableOptions const& options) : options_(options) {
+    options_.high_water = std::min(options.high_water, options.max_rows);
+    options_.low_water = std::min(options.low_water, options_.high_water);
+  }
+
+  void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+    step_ = step;
+    oldest_in_use_ = oldest_in_use;
+    if (options_.time_to_live > 0) remove_expired();
+    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) evict(options_.low_water);
+    if (pending.size() > options_.max_pending) {
+      statistics.forgotten += pending.size();
+      pending.clear();
+    }
+  }
+
+  [[nodiscard]] std::vector<KeyStatus> find(Keys const& keys) const {
+    std::vector<KeyStatus> statuses;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      statuses.push_back(rows.contains(id_of(keys[i])) ? KeyStatus::kFound : KeyStatus::kAbsent);
+    }
+    return statuses;
+  }
+
+  std::vector<KeyStatus> find_or_insert(Keys const& keys) {
+    auto const counts = keys.counts.empty() ? std::vector<std::uint32_t>(keys.size(), 1) : copy_of(keys.counts);
+    return insert(keys, counts, {.min_count = options_.min_count, .max_rows = options_.max_rows}, [](auto...) {});
+  }
+
+  std::vector<KeyStatus> insert_or_assign(Keys const& keys, std::span<float const> vectors) {
+    return insert(keys, std::vector<std::uint32_t>(keys.size(), 0), {.max_rows = options_.max_rows},
+                  [&](std::size_t i, Row& row) { write(row, vectors.subspan(i * options_.dim, options_.dim)); });
+  }
+
+  std::vector<KeyStatus> import_records(Records const& records) {
+    std::size_t const width = state_size();
+    return insert(records.keys(), records.counts, {}, [&](std::size_t i, Row& row) {
+      write(row, std::span(records.vectors).subspan(i * options_.dim, options_.dim));
+      row.state = copy_of(std::span(records.states).subspan(i * width, width));
+      row.count = records.counts[i];
+      row.step = records.steps[i];
+    });
+  }
+
+  void erase(Keys const& keys) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      pending.erase(id_of(keys[i]));
+      statistics.erased += rows.erase(id_of(keys[i]));
+    }
+  }
+
+  /// @param keys of which none comes twice
+  void update(Keys const& keys, std::span<float const> gradients, kernels::OptimizerStep const& step) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      auto const at = rows.find(id_of(keys[i]));
+      if (at == rows.end()) {
+        ++statistics.dropped_gradients;
+        continue;
+      }
+      auto& row = at->second;
+      learn(row, copy_of(gradients.subspan(i * options_.dim, options_.dim)), step);
+      if (row.is_cold) round_at_random(at->first, row.vector, step.number);
+    }
+  }
+
+  std::size_t evict(std::size_t num_rows) {
+    using Score = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
+    std::vector<std::pair<Score, Id>> scores;
+    for (auto const& [id, row] : rows) {
+      if (is_in_use(row)) continue;
+      auto const hash = hash_of(key_of(id)).low;
+      bool const by_step = options_.eviction == EvictionPolicy::kLeastRecentlyUsed;
+      scores.emplace_back(by_step ? Score(row.step, row.count, hash) : Score(row.count, row.step, hash), id);
+    }
+    std::ranges::sort(scores);
+    std::size_t const before = rows.size();
+    for (auto const& [score, id] : scores) {
+      if (rows.size() > num_rows) rows.erase(id);
+    }
+    statistics.evicted += before - rows.size();
+    return before - rows.size();
+  }
+
+  void halve_counts() {
+    for (auto& [id, count] : pending) count /= 2;
+    for (auto& [id, row] : rows) {
+      row.count /= 2;
+      if (row.is_cold || row.count >= options_.hot_count || is_in_use(row)) continue;
+      row.is_cold = true;
+      round_at_random(id, row.vector, step_);
+      ++statistics.demoted;
+    }
+  }
+
+  void clear() {
+    statistics.erased += rows.size();
+    statistics.forgotten += pending.size();
+    rows.clear();
+    pending.clear();
+  }
+
+  [[nodiscard]] Vector initial_vector_of(Id id) const {
+    Vector vector(options_.dim);
+    options_.initializer.fill(key_of(id), vector);
+    return vector;
+  }
+
+  /// What export_records() gives for all that list() does.
+  [[nodiscard]] Records records(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+    Records records;
+    for (Id const& id : in_order(rows, first_bucket, end_bucket)) {
+      auto const& row = rows.at(id);
+      add_key(records, id);
+      records.counts.push_back(row.count);
+      records.steps.push_back(row.step);
+      records.vectors.insert(records.vectors.end(), row.vector.begin(), row.vector.end());
+      records.states.insert(records.states.end(), row.state.begin(), row.state.end());
+    }
+    return records;
+  }
+
+  /// What list_pending() gives.
+  [[nodiscard]] Records pending_records(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
+    Records records;
+    for (Id const& id : in_order(pending, first_bucket, end_bucket)) {
+      add_key(records, id);
+      records.counts.push_back(pending.at(id));
+    }
+    return records;
+  }
+
+  [[nodiscard]] std::size_t num_cold_rows() const {
+    return static_cast<std::size_t>(std::ranges::count_if(rows, [](auto const& each) { return each.second.is_cold; }));
+  }
+
+  [[nodiscard]] std::size_t state_size() const {
+    switch (options_.optimizer.kind) {
+      case kernels::OptimizerKind::kAdagrad:
+        return options_.dim;
+      case kernels::OptimizerKind::kRowWiseAdagrad:
+        return 1;
+      case kernels::OptimizerKind::kAdam:
+        return 2 * options_.dim;
+      case kernels::OptimizerKind::kRowWiseAdam:
+        return options_.dim + 1;
+      case kernels::OptimizerKind::kSgd:
+        break;
+    }
+    return 0;
+  }
+
+  std::map<Id, Row> rows;
+  std::map<Id, std::uint32_t> pending;
+  TableStatistics statistics;
+
+ private:
+  /// When keys that are inserted get a row.
+  struct Admission {
+    std::uint32_t min_count = 0;
+    std::size_t max_rows = TableOptions::kUnlimited;
+  };
+
+  static Id id_of(Key key) { return {key.table, key.id}; }
+  static Key key_of(Id id) { return {.id = id.second, .table = id.first}; }
+  template <class T>
+  static std::vector<T> copy_of(std::span<T const> values) {
+    return {values.begin(), values.end()};
+  }
+  static std::uint32_t added(std::uint32_t count, std::uint64_t more) {
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(count + more, std::numeric_limits<std::uint32_t>::max()));
+  }
+  static void add_key(Records& records, Id id) {
+    records.tables.push_back(id.first);
+    records.ids.push_back(id.second);
+  }
+  template <class Value>
+  static std::vector<Id> in_order(std::map<Id, Value> const& of, std::uint32_t first_bucket, std::uint32_t end_bucket) {
+    std::vector<std::pair<std::uint32_t, Id>> keys;
+    for (auto const& [id, value] : of) {
+      std::uint32_t const bucket = virtual_bucket_of(hash_of(key_of(id)));
+      if (bucket >= first_bucket && bucket < end_bucket) keys.emplace_back(bucket, id);
+    }
+    std::ranges::sort(keys);
+    std::vector<Id> ids;
+    for (auto const& [bucket, id] : keys) ids.push_back(id);
+    return ids;
+  }
+
+  [[nodiscard]] bool is_in_use(Row const& row) const { return row.step >= oldest_in_use_; }
+
+  /// Calls `visit(i, row)` for each key that has a row then.
+  template <class Visit>
+  std::vector<KeyStatus> insert(Keys const& keys, std::vector<std::uint32_t> const& counts, Admission const& admission,
+                                Visit visit) {
+    bool const may_evict = options_.eviction != EvictionPolicy::kNone && admission.max_rows != TableOptions::kUnlimited;
+    if (may_evict) make_room(keys, counts, admission);
+    std::vector<KeyStatus> statuses;
+    std::set<Id> refused;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      Id const id = id_of(keys[i]);
+      statuses.push_back(look_up_or_insert(id, counts[i], admission, refused));
+      if (auto const row = rows.find(id); row != rows.end()) visit(i, row->second);
+    }
+    return statuses;
+  }
+
+  KeyStatus look_up_or_insert(Id id, std::uint32_t count, Admission const& admission, std::set<Id>& refused) {
+    if (auto const row = rows.find(id); row != rows.end()) {
+      look_up(row->second, count);
+      return KeyStatus::kFound;
+    }
+    auto const waiting = pending.find(id);
+    std::uint32_t const total = added(count, waiting == pending.end() ? 0 : waiting->second);
+    if (!refused.contains(id) && total < admission.min_count) {
+      pending[id] = total;
+      return KeyStatus::kPending;
+    }
+    if (refused.contains(id) || rows.size() >= admission.max_rows) {
+      refused.insert(id);
+      ++statistics.refused;
+      // One that has no room is not remembered, unless it waited already.
+      if (waiting != pending.end()) waiting->second = std::min(total, kMostPendingCount);
+      return KeyStatus::kNoRoom;
+    }
+    pending.erase(id);
+    auto& row = rows[id] = {.state = Vector(state_size(), static_cast<float>(options_.optimizer.initial_accumulator)),
+                            .count = total,
+                            .step = step_,
+                            .is_cold = total < options_.hot_count};
+    write(row, initial_vector_of(id));
+    ++statistics.inserted;
+    return KeyStatus::kInserted;
+  }
+
+  void look_up(Row& row, std::uint32_t count) {
+    bool const is_first_of_step = row.step != step_;
+    row.count = added(row.count, count);
+    row.step = step_;
+    if (!row.is_cold || !is_first_of_step || row.count < options_.hot_count) return;
+    row.is_cold = false;
+    ++statistics.promoted;
+  }
+
+  void make_room(Keys const& keys, std::vector<std::uint32_t> const& counts, Admission const& admission) {
+    std::map<Id, std::uint64_t> totals;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (!rows.contains(id_of(keys[i]))) totals[id_of(keys[i])] += counts[i];
+    }
+    std::size_t wanted = 0;
+    for (auto const& [id, total] : totals) {
+      if (total + (pending.contains(id) ? pending[id] : 0) >= admission.min_count) ++wanted;
+    }
+    if (wanted <= options_.max_rows - std::min(options_.max_rows, rows.size())) return;  // Imports may exceed it.
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (auto const row = rows.find(id_of(keys[i])); row != rows.end()) row->second.step = step_;
+    }
+    evict(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
+  }
+
+  void remove_expired() {
+    std::size_t const stripe = num_looked_through_++ % StripeMap::kCount;
+    statistics.expired += std::erase_if(rows, [&](auto const& each) {
+      auto const& [id, row] = each;
+      if (stripe_map_.of(hash_of(key_of(id))) != stripe || is_in_use(row)) return false;
+      return step_ - row.step > options_.time_to_live;
+    });
+  }
+
+  void write(Row& row, std::span<float const> values) const {
+    row.vector = copy_of(values);
+    if (!row.is_cold) return;
+    for (float& value : row.vector) value = widen(round_to_nearest(value));
+  }
+
+  static void round_at_random(Id id, Vector& vector, std::uint64_t step) {
+    for (std::uint32_t j = 0; j < vector.size(); ++j) {
+      auto const words = rounding_words(key_of(id), j / kColumnsPerRounding, step);
+      vector[j] = widen(round_stochastically(vector[j], rounding_bits(words, j % kColumnsPerRounding)));
+    }
+  }
+
+  /// One step by the formulas of torch.optim.
+  void learn(Row& row, Vector gradient, kernels::OptimizerStep const& step) const {
+    using Kind = kernels::OptimizerKind;
+    auto const& by = options_.optimizer;
+    bool const is_decoupled = by.decay == kernels::WeightDecay::kDecoupled;
+    auto const number = static_cast<double>(step.number);
+    auto const rate = static_cast<float>(step.learning_rate), epsilon = static_cast<float>(by.epsilon);
+    auto const moment_rate = static_cast<float>(step.learning_rate / (1 - std::pow(by.beta1, number)));
+    auto const root_factor = static_cast<float>(1 / std::sqrt(1 - std::pow(by.beta2, number)));
+    auto const rest1 = static_cast<float>(1 - by.beta1), rest2 = static_cast<float>(1 - by.beta2);
+    auto const beta2 = static_cast<float>(by.beta2);
+    auto const kept = static_cast<float>(is_decoupled ? 1 - step.learning_rate * by.weight_decay : 1);
+    std::size_t const dim = options_.dim;
+    float mean_of_squares = 0;
+    for (std::size_t j = 0; j < dim; ++j) {
+      if (!is_decoupled) gradient[j] += static_cast<float>(by.weight_decay) * row.vector[j];
+      mean_of_squares += gradient[j] * gradient[j];
+    }
+    mean_of_squares /= static_cast<float>(dim);
+    if (by.kind == Kind::kRowWiseAdagrad) row.state.back() += mean_of_squares;
+    if (by.kind == Kind::kRowWiseAdam) row.state.back() = beta2 * row.state.back() + rest2 * mean_of_squares;
+    for (std::size_t j = 0; j < dim; ++j) {
+      float change = 0;
+      switch (by.kind) {
+        case Kind::kSgd:
+          change = rate * gradient[j];
+          break;
+        case Kind::kAdagrad:
+          row.state[j] += gradient[j] * gradient[j];
+          change = rate * gradient[j] / (std::sqrt(row.state[j]) + epsilon);
+          break;
+        case Kind::kRowWiseAdagrad:
+          change = rate / (std::sqrt(row.state.back()) + epsilon) * gradient[j];
+          break;
+        case Kind::kAdam: {
+          float& second = row.state[dim + j];
+          row.state[j] += (gradient[j] - row.state[j]) * rest1;
+          second = beta2 * second + rest2 * gradient[j] * gradient[j];
+          change = moment_rate * row.state[j] / (std::sqrt(second) * root_factor + epsilon);
+          break;
+        }
+        case Kind::kRowWiseAdam:
+          row.state[j] += (gradient[j] - row.state[j]) * rest1;
+          change = moment_rate / (std::sqrt(row.state.back()) * root_factor + epsilon) * row.state[j];
+          break;
+      }
+      row.vector[j] = row.vector[j] * kept - change;
+    }
+  }
+
+  TableOptions options_;
+  StripeMap stripe_map_;
+  std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::size_t num_looked_through_ = 0;  ///< Stripes, for rows whose time is over.
+};
+
+}  // namespace headway::embedding
