@@ -27,7 +27,8 @@ namespace headway::embedding {
 /// Keys are in 64 stripes as on the CPU, each an open hash table of buckets of four in memory of its own, so that one
 /// stripe doubles at a time. Kernels change the key structure without locks, which needs keys that are all different:
 /// a batch that may have duplicates is deduplicated first. What kernels count is in TableState; the host sees it late,
-/// makes room for the most that may be there by now, and waits for the device only where that does not fit.
+/// makes room for the most that may be there by now, and waits for the device only where that does not fit. Where there
+/// may be too many rows, kernels find out whether there are, and what goes or is refused.
 class CudaTable final : public Table {
  public:
   CudaTable(TableOptions const& options, CudaPlace const& place);
@@ -35,7 +36,7 @@ class CudaTable final : public Table {
 
   [[nodiscard]] std::size_t dim() const override { return options_.dim; }
   [[nodiscard]] std::size_t state_size() const override;
-  /// Waits for the device; so does statistics(), and what removes or lists.
+  /// Waits for the device; so do statistics(), evict(), and what lists.
   [[nodiscard]] TableSize size() const override;
   [[nodiscard]] TableStatistics statistics() const override;
   [[nodiscard]] std::uint64_t generation() const override { return generation_; }
@@ -86,6 +87,8 @@ class CudaTable final : public Table {
   [[nodiscard]] IndexView index() const {
     return {.stripes = stripe_views_.data(), .stripe_of_cell = stripe_of_cell_.data()};
   }
+  [[nodiscard]] StripeRange stripes(std::size_t first, std::size_t count) const;
+  [[nodiscard]] StripeRange all_stripes() const { return stripes(0, stripes_.size()); }
   void make_stripes(cudaStream_t stream);
   void set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets, std::size_t num_buckets, cudaStream_t stream);
 
@@ -97,7 +100,14 @@ class CudaTable final : public Table {
   void grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream);
   /// Counts of now. @throws comm::UsageError if rows were given that are not of this table
   TableState const& wait(cudaStream_t stream) const;
-  [[nodiscard]] bool may_exceed(std::size_t num_rows, std::size_t num_keys, cudaStream_t stream) const;
+  [[nodiscard]] std::size_t most_rows(Rules const& rules) const {
+    return rules.is_limited ? options_.max_rows : kMostTableRows;
+  }
+  /// That there may be by now, as far as the host knows without waiting.
+  [[nodiscard]] std::size_t num_rows_at_most() const { return mirror_.known().num_rows + mirror_.num_unknown_keys(); }
+  [[nodiscard]] std::size_t num_pending_at_most() const {
+    return mirror_.known().num_pending + mirror_.num_unknown_keys();
+  }
 
   // Insertions
   void insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream);
@@ -110,14 +120,18 @@ class CudaTable final : public Table {
   void write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
                      LastOfEach const& is_written, cudaStream_t stream);
 
+  /// Evicts what is not of the batch if there is no room for so many rows. @param num_wanted on the device
+  void make_room(Plan const& plan, std::uint32_t const* num_wanted, cudaStream_t stream);
+
   // Removals
-  std::size_t evict_in_order(std::size_t num_rows, cudaStream_t stream);
-  /// Calls `visit(key, notes)` on the device for each row that is not in use.
-  template <class Visit>
-  void for_each_unused(Visit visit, cudaStream_t stream) const;
+  /// Evicts in the order of the policy. @param num_too_many on the device: how many rows
+  void evict_async(std::uint32_t const* num_too_many, cudaStream_t stream);
+  /// Evicts until `num_left` are left, if there are more than `num_allowed`.
+  void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
+  void remove_expired_async(cudaStream_t stream);
+  void forget_pending_async(cudaStream_t stream);
   template <class Goes>
-  void erase_if(std::size_t first_stripe, std::size_t end_stripe, Goes goes, std::uint64_t TableStatistics::*counter,
-                cudaStream_t stream);
+  void erase_if(StripeRange const& range, Goes goes, std::uint64_t TableStatistics::*counter, cudaStream_t stream);
   struct Listed {
     std::uint64_t id;
     std::uint32_t table, bucket, count;

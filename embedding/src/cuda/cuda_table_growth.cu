@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <new>
+#include <span>
 #include <utility>
 
 namespace headway::embedding {
@@ -55,6 +56,15 @@ void CudaTable::make_stripes(cudaStream_t stream) {
   for (std::size_t i = 0; i < stripes_.size(); ++i) {
     set_stripe(i, empty_buckets(kFirstBuckets, stream), kFirstBuckets, stream);
   }
+}
+
+StripeRange CudaTable::stripes(std::size_t first, std::size_t count) const {
+  auto const range = std::span(stripes_).subspan(first, count);
+  auto const largest = std::ranges::max_element(range, {}, &Stripe::num_buckets);
+  return {.views = stripe_views_.data(),
+          .first = static_cast<std::uint32_t>(first),
+          .count = static_cast<std::uint32_t>(count),
+          .most_buckets = largest->num_buckets};
 }
 
 void CudaTable::set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets, std::size_t num_buckets,
@@ -112,12 +122,11 @@ void CudaTable::grow_stripes(std::size_t num_keys, cudaStream_t stream) {
 }
 
 void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
-  std::size_t const most_rows = rules.is_limited ? options_.max_rows : kMostTableRows;
   auto const grow = [&](TableState const& state, std::size_t num_new) {
     for (std::size_t i = 0; i < (options_.hot_count > 0 ? 2U : 1U); ++i) {
       // Rows that are free in the list are taken first, but how many will be left is not known.
       std::size_t const next = state.free_rows[i].next;
-      std::size_t const most = std::max(next, most_rows + 1);
+      std::size_t const most = std::max(next, most_rows(rules) + 1);
       rows_.grow(Precision{static_cast<std::uint8_t>(i)}, std::min(next + num_new, most));
     }
   };
@@ -132,16 +141,6 @@ void CudaTable::prepare(std::size_t num_keys, Rules const& rules, cudaStream_t s
   grow_stripes(num_keys, stream);
   grow_rows(num_keys, rules, stream);
   if (options_.hot_count > 0) rows_.grow_lists();
-}
-
-bool CudaTable::may_exceed(std::size_t num_rows, std::size_t num_keys, cudaStream_t stream) const {
-  auto const may_be_too_many = [&] {
-    std::size_t const most_rows = mirror_.known().num_rows + mirror_.num_unknown_keys();
-    return most_rows + num_keys > num_rows;
-  };
-  while (may_be_too_many() && mirror_.wait_for_one()) continue;
-  if (!may_be_too_many()) return false;
-  return wait(stream).num_rows + num_keys > num_rows;
 }
 
 }  // namespace headway::embedding

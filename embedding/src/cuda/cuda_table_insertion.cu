@@ -120,7 +120,7 @@ void CudaTable::insert_or_assign(Keys const& keys, std::span<float const> vector
 
 void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream) {
   if (keys.size() == 0) return;
-  bool const has_room = !may_exceed(rules.is_limited ? options_.max_rows : kMostTableRows, keys.size(), stream);
+  bool const has_room = num_rows_at_most() + keys.size() <= most_rows(rules);
   if (options_.hot_count > 0) ++generation_;  // Rows may be promoted.
   prepare(keys.size(), rules, stream);
   if (keys.are_unique && has_room) {
@@ -226,8 +226,7 @@ void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome c
 }
 
 void CudaTable::refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStream_t stream) {
-  std::size_t const most_rows = rules.is_limited ? options_.max_rows : kMostTableRows;
-  if (!may_exceed(most_rows, plan.num_keys, stream)) return;
+  if (num_rows_at_most() + plan.num_keys <= most_rows(rules)) return;
   auto const unique = view_of(plan.unique.keys());
   DeviceBuffer<std::uint32_t> asks(plan.num_keys + 1, stream), ranks(plan.num_keys + 1, stream);
   fill_with_zeros(asks, stream);
@@ -240,30 +239,42 @@ void CudaTable::refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStre
   run_with_scratch("ExclusiveSum", stream, [&](void* scratch, std::size_t& num_bytes) {
     return cub::DeviceScan::ExclusiveSum(scratch, num_bytes, asks.data(), ranks.data(), plan.num_keys + 1, stream);
   });
-  std::uint32_t num_wanted = 0;
-  check(cudaMemcpyAsync(&num_wanted, ranks.data() + plan.num_keys, sizeof num_wanted, cudaMemcpyDeviceToHost, stream),
-        "cudaMemcpyAsync");
-  auto room = [&] { return most_rows - std::min<std::size_t>(most_rows, wait(stream).num_rows); };
-  std::size_t num_free = room();
-  if (options_.eviction != EvictionPolicy::kNone && rules.is_limited && num_wanted > num_free) {
-    for_each_async(
-        plan.num_keys,
-        [unique, rows = rows_.view(), words = plan.words.data(), step = step_] __device__(std::uint64_t u) {
-          if (u < unique.size() && is_row(words[u])) rows.notes(row_of(words[u])).step = step;  // So that it stays.
-        },
-        stream, "keep rows");
-    evict_in_order(std::min(options_.low_water, most_rows - std::min<std::size_t>(most_rows, num_wanted)), stream);
-    num_free = room();
+  if (options_.eviction != EvictionPolicy::kNone && rules.is_limited) {
+    make_room(plan, ranks.data() + plan.num_keys, stream);
   }
-  if (num_wanted <= num_free) return;
   for_each_async(
       plan.num_keys,
-      [unique, num_free, crossings = plan.crossings.data(), ranks = ranks.data(),
+      [unique, most_rows = static_cast<std::uint32_t>(most_rows(rules)), state = state_.data(),
+       crossings = plan.crossings.data(), ranks = ranks.data(),
        are_refused = plan.are_refused.data()] __device__(std::uint64_t u) {
         if (u >= unique.size() || crossings[u] == kNever) return;
-        are_refused[u] = ranks[crossings[u]] >= num_free ? 1 : 0;
+        are_refused[u] = ranks[crossings[u]] >= most_rows - min(most_rows, state->num_rows) ? 1 : 0;
       },
       stream, "refuse keys");
+}
+
+void CudaTable::make_room(Plan const& plan, std::uint32_t const* num_wanted, cudaStream_t stream) {
+  DeviceBuffer<std::uint32_t> const num_too_many(1, stream);
+  for_each_async(
+      1,
+      [num_wanted, most_rows = static_cast<std::uint32_t>(options_.max_rows),
+       low_water = static_cast<std::uint32_t>(options_.low_water), state = state_.data(),
+       num_too_many = num_too_many.data()] __device__(std::uint64_t) {
+        std::uint32_t const num_rows = state->num_rows, wanted = *num_wanted;
+        std::uint32_t const num_left = min(low_water, most_rows - min(most_rows, wanted));
+        bool const has_room = wanted <= most_rows - min(most_rows, num_rows);
+        *num_too_many = has_room ? 0 : num_rows - min(num_rows, num_left);
+      },
+      stream, "count rows that are too many");
+  for_each_async(
+      plan.num_keys,
+      [unique = view_of(plan.unique.keys()), rows = rows_.view(), words = plan.words.data(),
+       num_too_many = num_too_many.data(), step = step_] __device__(std::uint64_t u) {
+        if (*num_too_many == 0 || u >= unique.size() || !is_row(words[u])) return;
+        rows.notes(row_of(words[u])).step = step;  // So that it stays.
+      },
+      stream, "keep rows");
+  evict_async(num_too_many.data(), stream);
 }
 
 void CudaTable::write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,

@@ -24,6 +24,8 @@ class DeviceRows {
   void grow(Precision precision, std::size_t end);
   /// Makes room for lists of all rows, before a call that frees some.
   void grow_lists();
+  /// Rows of both precisions that there is room for.
+  [[nodiscard]] std::size_t num_rows() const { return memory_[0]->num_rows + memory_[1]->num_rows; }
   /// Nobody uses any row any more.
   void clear();
 

@@ -21,6 +21,13 @@ struct StripeView {
   std::uint64_t mask;
 };
 
+/// Some stripes of a table, one after the other.
+struct StripeRange {
+  StripeView const* views;  ///< Of all stripes.
+  std::uint32_t first, count;
+  std::uint64_t most_buckets;  ///< That one of them has.
+};
+
 /// The way of a key through the buckets of its stripe.
 class BucketWalk {
  public:

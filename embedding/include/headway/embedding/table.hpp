@@ -135,7 +135,8 @@ class Table {
   [[nodiscard]] virtual TableSize size() const = 0;
   [[nodiscard]] virtual TableStatistics statistics() const = 0;
 
-  /// Grows whenever a row is given up or moved: rows that find() gave are good as long as it is the same.
+  /// Grows whenever a row is given up or moved, or may have been where only a device knows: rows that find() gave are
+  /// good as long as it is the same.
   [[nodiscard]] virtual std::uint64_t generation() const = 0;
   /// Lookups from now on belong to `step`, and rows that were looked up in `oldest_in_use` or later are not removed. A
   /// step may be any number that grows: also seconds. Rows that are too many or too old are removed.

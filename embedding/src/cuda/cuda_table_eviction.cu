@@ -1,0 +1,140 @@
+// Which rows of a table on a device go as there are too many. The host does not know how many those are: the kernels
+// are launched where there may be some, and do nothing if there are none.
+
+#include "cuda/cuda_call.hpp"
+#include "cuda/cuda_table.hpp"
+#include "cuda/erasure.cuh"
+#include "cuda/for_each_bucket.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/radix_selection.hpp"
+#include "headway/comm/status.hpp"
+
+#include <algorithm>
+
+namespace headway::embedding {
+
+namespace {
+
+/// Of what does not go; more than any score of a row that may, as its step is before the oldest in use.
+constexpr std::uint64_t kStays = ~std::uint64_t{0};
+
+/// What goes first has the least score. Of equal ones those of the lowest hash.
+struct Scores {
+  RowsView rows;
+  std::uint32_t oldest_in_use;
+  EvictionPolicy policy;
+
+  __device__ std::uint64_t operator()(RowWord word) const {
+    if (!is_row(word)) return kStays;
+    DeviceRowNotes const notes = rows.notes(row_of(word));
+    if (notes.step >= oldest_in_use) return kStays;
+    std::uint64_t const step = notes.step, count = notes.count;
+    return policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step;
+  }
+};
+
+/// Collects the scores of all rows that may go.
+struct AllScores {
+  std::uint32_t const* num_too_many;
+
+  [[nodiscard]] __device__ bool is_idle() const { return *num_too_many == 0; }
+  [[nodiscard]] __device__ bool has(std::uint64_t /*score*/) const { return true; }
+  [[nodiscard]] __device__ std::uint64_t value(Key /*key*/, std::uint64_t score) const { return score; }
+};
+
+/// Collects the hashes of those that have the last score with which rows go.
+struct HashesOfLastScore {
+  Selected const* last_score;
+
+  [[nodiscard]] __device__ bool is_idle() const { return last_score->num_wanted == 0; }
+  [[nodiscard]] __device__ bool has(std::uint64_t score) const { return score == last_score->value; }
+  [[nodiscard]] __device__ std::uint64_t value(Key key, std::uint64_t /*score*/) const { return hash_of(key).low; }
+};
+
+/// A warp looks at 32 buckets, and puts what they have of `Values` in one place.
+template <class Values>
+struct Collector {
+  Scores scores;
+  Values values;
+  Collected collected;
+
+  __device__ void operator()(std::uint32_t /*stripe*/, WideBucket const* bucket) const {
+    constexpr std::uint32_t kNumSlots = WideBucket::kNumSlots;
+    if (values.is_idle()) return;
+    std::uint64_t own[kNumSlots];
+    std::uint32_t lanes[kNumSlots], total = 0;  // Which lanes have something of their slot.
+#pragma unroll
+    for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
+      own[slot] = bucket == nullptr ? kStays : scores(bucket->words[slot]);
+    }
+#pragma unroll
+    for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
+      lanes[slot] = __ballot_sync(kAllLanes, own[slot] != kStays && values.has(own[slot]));
+      total += static_cast<std::uint32_t>(__popc(lanes[slot]));
+    }
+    if (total == 0) return;
+    std::uint32_t const lane = threadIdx.x % kWarp;
+    std::uint32_t place = 0;
+    if (lane == 0) place = atomicAdd(collected.num_values, total);
+    place = __shfl_sync(kAllLanes, place, 0);
+#pragma unroll
+    for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
+      if ((lanes[slot] >> lane & 1U) != 0) {
+        auto const rank = static_cast<std::uint32_t>(__popc(lanes[slot] & ((1U << lane) - 1)));
+        collected.values[place + rank] = values.value(bucket->key(slot), own[slot]);
+      }
+      place += static_cast<std::uint32_t>(__popc(lanes[slot]));
+    }
+  }
+};
+
+struct IsEvicted {
+  Scores scores;
+  Selected const* last_score;
+  Selected const* last_hash;  ///< Of those with the last score.
+
+  [[nodiscard]] __device__ bool is_idle() const { return last_hash->num_wanted == 0; }
+  __device__ bool operator()(Key key, RowWord word) const {
+    std::uint64_t const score = scores(word);
+    if (score != last_score->value) return score < last_score->value;
+    return hash_of(key).low <= last_hash->value;
+  }
+};
+
+}  // namespace
+
+void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stream) {
+  std::size_t const most_scores = std::min(num_rows_at_most(), rows_.num_rows());
+  RadixSelection const by_score(most_scores, stream), by_hash(most_scores, stream);
+  Scores const scores{rows_.view(), oldest_in_use_, options_.eviction};
+  for_each_bucket_async(all_stripes(), Collector<AllScores>{scores, {num_too_many}, by_score.collected()}, stream,
+                        "collect scores");
+  by_score.select_async(num_too_many, stream);
+  for_each_bucket_async(all_stripes(), Collector<HashesOfLastScore>{scores, {by_score.last()}, by_hash.collected()},
+                        stream, "collect hashes");
+  by_hash.select_async(&by_score.last()->num_wanted, stream);
+  erase_if(all_stripes(), IsEvicted{scores, by_score.last(), by_hash.last()}, &TableStatistics::evicted, stream);
+}
+
+void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
+  DeviceBuffer<std::uint32_t> const num_too_many(1, stream);
+  for_each_async(
+      1,
+      [num_allowed, num_left, state = state_.data(), num_too_many = num_too_many.data()] __device__(std::uint64_t) {
+        std::uint64_t const num_rows = state->num_rows;
+        *num_too_many = num_rows > num_allowed ? static_cast<std::uint32_t>(num_rows - num_left) : 0;
+      },
+      stream, "count rows that are too many");
+  evict_async(num_too_many.data(), stream);
+}
+
+std::size_t CudaTable::evict(std::size_t num_rows) {
+  comm::expects(options_.eviction != EvictionPolicy::kNone, "the table has no policy of eviction");
+  Call const call(*this);
+  auto const before = wait(call.stream()).statistics.evicted;
+  if (num_rows_at_most() <= num_rows) return 0;
+  evict_async(num_rows, num_rows, call.stream());
+  return wait(call.stream()).statistics.evicted - before;
+}
+
+}  // namespace headway::embedding

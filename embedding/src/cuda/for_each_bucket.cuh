@@ -1,0 +1,35 @@
+#pragma once
+
+#include "cuda/index_view.cuh"
+#include "cuda/launch.cuh"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::embedding {
+
+// A row of the grid for each stripe: of stripes with 512 and 1,024 buckets the blocks (0, 0) and (1, 0) have the first,
+// and blocks (0, 1) to (3, 1) the second.
+template <class Visit>
+__global__ void __launch_bounds__(kBlockThreads)
+    for_each_bucket_kernel(StripeView const* stripes, std::uint32_t first_stripe, __grid_constant__ Visit const visit) {
+  std::uint32_t const number = first_stripe + blockIdx.y;
+  StripeView const stripe = stripes[number];
+  std::uint64_t const step = std::uint64_t{gridDim.x} * kBlockThreads;
+  for (std::uint64_t first = std::uint64_t{blockIdx.x} * kBlockThreads; first <= stripe.mask; first += step) {
+    std::uint64_t const i = first + threadIdx.x;
+    visit(number, i <= stripe.mask ? stripe.buckets + i : nullptr);
+  }
+}
+
+/// Calls `visit(stripe, bucket)` for each bucket, a thread each. Blocks are always whole, so that their threads may
+/// work together: those beyond the stripe come with nullptr.
+template <class Visit>
+void for_each_bucket_async(StripeRange const& stripes, Visit visit, cudaStream_t stream, char const* name) {
+  constexpr std::uint32_t kMostBlocks = 64;  // Of a stripe: with 64 stripes all that a device can have at a time.
+  dim3 const grid(std::min(num_blocks(stripes.most_buckets), kMostBlocks), stripes.count);
+  for_each_bucket_kernel<<<grid, kBlockThreads, 0, stream>>>(stripes.views, stripes.first, visit);
+  check_launch(name);
+}
+
+}  // namespace headway::embedding
