@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
+#include "cuda/for_each_bucket.cuh"
 #include "cuda/launch.cuh"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/routing.hpp"
@@ -24,25 +25,23 @@ std::vector<CudaTable::Listed> CudaTable::list_if(std::uint32_t first_bucket, st
   DeviceBuffer<Listed> listed(std::size_t{state.num_rows} + state.num_pending, stream);
   DeviceBuffer<std::uint32_t> size(1, stream);
   check(cudaMemsetAsync(size.data(), 0, sizeof(std::uint32_t), stream), "cudaMemsetAsync");
-  for (auto const& stripe : stripes_) {
-    for_each_async(
-        stripe.num_slots(),
-        [wanted, first_bucket, end_bucket, buckets = stripe.buckets.data(), listed = listed.data(),
-         size = size.data()] __device__(std::uint64_t i) {
-          auto const& bucket = buckets[i / WideBucket::kNumSlots];
-          std::size_t const slot = i % WideBucket::kNumSlots;
-          RowWord const word = bucket.words[slot];
-          if (!wanted(word)) return;
-          Key const key = bucket.key(slot);
+  for_each_bucket_async(
+      all_stripes(),
+      [wanted, first_bucket, end_bucket, listed = listed.data(), size = size.data()] __device__(
+          std::uint32_t /*stripe*/, WideBucket const* bucket) {
+        for (std::size_t slot = 0; bucket != nullptr && slot < WideBucket::kNumSlots; ++slot) {
+          RowWord const word = bucket->words[slot];
+          if (!wanted(word)) continue;
+          Key const key = bucket->key(slot);
           std::uint32_t const virtual_bucket = virtual_bucket_of(hash_of(key));
-          if (virtual_bucket < first_bucket || virtual_bucket >= end_bucket) return;
+          if (virtual_bucket < first_bucket || virtual_bucket >= end_bucket) continue;
           listed[atomicAdd(size, 1U)] = {.id = key.id,
                                          .table = key.table,
                                          .bucket = virtual_bucket,
                                          .count = is_pending(word) ? pending_count_of(word) : 0};
-        },
-        stream, "list");
-  }
+        }
+      },
+      stream, "list");
   std::uint32_t num_listed = 0;
   copy_to_host(size, std::span(&num_listed, 1), stream);
   std::vector<Listed> entries(num_listed);
