@@ -354,6 +354,28 @@ TEST_P(TableLifeTest, ColdRowsAreBfloat16UntilTheyAreLookedUpOftenEnough) {
   EXPECT_EQ(table->statistics().demoted, 1U);
 }
 
+TEST_P(TableLifeTest, RowsBeyondTheLimitMayAllBecomeFloat32) {
+  auto options = options_of(100);
+  options.hot_count = 2;
+  auto const table = GetParam().make(options);
+  for (std::uint64_t first = 0; first < 5'000; first += 500) {
+    auto const part = batch_from(first, 500);
+    table->import_records({.ids = part.ids,
+                           .tables = part.tables,
+                           .counts = std::vector<std::uint32_t>(500, 1),
+                           .steps = std::vector<std::uint32_t>(500, 0),
+                           .vectors = Vector(500 * kDim, 0.5F),
+                           .states = {}},
+                          {});
+  }
+  EXPECT_EQ(table->size().cold_rows, 5'000U);
+  table->begin_step(1, 1);
+  auto batch = batch_from(0, 5'000);
+  batch.find_or_insert(*table);
+  EXPECT_EQ(table->statistics().promoted, 5'000U);
+  EXPECT_EQ(batch.vectors, Vector(5'000 * kDim, 0.5F));
+}
+
 TEST_P(TableLifeTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
   auto options = options_of();
   options.initializer = Initializer::constant(1);

@@ -126,7 +126,7 @@ void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t
     for (std::size_t i = 0; i < (options_.hot_count > 0 ? 2U : 1U); ++i) {
       // Rows that are free in the list are taken first, but how many will be left is not known.
       std::size_t const next = state.free_rows[i].next;
-      std::size_t const most = std::max(next, most_rows(rules) + 1);
+      std::size_t const most = std::max({next, most_rows(rules) + 1, std::size_t{state.num_rows} + 1});
       rows_.grow(Precision{static_cast<std::uint8_t>(i)}, std::min(next + num_new, most));
     }
   };

@@ -164,9 +164,10 @@ __global__ void __launch_bounds__(kBlockThreads) halve_counts_kernel(__grid_cons
 void CudaTable::halve_counts() {
   Call const call(*this);
   cudaStream_t const stream = call.stream();
+  std::size_t num_hot = 0;
   if (options_.hot_count > 0) {
     auto const& state = wait(stream);
-    std::size_t const num_hot = state.num_rows - state.num_cold;
+    num_hot = state.num_rows - state.num_cold;
     rows_.grow(Precision::kBfloat16, state.free_rows[1].next + num_hot);
     rows_.grow_lists();
     ++generation_;
@@ -182,7 +183,7 @@ void CudaTable::halve_counts() {
                                                            .hot_count = options_.hot_count});
   check_launch("halve_counts_kernel");
   settle_free_rows_async(state_.data(), rows_.free_lists(), stream);
-  mirror_.record(state_.data(), 0, stream);
+  mirror_.record(state_.data(), num_hot, stream);  // As many rows may be new ones.
 }
 
 }  // namespace headway::embedding

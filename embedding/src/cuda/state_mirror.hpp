@@ -12,7 +12,7 @@
 namespace headway::embedding {
 
 /// What the host knows of a TableState: copies that the device makes now and then, and how many keys it was asked to
-/// insert since.
+/// insert since. What is counted is at most that of the copy and these keys together, whatever else has gone.
 class StateMirror {
  public:
   /// @throws comm::SystemError
@@ -21,7 +21,7 @@ class StateMirror {
   StateMirror& operator=(StateMirror const&) = delete;
   ~StateMirror();
 
-  /// After a call that may have changed the state, and insert up to `num_keys`.
+  /// After a call that may have changed the state, and taken slots or rows for up to `num_keys`.
   void record(TableState const* state, std::size_t num_keys, cudaStream_t stream);
   /// The newest copy that is there.
   TableState const& known();
