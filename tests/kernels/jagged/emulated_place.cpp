@@ -29,7 +29,8 @@ class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
   void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors) override {
     expect_sizes(move, tensors);
     for (; !tensors.empty(); tensors = tensors.subspan(std::min<std::size_t>(tensors.size(), kMostMovedTensors))) {
-      auto const args = move_rows_args(move, tensors.first(std::min<std::size_t>(tensors.size(), kMostMovedTensors)));
+      auto const first = tensors.first(std::min<std::size_t>(tensors.size(), kMostMovedTensors));
+      auto const args = move_rows_args(move, first, /*num_multiprocessors=*/1);
       launch(args.num_warps, kWarpsOfBlock, [&] { move_rows_kernel(args); });
     }
   }

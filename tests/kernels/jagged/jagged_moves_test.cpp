@@ -94,6 +94,7 @@ TEST_P(JaggedMoves, EmptyItemsAndLongOnesLieSideBySide) {
   auto const list = place_->array(items);
   expect_permuted(lengths, {.outer = list.data()}, items, 8);
   expect_permuted(lengths, {.outer = list.data()}, items, 80);
+  expect_permuted(lengths, {.outer = list.data()}, items, 100);
 }
 
 TEST_P(JaggedMoves, RowsLongerThanAWarpsShareAreCut) {
@@ -129,22 +130,18 @@ TEST_P(JaggedMoves, RunsOfRanksGoThereAndBack) {
   Numbers const bounds{0, 4, 4, 9, 10};
   Numbers const lengths = random_numbers(random_, kFeatures * kSamples, 6);
   Numbers const offsets = offsets_of(lengths);
-  Bytes const source = random_bytes(random_, offsets.back() * 8);
-  Bytes expected;
-  Numbers rank_lengths;
+  Numbers items, rank_lengths;
   for (std::size_t rank = 0; rank + 1 < bounds.size(); ++rank) {
     for (std::int64_t f = 0; f < kFeatures; ++f) {
       for (std::int64_t b = bounds[rank]; b < bounds[rank + 1]; ++b) {
-        auto const item = static_cast<std::size_t>(f * kSamples + b);
-        rank_lengths.push_back(lengths[item]);
-        Bytes const rows = rows_of(source, {offsets[item], offsets[item + 1]}, 8);
-        expected.insert(expected.end(), rows.begin(), rows.end());
+        items.push_back(f * kSamples + b);
+        rank_lengths.push_back(lengths[static_cast<std::size_t>(items.back())]);
       }
     }
   }
   auto const by_feature = place_->array(offsets), by_rank = place_->array(offsets_of(rank_lengths));
   auto const on_place = place_->array(bounds);
-  JaggedMove move{
+  JaggedMove const gather{
       .num_segments = 4 * kFeatures,
       .packed = {.offsets = by_rank.data(),
                  .num_items = kFeatures * kSamples,
@@ -154,9 +151,19 @@ TEST_P(JaggedMoves, RunsOfRanksGoThereAndBack) {
                  .order = SegmentOrder::runs(SegmentOrder::Kind::kRunsByFeature, kFeatures, kSamples, on_place.data())},
       .num_packed_rows = offsets.back(),
       .num_placed_rows = offsets.back()};
-  EXPECT_EQ(moved(move, source, 8, offsets.back()), expected);
-  move.direction = Direction::kScatter;
-  EXPECT_EQ(moved(move, expected, 8, offsets.back()), source);
+  JaggedMove scatter = gather;
+  scatter.direction = Direction::kScatter;
+  for (std::int64_t const row_bytes : {8, 600, 1616, 3001}) {
+    Bytes const source = random_bytes(random_, offsets.back() * row_bytes);
+    Bytes expected;
+    for (auto const each : items) {
+      auto const item = static_cast<std::size_t>(each);
+      Bytes const rows = rows_of(source, {offsets[item], offsets[item + 1]}, row_bytes);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    EXPECT_EQ(moved(gather, source, row_bytes, offsets.back()), expected) << row_bytes << " bytes";
+    EXPECT_EQ(moved(scatter, expected, row_bytes, offsets.back()), source) << row_bytes << " bytes";
+  }
 }
 
 TEST_P(JaggedMoves, AGatherFillsRowsThatAreNotThereAndAScatterLeavesThemOut) {
@@ -200,6 +207,54 @@ TEST_P(JaggedMoves, TheFirstRowOfAPlaceCanGoToAllOfASegment) {
                         .num_placed_rows = 3,
                         .placed_row = JaggedMove::PlacedRow::kFirst};
   EXPECT_EQ(moved(move, {1, 2, 3, 4, 5, 6}, 2, 5), (Bytes{1, 2, 1, 2, 1, 2, 5, 6, 5, 6}));
+}
+
+TEST_P(JaggedMoves, PaddingHasRowsOfAllWidthsAndSamplesOfAllLengths) {
+  Numbers lengths = random_numbers(random_, 150, 60);
+  std::fill(lengths.begin() + 40, lengths.begin() + 90, 0);
+  constexpr std::int64_t kMost = 40;
+  Numbers const offsets = offsets_of(lengths);
+  auto const on_place = place_->array(offsets);
+  auto const num_samples = static_cast<std::int64_t>(lengths.size());
+  JaggedMove const pad{.num_segments = num_samples,
+                       .packed = {.rows_each = kMost, .num_items = num_samples},
+                       .placed = {.offsets = on_place.data(), .num_items = num_samples},
+                       .num_packed_rows = num_samples * kMost,
+                       .num_placed_rows = offsets.back()};
+  for (std::int64_t const row_bytes : {1, 6, 20, 64, 72}) {
+    Bytes const source = random_bytes(random_, offsets.back() * row_bytes);
+    Bytes expected;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      std::int64_t const size = std::min(lengths[b], kMost);
+      Bytes const rows = rows_of(source, {offsets[b], offsets[b] + size}, row_bytes);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+      expected.insert(expected.end(), static_cast<std::size_t>((kMost - size) * row_bytes), 3);
+    }
+    EXPECT_EQ(moved(pad, source, row_bytes, pad.num_packed_rows, std::byte{3}), expected) << row_bytes << " bytes";
+  }
+}
+
+TEST_P(JaggedMoves, LongRowsAreSpreadOverManyOfTheirSegment) {
+  Numbers const lengths = random_numbers(random_, 60, 7);
+  auto const offsets = place_->array(offsets_of(lengths));
+  auto const num_samples = static_cast<std::int64_t>(lengths.size());
+  JaggedMove const move{.num_segments = num_samples,
+                        .packed = {.offsets = offsets.data(), .num_items = num_samples},
+                        .placed = {.num_items = num_samples},
+                        .num_packed_rows = offsets.back(),
+                        .num_placed_rows = num_samples,
+                        .placed_row = JaggedMove::PlacedRow::kFirst};
+  for (std::int64_t const row_bytes : {5, 48, 1200, 2051}) {
+    Bytes const source = random_bytes(random_, num_samples * row_bytes);
+    Bytes expected;
+    for (std::int64_t b = 0; b < num_samples; ++b) {
+      Bytes const row = rows_of(source, {b, b + 1}, row_bytes);
+      for (std::int64_t i = 0; i < lengths[static_cast<std::size_t>(b)]; ++i) {
+        expected.insert(expected.end(), row.begin(), row.end());
+      }
+    }
+    EXPECT_EQ(moved(move, source, row_bytes, offsets.back()), expected) << row_bytes << " bytes";
+  }
 }
 
 TEST_P(JaggedMoves, TensorsOfAllWidthsMoveInOneCallAndMisalignedOnesToo) {

@@ -49,6 +49,11 @@ struct SegmentOrder {
     return {.kind = kind, .num_inner = num_features, .bounds = bounds, .num_samples = num_samples};
   }
 
+  /// Segment i is made of the items from i * span to (i + 1) * span.
+  [[nodiscard]] HEADWAY_HOST_DEVICE bool is_in_order() const {
+    return kind == Kind::kListed && num_inner == 1 && outer == nullptr && inner == nullptr && outer_stride == span;
+  }
+
   [[nodiscard]] HEADWAY_HOST_DEVICE Range items(std::uint32_t segment) const {
     auto const width = static_cast<std::uint32_t>(num_inner);
     std::uint32_t const i = width == 1 ? segment : segment / width, j = segment - i * width;
@@ -89,6 +94,11 @@ struct Segments {
   [[nodiscard]] HEADWAY_HOST_DEVICE Range rows(std::uint32_t segment) const { return rows_of(order.items(segment)); }
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t begin(std::uint32_t segment) const {
     return row_of(order.items(segment).begin);
+  }
+
+  /// Rows of each segment where they follow from its number alone: segment i has those from i times as many; else 0.
+  [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t rows_of_each() const {
+    return offsets == nullptr && order.is_in_order() ? order.span * rows_each : 0;
   }
 
   /// Of segments that lie in order, the one in [first, end) that has `row`: the last that begins at or before it.

@@ -1,3 +1,4 @@
+#include "cuda/cuda_check.hpp"
 #include "jagged/cuda/launch.hpp"
 #include "jagged/cuda/move_rows.cuh"
 
@@ -7,8 +8,10 @@ namespace headway::kernels {
 
 void move_rows_async(JaggedMove const& move, std::span<MovedRows const> tensors, CudaStream stream) {
   expect_sizes(move, tensors);
+  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   for (; !tensors.empty(); tensors = tensors.subspan(std::min<std::size_t>(tensors.size(), kMostMovedTensors))) {
-    auto const args = move_rows_args(move, tensors.first(std::min<std::size_t>(tensors.size(), kMostMovedTensors)));
+    auto const first = tensors.first(std::min<std::size_t>(tensors.size(), kMostMovedTensors));
+    auto const args = move_rows_args(move, first, num_multiprocessors);
     if (args.num_warps == 0) return;
     move_rows_kernel<<<num_blocks(args.num_warps, kWarpsOfBlock), kWarp * kWarpsOfBlock, 0, stream>>>(args);
     check_cuda(cudaGetLastError(), "move_rows_kernel");

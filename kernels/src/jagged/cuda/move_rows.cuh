@@ -1,8 +1,9 @@
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"
-#include "jagged/cuda/warp_rows.cuh"
+#include "jagged/cuda/lane_segments.cuh"
 
+#include <algorithm>
 #include <cstring>
 
 namespace headway::kernels {
@@ -13,86 +14,147 @@ inline constexpr std::uint32_t kMostMovedTensors = 64;
 struct MovedVectors {
   void const* source;
   void* out;
-  std::int64_t first_warp;  ///< The tensor's share of the launch begins here.
   std::uint32_t vectors_of_row;
   std::uint32_t vector_bytes;
+  std::int64_t first_warp = 0;  ///< The tensor's share of the launch begins here.
   alignas(16) std::byte fill[16] = {};
 };
 
 struct MoveRowsArgs {
   JaggedMove move;
   std::uint32_t num_tensors;
-  std::int64_t num_warps;
+  std::int64_t vectors_of_warp = 0, num_warps = 0;
   MovedVectors tensors[kMostMovedTensors] = {};
 };
 
-inline constexpr std::uint32_t kMovedVectorsOfLane = 4;
+/// How many vectors a lane moves at a time: all are loaded before the first is stored.
+inline constexpr std::int32_t kVectorsOfTurn = 4;
+/// So many vectors of a segment keep a warp busy.
+inline constexpr std::int32_t kLongSegment = 64;
+/// Turns of a warp: one until a multiprocessor has so many warps, three times as many as at once, so that it is seldom
+/// half empty at the end; then up to the most.
+inline constexpr std::int64_t kFillingWarps = 96, kMostTurns = 8;
 
 template <class Vector>
-__device__ void move_vectors(JaggedMove const& move, MovedVectors const& tensor, std::int64_t warp) {
-  auto const* const source = static_cast<Vector const*>(tensor.source);
-  auto* const out = static_cast<Vector*>(tensor.out);
-  bool const is_gather = move.direction == JaggedMove::Direction::kGather;
-  WarpRows<kMovedVectorsOfLane> const rows{.packed = move.packed,
-                                           .num_segments = static_cast<std::uint32_t>(move.num_segments),
-                                           .vectors_of_row = tensor.vectors_of_row,
-                                           .num_rows = move.num_packed_rows};
-  Vector values[kMovedVectorsOfLane];
-  std::int64_t to[kMovedVectorsOfLane] = {-1, -1, -1, -1};  // -1: nowhere.
-  rows.visit_warp(warp, [&](std::uint32_t i, RowVector const& vector) {
-    Range const items = move.placed.order.items(vector.segment);
-    expect_on_device(move.placed.has(items), "segments are of items that there are");
-    Range const placed = move.placed.rows_of(items);
-    std::int64_t const row_on = move.placed_row == JaggedMove::PlacedRow::kFirst ? 0 : vector.row_in_segment;
-    std::int64_t const placed_row = placed.begin + row_on;
-    bool const is_placed = row_on < placed.size();
-    expect_on_device(!is_placed || (0 <= placed_row && placed_row < move.num_placed_rows), "rows are there");
-    std::int64_t const packed_at = vector.row * tensor.vectors_of_row + vector.column;
-    std::int64_t const placed_at = placed_row * tensor.vectors_of_row + vector.column;
-    if (is_placed) {
-      values[i] = source[is_gather ? placed_at : packed_at];
-    } else {
-      memcpy(&values[i], tensor.fill, sizeof(Vector));
-    }
-    if (is_gather || is_placed) to[i] = is_gather ? packed_at : placed_at;
-  });
-  // Only now: all loads of a lane are under way before its first store.
-#pragma unroll
-  for (std::uint32_t i = 0; i < kMovedVectorsOfLane; ++i) {
-    if (to[i] >= 0) out[to[i]] = values[i];
+class MoveOfWarp {
+ public:
+  __device__ MoveOfWarp(JaggedMove const& move, MovedVectors const& tensor, WarpVectors const& vectors)
+      : move_(move),
+        vectors_(vectors),
+        source_(static_cast<Vector const*>(tensor.source)),
+        out_(static_cast<Vector*>(tensor.out)) {
+    memcpy(&fill_, tensor.fill, sizeof(Vector));
   }
-}
 
-/// A warp for each 128 vectors of packed rows of a tensor; the tensors' warps one after the other.
-__global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 3) move_rows_kernel(__grid_constant__ MoveRowsArgs const args) {
+  __device__ void run() const {
+    auto const num_segments = static_cast<std::uint32_t>(move_.num_segments);
+    std::uint32_t segment = find_segment(move_.packed, vectors_.first / vectors_.vectors_of_row, 0, num_segments);
+    for (std::int32_t position = 0; position < vectors_.size;) {
+      SegmentsOfLanes const segments(load_lane_segment(move_, vectors_, segment, position), vectors_);
+      std::int32_t const end = segments.end();
+      move_segments(segments, position, end);
+      segment += kWarp;
+      if (end == position) {  // All are empty, and many more may be.
+        segment = find_segment(move_.packed, (vectors_.first + end) / vectors_.vectors_of_row, segment, num_segments);
+      }
+      position = end;
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kLanes = kWarp;
+  static constexpr std::int64_t kNowhere = -1;
+
+  /// Positions from `begin` to `end`. Long segments one by one, as then all lanes know the same of them; short ones
+  /// together, so that no lane is idle.
+  __device__ void move_segments(SegmentsOfLanes const& segments, std::int32_t begin, std::int32_t end) const {
+    if (move_.placed_row == JaggedMove::PlacedRow::kFirst) {
+      move_positions(begin, end, [&](std::int32_t position) {
+        return shifted(segments.at(position), position, vectors_.column_of(position));
+      });
+    } else if (end - begin < segments.size() * kLongSegment) {
+      move_positions(begin, end, [&](std::int32_t position) {
+        return shifted(segments.at(position), position, vectors_.first + position);
+      });
+    } else {
+      for (int lane = 0; lane < segments.size(); ++lane) {
+        LaneSegment const segment = segments.of_lane(lane);
+        move_positions(segment.begin, segment.end,
+                       [&](std::int32_t position) { return shifted(segment, position, vectors_.first + position); });
+      }
+    }
+  }
+
+  [[nodiscard]] __device__ static std::int64_t shifted(LaneSegment const& segment, std::int32_t position,
+                                                       std::int64_t unshifted) {
+    return position < segment.placed_end ? segment.placed_shift + unshifted : kNowhere;
+  }
+
+  /// @param placed_at (position) -> where its placed vector is; all lanes come together
+  template <class PlacedAt>
+  __device__ void move_positions(std::int32_t begin, std::int32_t end, PlacedAt const& placed_at) const {
+    bool const is_gather = move_.direction == JaggedMove::Direction::kGather;
+    for (std::int32_t turn = begin / kLanes * kLanes; turn < end; turn += kLanes * kVectorsOfTurn) {
+      Vector values[kVectorsOfTurn];
+      std::int64_t to[kVectorsOfTurn];
+#pragma unroll
+      for (std::int32_t i = 0; i < kVectorsOfTurn; ++i) {
+        std::int32_t const position = turn + i * kLanes + static_cast<std::int32_t>(threadIdx.x % kWarp);
+        std::int64_t const packed = vectors_.first + position, placed = placed_at(position);
+        bool const is_here = begin <= position && position < end;
+        to[i] = is_here ? (is_gather ? packed : placed) : kNowhere;
+        values[i] = fill_;
+        if (is_here && placed != kNowhere) values[i] = source_[is_gather ? placed : packed];
+      }
+#pragma unroll
+      for (std::int32_t i = 0; i < kVectorsOfTurn; ++i) {
+        if (to[i] != kNowhere) out_[to[i]] = values[i];
+      }
+    }
+  }
+
+  JaggedMove const& move_;
+  WarpVectors const& vectors_;
+  Vector const* source_;
+  Vector* out_;
+  Vector fill_;
+};
+
+/// A warp for so many vectors of packed rows of a tensor; the tensors' warps one after the other.
+__global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 4) move_rows_kernel(__grid_constant__ MoveRowsArgs const args) {
   std::int64_t const warp = std::int64_t{blockIdx.x} * kWarpsOfBlock + threadIdx.x / kWarp;
   if (warp >= args.num_warps) return;
   std::uint32_t number = 0;
   while (number + 1 < args.num_tensors && args.tensors[number + 1].first_warp <= warp) ++number;
   MovedVectors const& tensor = args.tensors[number];
-  std::int64_t const own_warp = warp - tensor.first_warp;
+  std::int64_t const first = (warp - tensor.first_warp) * args.vectors_of_warp;
+  std::int64_t const num_left = args.move.num_packed_rows * tensor.vectors_of_row - first;
+  WarpVectors const vectors{.first = first,
+                            .size = static_cast<std::int32_t>(min(args.vectors_of_warp, num_left)),
+                            .vectors_of_row = tensor.vectors_of_row,
+                            .num_rows = args.move.num_packed_rows,
+                            .first_column = static_cast<std::uint64_t>(first % tensor.vectors_of_row)};
   switch (tensor.vector_bytes) {
     case 16:
-      return move_vectors<uint4>(args.move, tensor, own_warp);
+      return MoveOfWarp<uint4>(args.move, tensor, vectors).run();
     case 8:
-      return move_vectors<std::uint64_t>(args.move, tensor, own_warp);
+      return MoveOfWarp<std::uint64_t>(args.move, tensor, vectors).run();
     case 4:
-      return move_vectors<std::uint32_t>(args.move, tensor, own_warp);
+      return MoveOfWarp<std::uint32_t>(args.move, tensor, vectors).run();
     case 2:
-      return move_vectors<std::uint16_t>(args.move, tensor, own_warp);
+      return MoveOfWarp<std::uint16_t>(args.move, tensor, vectors).run();
     default:
-      return move_vectors<std::uint8_t>(args.move, tensor, own_warp);
+      return MoveOfWarp<std::uint8_t>(args.move, tensor, vectors).run();
   }
 }
 
-/// How the rows of a tensor are moved, as the one whose warps begin at `first_warp`.
-inline MovedVectors vectors_of(MovedRows const& rows, std::int64_t first_warp) {
+/// How the rows of a tensor are moved.
+inline MovedVectors vectors_of(MovedRows const& rows) {
   auto const bits = reinterpret_cast<std::uintptr_t>(rows.source) | reinterpret_cast<std::uintptr_t>(rows.out) |
                     static_cast<std::uintptr_t>(rows.row_bytes) | 16;
   auto const vector_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));  // The lowest bit of all.
   MovedVectors vectors{.source = rows.source,
                        .out = rows.out,
-                       .first_warp = first_warp,
                        .vectors_of_row = static_cast<std::uint32_t>(rows.row_bytes / vector_bytes),
                        .vector_bytes = vector_bytes};
   std::memcpy(vectors.fill, rows.fill, sizeof(vectors.fill));
@@ -100,11 +162,21 @@ inline MovedVectors vectors_of(MovedRows const& rows, std::int64_t first_warp) {
 }
 
 /// What one launch takes of `tensors`.
-inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows const> tensors) {
-  MoveRowsArgs args{.move = move, .num_tensors = static_cast<std::uint32_t>(tensors.size()), .num_warps = 0};
+inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows const> tensors,
+                                   int num_multiprocessors) {
+  constexpr std::int64_t kOfTurn = kWarp * kVectorsOfTurn;
+  MoveRowsArgs args{.move = move, .num_tensors = static_cast<std::uint32_t>(tensors.size())};
+  std::int64_t num_turns = 0;
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {
-    args.tensors[i] = vectors_of(tensors[i], args.num_warps);
-    args.num_warps += WarpRows<kMovedVectorsOfLane>::num_warps(move.num_packed_rows, args.tensors[i].vectors_of_row);
+    args.tensors[i] = vectors_of(tensors[i]);
+    num_turns += move.num_packed_rows * args.tensors[i].vectors_of_row / kOfTurn;
+  }
+  args.vectors_of_warp =
+      std::clamp<std::int64_t>(num_turns / (kFillingWarps * num_multiprocessors), 1, kMostTurns) * kOfTurn;
+  for (std::uint32_t i = 0; i < args.num_tensors; ++i) {
+    std::int64_t const num_vectors = move.num_packed_rows * args.tensors[i].vectors_of_row;
+    args.tensors[i].first_warp = args.num_warps;
+    args.num_warps += (num_vectors + args.vectors_of_warp - 1) / args.vectors_of_warp;
   }
   return args;
 }

@@ -11,6 +11,23 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kWarp = 32, kWarpsOfBlock = 8, kAllLanes = 0xffffffff;
 
+/// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together and
+/// look at 32 segments a turn.
+[[nodiscard]] __device__ inline std::uint32_t find_segment(Segments const& packed, std::int64_t row,
+                                                           std::uint32_t first, std::uint32_t end) {
+  std::int64_t const rows_of_each = packed.rows_of_each();
+  if (rows_of_each > 0) return static_cast<std::uint32_t>(min(row / rows_of_each, std::int64_t{end} - 1));
+  while (end - first > 1) {
+    std::uint32_t const step = (end - first + kWarp - 1) / kWarp;
+    std::uint32_t const probe = first + (threadIdx.x % kWarp) * step;
+    bool const is_before = probe == first || (probe < end && packed.begin(probe) <= row);
+    std::uint32_t const last = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before))) - 1;
+    first += last * step;
+    end = min(first + step, end);
+  }
+  return first;
+}
+
 /// Where a vector of a row is.
 struct RowVector {
   std::uint32_t segment = 0;
@@ -33,26 +50,12 @@ struct WarpRows {
     return (num_rows * vectors_of_row + kVectors - 1) / kVectors;
   }
 
-  /// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together
-  /// and look at 32 segments a turn.
-  [[nodiscard]] __device__ std::uint32_t find_segment(std::int64_t row, std::uint32_t first, std::uint32_t end) const {
-    while (end - first > 1) {
-      std::uint32_t const step = (end - first + kWarp - 1) / kWarp;
-      std::uint32_t const probe = first + (threadIdx.x % kWarp) * step;
-      bool const is_before = probe == first || (probe < end && packed.begin(probe) <= row);
-      std::uint32_t const last = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before))) - 1;
-      first += last * step;
-      end = min(first + step, end);
-    }
-    return first;
-  }
-
   /// The last segment of rows that end with `row`, where `first` is the first one: mostly among the next 32.
   [[nodiscard]] __device__ std::uint32_t find_last_segment(std::int64_t row, std::uint32_t first) const {
     std::uint32_t const probe = first + 1 + threadIdx.x % kWarp;
     bool const is_before = probe < num_segments && packed.begin(probe) <= row;
     std::uint32_t const num_before = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before)));
-    return num_before < kWarp ? first + num_before : find_segment(row, first + kWarp, num_segments);
+    return num_before < kWarp ? first + num_before : find_segment(packed, row, first + kWarp, num_segments);
   }
 
   /// Calls `visit(i, vector)` for the lane's vectors that there are, i below kVectorsOfLane. `warp` counts those of all
@@ -62,7 +65,7 @@ struct WarpRows {
     std::int64_t const first_vector = warp * kVectors, num_vectors = num_rows * vectors_of_row;
     std::int64_t const last_vector = min(first_vector + kVectors, num_vectors) - 1;
     std::int64_t const first_row = first_vector / vectors_of_row;
-    std::uint32_t const first_segment = find_segment(first_row, 0, num_segments);
+    std::uint32_t const first_segment = find_segment(packed, first_row, 0, num_segments);
     std::uint32_t const last_segment = find_last_segment(last_vector / vectors_of_row, first_segment);
 
     // In 64 bits only once a warp: a lane's distance from the warp's first row fits 32 bits.
