@@ -35,12 +35,12 @@ class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
     }
   }
   void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out) override {
-    if (rows.num_columns == 0) return;
+    if (rows.num_samples == 0 || rows.num_columns == 0) return;
     std::vector<double> scratch(static_cast<std::size_t>(2 * num_reduced_chunks(rows) * rows.num_columns));
-    with_element(rows.type, [&]<class Element>() {
-      auto const args = reduce_samples_args<Element>(rows, reduction, out, scratch.data());
-      launch(args.num_chunks * args.num_lanes, kThreads, [&] { sum_chunks_kernel<Element>(args); });
-      launch(rows.num_samples * args.num_lanes, kThreads, [&] { join_chunks_kernel<Element>(args); });
+    with_element_vector(rows.type, rows.num_columns, {rows.values, out}, [&]<class Vector>() {
+      auto const args = reduce_samples_args<Vector>(rows, reduction, out, scratch.data());
+      launch(args.num_chunks * args.num_lanes, kThreads, [&] { sum_chunks_kernel<Vector>(args); });
+      launch(rows.num_samples * args.num_lanes, kThreads, [&] { join_chunks_kernel<Vector>(args); });
     });
   }
   void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out) override {

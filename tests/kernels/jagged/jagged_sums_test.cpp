@@ -73,6 +73,34 @@ TEST_P(JaggedSums, SamplesAreReducedWhateverTheirLengths) {
   });
 }
 
+TEST_P(JaggedSums, SamplesAreReducedWhereverTheyLieInWhatThreadsShare) {
+  Numbers lengths(600, 0);
+  for (std::size_t b = 100; b < 400; ++b) lengths[b] = static_cast<std::int64_t>(random_() % 30);
+  lengths[450] = 1000;
+  for (std::int64_t const num_columns : {4, 5, 132}) expect_reduced<float>(lengths, num_columns);
+  expect_reduced<Bfloat16>({70, 1, 0, 40}, 16);
+}
+
+TEST_P(JaggedSums, SumsReadFromMisalignedRows) {
+  Numbers const lengths{3, 0, 20, 1};
+  auto const offsets = place_->array(offsets_of(lengths));
+  auto const values = draw<float>(24 * 4 + 1);
+  auto const sums = place_->room<float>(4 * 4);
+  JaggedRows const rows{.num_samples = 4,
+                        .num_rows = 24,
+                        .num_columns = 4,
+                        .offsets = offsets.data(),
+                        .values = values.subspan(1).data()};
+  place_->reduce_samples(rows, SampleReduction::kSum, sums.data());
+  std::vector<float> expected(sums.size());
+  for (std::size_t b = 0; b < 4; ++b) {
+    for (auto i = static_cast<std::size_t>(4 * offsets[b]); i < static_cast<std::size_t>(4 * offsets[b + 1]); ++i) {
+      expected[4 * b + i % 4] += values[1 + i];
+    }
+  }
+  EXPECT_EQ(to_vector(sums), expected);
+}
+
 TEST_P(JaggedSums, WithoutRowsOrSamplesSumsAreZeroOrNone) {
   expect_reduced<float>({0, 0, 0}, 4);
   expect_reduced<float>({}, 4);

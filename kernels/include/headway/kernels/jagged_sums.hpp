@@ -33,7 +33,7 @@ enum class SampleReduction : std::uint8_t {
 void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out, RunTasks const& run_tasks);
 
 /// On a device, in two launches: sums over chunks of rows, then of the chunks of samples that lie in several. Cut by
-/// rows, so that a long sample is shared by many threads.
+/// rows and ends of samples, so that many threads share a long sample, or many empty ones.
 /// @param scratch of so many bytes as scratch_bytes() says; needed until the stream is through
 void reduce_samples_async(JaggedRows const& rows, SampleReduction reduction, void* out, void* scratch,
                           CudaStream stream);

@@ -14,13 +14,12 @@ void reduce_samples_async(JaggedRows const& rows, SampleReduction reduction, voi
   expect_sizes(rows);
   if (rows.num_samples == 0 || rows.num_columns == 0) return;
   constexpr unsigned kThreads = kWarp * kWarpsOfBlock;
-  with_element(rows.type, [&]<class Element>() {
-    auto const args = reduce_samples_args<Element>(rows, reduction, out, scratch);
-    if (args.num_chunks > 0) {
-      sum_chunks_kernel<Element><<<num_blocks(args.num_chunks * args.num_lanes, kThreads), kThreads, 0, stream>>>(args);
-      check_cuda(cudaGetLastError(), "sum_chunks_kernel");
-    }
-    join_chunks_kernel<Element><<<num_blocks(args.num_samples * args.num_lanes, kThreads), kThreads, 0, stream>>>(args);
+  with_element_vector(rows.type, rows.num_columns, {rows.values, out}, [&]<class Vector>() {
+    auto const args = reduce_samples_args<Vector>(rows, reduction, out, scratch);
+    sum_chunks_kernel<Vector><<<num_blocks(args.num_chunks * args.num_lanes, kThreads), kThreads, 0, stream>>>(args);
+    check_cuda(cudaGetLastError(), "sum_chunks_kernel");
+    std::int64_t const num_samples = args.num_samples;
+    join_chunks_kernel<Vector><<<num_blocks(num_samples * args.num_lanes, kThreads), kThreads, 0, stream>>>(args);
     check_cuda(cudaGetLastError(), "join_chunks_kernel");
   });
 }

@@ -1,112 +1,210 @@
 #pragma once
 
-#include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
+#include "jagged/cuda/element_vector.cuh"
 #include "jagged/cuda/warp_rows.cuh"
+
+#include <algorithm>
+#include <cstddef>
 
 namespace headway::kernels {
 
-inline constexpr std::int64_t kRowsOfChunk = 32;
+/// Rows whose loads are under way at once.
+inline constexpr std::int32_t kRowsInFlight = 8;
 
-/// Sums of chunks of rows. Of a sample that lies in several chunks, each has a partial sum: the one where it begins at
-/// its tail, all others at their heads.
+/// Sums of chunks of steps: a sample takes one for each of its rows and one to end. So neither many empty samples nor
+/// one long one are more work for a chunk than others (Merrill and Garland, Merge-based SpMV, 2016). Of a sample that
+/// lies in several chunks, each has a partial sum: the one where it begins at its tail, all others at their heads.
 ///
-/// Example: chunks of 4 rows, samples a a a b | b b b b | b c c: a is written at once; b = tail 0 + head 1 + head 2;
-/// c is written at once.
-template <class Element>
+/// Example: chunks of 4 steps, samples a a a . | b b b b | b . c c | .: a is written at once; b = tail 1 + head 2;
+/// c = tail 2 + head 3, which is 0.
+template <class Vector>
 struct ReduceSamplesArgs {
-  Segments samples;
-  std::uint32_t num_samples;
-  std::int64_t num_rows, num_columns, num_chunks;
-  std::uint32_t num_lanes;  ///< Of threads for a chunk or sample: as many columns, or up to the next 2^n below a warp.
-  SampleReduction reduction;
-  Element const* values;  ///< (num_rows, num_columns)
-  Element* out;           ///< (num_samples, num_columns)
-  Real<Element>* heads;   ///< (num_chunks, num_columns)
-  Real<Element>* tails;   ///< (num_chunks, num_columns)
+  using Real = typename Vector::Sum;
+  struct alignas(std::min<std::size_t>(16, sizeof(Real) * Vector::kNumElements)) Partial {
+    Real sums[Vector::kNumElements];
+  };
 
-  __device__ void store(std::uint32_t sample, Range rows, std::int64_t column, Real<Element> sum) const {
-    bool const is_mean = reduction == SampleReduction::kMean && rows.size() > 0;
-    Real<Element> const divisor = is_mean ? static_cast<Real<Element>>(rows.size()) : 1;
-    out[sample * num_columns + column] = nearest<Element>(sum / divisor);
+  std::int64_t const* offsets;  ///< (num_samples + 1)
+  std::uint32_t num_samples;
+  std::int64_t num_rows, num_chunks;
+  int chunk_bits;  ///< A chunk has 2^chunk_bits steps.
+  std::uint32_t vectors_of_row;
+  std::uint32_t num_lanes;  ///< Of threads for a chunk or sample: as many vectors, or up to the next 2^n below a warp.
+  SampleReduction reduction;
+  Vector const* values;  ///< (num_rows, vectors_of_row)
+  Vector* out;           ///< (num_samples, vectors_of_row)
+  Partial* heads;        ///< (num_chunks, vectors_of_row)
+  Partial* tails;        ///< (num_chunks, vectors_of_row)
+
+  [[nodiscard]] __device__ std::int64_t num_steps() const { return num_rows + num_samples; }
+  [[nodiscard]] __device__ std::int64_t chunk_of(std::int64_t step) const { return step >> chunk_bits; }
+  [[nodiscard]] __device__ std::int64_t first_step(std::uint32_t sample) const { return offsets[sample] + sample; }
+
+  __device__ void store(std::uint32_t sample, std::int64_t num_rows_of_sample, std::uint32_t column,
+                        Partial sum) const {
+    if (reduction == SampleReduction::kMean && num_rows_of_sample > 0) {
+      for (Real& each : sum.sums) each /= static_cast<Real>(num_rows_of_sample);
+    }
+    out[std::int64_t{sample} * vectors_of_row + column] = Vector::nearest_to(sum.sums);
   }
 };
 
 /// Chunk or sample, and column, of a thread.
 struct ReducedPlace {
-  std::int64_t number, column;
+  std::int64_t number;
+  std::uint32_t column;
 };
-template <class Element>
-__device__ ReducedPlace reduced_place(ReduceSamplesArgs<Element> const& args) {
+template <class Vector>
+__device__ ReducedPlace reduced_place(ReduceSamplesArgs<Vector> const& args) {
   std::int64_t const thread = std::int64_t{blockIdx.x} * (kWarp * kWarpsOfBlock) + threadIdx.x;
   std::int64_t const number = thread / args.num_lanes;
-  return {number, thread - number * args.num_lanes};
+  return {number, static_cast<std::uint32_t>(thread - number * args.num_lanes)};
 }
 
-/// A thread for a column of a chunk, so neighbouring threads read neighbouring columns.
-template <class Element>
-__global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
-    sum_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Element> const args) {
-  auto const [chunk, column] = reduced_place(args);
-  if (chunk >= args.num_chunks || column >= args.num_columns) return;
-  Range const all{chunk * kRowsOfChunk, min((chunk + 1) * kRowsOfChunk, args.num_rows)};
-  std::uint32_t sample = args.samples.segment_of(all.begin, 0, args.num_samples);
-  for (std::int64_t row = all.begin; row < all.end; ++sample) {
-    expect_on_device(sample < args.num_samples, "lengths add up to the number of rows");
-    Range const rows = args.samples.rows(sample);
-    std::int64_t const end = min(rows.end, all.end);
-    Real<Element> sum = 0;
-#pragma unroll 8
-    for (; row < end; ++row) sum += as_real(args.values[row * args.num_columns + column]);
-    if (rows.begin < all.begin) {
-      args.heads[chunk * args.num_columns + column] = sum;
-    } else if (rows.end > all.end) {
-      args.tails[chunk * args.num_columns + column] = sum;
-    } else if (rows.size() > 0) {
-      args.store(sample, rows, column, sum);
+/// The sample that has a step. All lanes come together; the step of none is before that of the first.
+template <class Vector>
+__device__ std::uint32_t sample_of_step(ReduceSamplesArgs<Vector> const& args, std::int64_t step) {
+  std::int64_t const first_step = __shfl_sync(kAllLanes, step, 0);
+  std::uint32_t first =
+      find_last(0, args.num_samples, [&](std::uint32_t i) { return args.first_step(i) <= first_step; });
+  auto end = static_cast<std::uint32_t>(min(first + (step - first_step) + 1, std::int64_t{args.num_samples}));
+  while (end - first > 1) {
+    std::uint32_t const middle = first + (end - first) / 2;
+    (args.first_step(middle) <= step ? first : end) = middle;
+  }
+  return first;
+}
+
+/// What a thread does for a vector of a chunk.
+template <class Vector>
+class ChunkSum {
+ public:
+  __device__ ChunkSum(ReduceSamplesArgs<Vector> const& args, ReducedPlace const& place, std::uint32_t sample)
+      : args_(args),
+        place_(place),
+        step_(place.number << args.chunk_bits),
+        end_(min((place.number + 1) << args.chunk_bits, args.num_steps())),
+        sample_(sample),
+        row_(step_ - sample),
+        sample_begin_(args.offsets[sample]),
+        sample_end_(args.offsets[sample + 1]),
+        is_head_(sample_begin_ + sample < step_) {}
+
+  __device__ void run() {
+    while (step_ < end_) {
+      expect_on_device(sample_begin_ <= row_ && row_ <= sample_end_ && sample_end_ <= args_.num_rows,
+                       "lengths add up to the number of rows");
+      add_rows(static_cast<std::int32_t>(min(end_ - step_, args_.num_rows - row_)));
     }
+    if (is_head_) return keep(args_.heads);
+    keep(args_.tails);  // Never read where the last sample ends with the chunk.
+  }
+
+ private:
+  /// Up to `num_rows` rows from the present one on, and the ends of samples among them.
+  __device__ void add_rows(std::int32_t num_rows) {
+    Vector values[kRowsInFlight];
+#pragma unroll
+    for (std::int32_t i = 0; i < kRowsInFlight; ++i) {
+      if (i < num_rows) values[i] = args_.values[(row_ + i) * args_.vectors_of_row + place_.column];
+    }
+#pragma unroll
+    for (std::int32_t i = 0; i < kRowsInFlight; ++i) {
+      while (step_ < end_ && row_ == sample_end_) end_sample();
+      if (i >= num_rows || step_ == end_) return;
+      values[i].add_to(sum_.sums);
+      ++row_, ++step_;
+    }
+  }
+
+  __device__ void end_sample() {
+    if (is_head_) {
+      keep(args_.heads);
+    } else {
+      args_.store(sample_, sample_end_ - sample_begin_, place_.column, sum_);
+    }
+    ++sample_, ++step_;
+    is_head_ = false;
+    sum_ = {};
+    if (step_ == end_) return;
+    expect_on_device(sample_ < args_.num_samples, "lengths add up to the number of rows");
+    sample_begin_ = sample_end_;
+    sample_end_ = args_.offsets[sample_ + 1];
+  }
+
+  __device__ void keep(typename ReduceSamplesArgs<Vector>::Partial* partials) const {
+    partials[place_.number * args_.vectors_of_row + place_.column] = sum_;
+  }
+
+  ReduceSamplesArgs<Vector> const& args_;
+  ReducedPlace place_;
+  std::int64_t step_, end_;
+  std::uint32_t sample_;
+  std::int64_t row_, sample_begin_, sample_end_;
+  bool is_head_;  ///< The present sample began in an earlier chunk.
+  typename ReduceSamplesArgs<Vector>::Partial sum_ = {};
+};
+
+/// A thread for a vector of a chunk, so neighbouring threads read neighbouring vectors.
+template <class Vector>
+__global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
+    sum_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
+  auto const place = reduced_place(args);
+  std::uint32_t const sample = sample_of_step(args, place.number << args.chunk_bits);
+  if (place.number < args.num_chunks && place.column < args.vectors_of_row) {
+    ChunkSum<Vector>(args, place, sample).run();
   }
 }
 
-/// A thread for a column of a sample adds up the partial sums of those that lie in several chunks.
-template <class Element>
+/// A thread for a vector of a sample adds up the partial sums of those that lie in several chunks.
+template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
-    join_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Element> const args) {
+    join_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
   auto const [number, column] = reduced_place(args);
-  if (number >= args.num_samples || column >= args.num_columns) return;
+  if (number >= args.num_samples || column >= args.vectors_of_row) return;
   auto const sample = static_cast<std::uint32_t>(number);
-  Range const rows = args.samples.rows(sample);
-  if (rows.size() == 0) return args.store(sample, rows, column, 0);
-  std::int64_t const first = rows.begin / kRowsOfChunk, last = (rows.end - 1) / kRowsOfChunk;
+  Range const rows{args.offsets[sample], args.offsets[sample + 1]};
+  std::int64_t const first = args.chunk_of(rows.begin + sample), last = args.chunk_of(rows.end + sample);
   if (first == last) return;
-  Real<Element> sum = args.tails[first * args.num_columns + column];
+  expect_on_device(0 <= first && last < args.num_chunks, "lengths add up to the number of rows");
+  auto sum = args.tails[first * args.vectors_of_row + column];
 #pragma unroll 8
-  for (std::int64_t chunk = first + 1; chunk <= last; ++chunk) sum += args.heads[chunk * args.num_columns + column];
-  args.store(sample, rows, column, sum);
+  for (std::int64_t chunk = first + 1; chunk <= last; ++chunk) {
+    auto const head = args.heads[chunk * args.vectors_of_row + column];
+#pragma unroll
+    for (std::uint32_t i = 0; i < Vector::kNumElements; ++i) sum.sums[i] += head.sums[i];
+  }
+  args.store(sample, rows.size(), column, sum);
 }
+
+/// Of short samples there are many, which share the work; of long ones few chunks are to be joined.
+inline int reduced_chunk_bits(JaggedRows const& rows) { return rows.num_rows < 16 * rows.num_samples ? 4 : 6; }
 
 inline std::int64_t num_reduced_chunks(JaggedRows const& rows) {
-  return (rows.num_rows + kRowsOfChunk - 1) / kRowsOfChunk;
+  return ((rows.num_rows + rows.num_samples - 1) >> reduced_chunk_bits(rows)) + 1;
 }
 
-template <class Element>
-ReduceSamplesArgs<Element> reduce_samples_args(JaggedRows const& rows, SampleReduction reduction, void* out,
-                                               void* scratch) {
+template <class Vector>
+ReduceSamplesArgs<Vector> reduce_samples_args(JaggedRows const& rows, SampleReduction reduction, void* out,
+                                              void* scratch) {
   std::int64_t const num_chunks = num_reduced_chunks(rows);
+  auto const vectors_of_row = static_cast<std::uint32_t>(rows.num_columns / Vector::kNumElements);
   std::uint32_t num_lanes = 1;
-  while (num_lanes < rows.num_columns && num_lanes < kWarp) num_lanes *= 2;
-  auto* const partials = static_cast<Real<Element>*>(scratch);
-  return {.samples = {.offsets = rows.offsets, .num_items = rows.num_samples},
+  while (num_lanes < vectors_of_row && num_lanes < kWarp) num_lanes *= 2;
+  auto* const partials = static_cast<typename ReduceSamplesArgs<Vector>::Partial*>(scratch);
+  return {.offsets = rows.offsets,
           .num_samples = static_cast<std::uint32_t>(rows.num_samples),
           .num_rows = rows.num_rows,
-          .num_columns = rows.num_columns,
           .num_chunks = num_chunks,
-          .num_lanes = static_cast<std::uint32_t>((rows.num_columns + num_lanes - 1) / num_lanes) * num_lanes,
+          .chunk_bits = reduced_chunk_bits(rows),
+          .vectors_of_row = vectors_of_row,
+          .num_lanes = (vectors_of_row + num_lanes - 1) / num_lanes * num_lanes,
           .reduction = reduction,
-          .values = static_cast<Element const*>(rows.values),
-          .out = static_cast<Element*>(out),
+          .values = static_cast<Vector const*>(rows.values),
+          .out = static_cast<Vector*>(out),
           .heads = partials,
-          .tails = partials + num_chunks * rows.num_columns};
+          .tails = partials + num_chunks * vectors_of_row};
 }
 
 }  // namespace headway::kernels

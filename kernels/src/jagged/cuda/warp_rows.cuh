@@ -11,21 +11,27 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kWarp = 32, kWarpsOfBlock = 8, kAllLanes = 0xffffffff;
 
-/// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together and
-/// look at 32 segments a turn.
-[[nodiscard]] __device__ inline std::uint32_t find_segment(Segments const& packed, std::int64_t row,
-                                                           std::uint32_t first, std::uint32_t end) {
-  std::int64_t const rows_of_each = packed.rows_of_each();
-  if (rows_of_each > 0) return static_cast<std::uint32_t>(min(row / rows_of_each, std::int64_t{end} - 1));
+/// Of the numbers from `first` up to but not with `end`, the last that `is_before(number)` holds for; it holds for
+/// `first` and up to some number. All lanes come together and look at 32 numbers a turn.
+template <class IsBefore>
+[[nodiscard]] __device__ std::uint32_t find_last(std::uint32_t first, std::uint32_t end, IsBefore const& is_before) {
   while (end - first > 1) {
     std::uint32_t const step = (end - first + kWarp - 1) / kWarp;
     std::uint32_t const probe = first + (threadIdx.x % kWarp) * step;
-    bool const is_before = probe == first || (probe < end && packed.begin(probe) <= row);
-    std::uint32_t const last = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, is_before))) - 1;
+    bool const holds = probe == first || (probe < end && is_before(probe));
+    std::uint32_t const last = static_cast<std::uint32_t>(__popc(__ballot_sync(kAllLanes, holds))) - 1;
     first += last * step;
     end = min(first + step, end);
   }
   return first;
+}
+
+/// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together.
+[[nodiscard]] __device__ inline std::uint32_t find_segment(Segments const& packed, std::int64_t row,
+                                                           std::uint32_t first, std::uint32_t end) {
+  std::int64_t const rows_of_each = packed.rows_of_each();
+  if (rows_of_each > 0) return static_cast<std::uint32_t>(min(row / rows_of_each, std::int64_t{end} - 1));
+  return find_last(first, end, [&](std::uint32_t segment) { return packed.begin(segment) <= row; });
 }
 
 /// Where a vector of a row is.
