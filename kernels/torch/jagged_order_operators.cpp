@@ -2,6 +2,7 @@
 // jagged rows of several features and samples in another order. python/headway/ops says what arguments are.
 
 #include "element_types.hpp"
+#include "headway/kernels/jagged_offsets.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged_tensors.hpp"
 #include "torch_headers.hpp"
@@ -82,7 +83,7 @@ struct Reordered {
 Reordered reorder(Tensors const& values, at::Tensor const& lengths, Reordering const& reordering,
                   std::int64_t num_items, std::optional<std::int64_t> num_rows) {
   at::Tensor const out_lengths = reorder_lengths(lengths, reordering, num_items);
-  at::Tensor const offsets = offsets_of(out_lengths), source_offsets = offsets_of(lengths);
+  auto const [source_offsets, offsets] = offsets_of_both(lengths, out_lengths, values[0].size(0));
   std::int64_t const num_out = num_rows ? *num_rows : offsets[num_items].item<std::int64_t>();
   Tensors outs = empty_rows_like(values, {num_out});
   move_tensors({.num_segments = reordering.num_segments,
@@ -111,7 +112,9 @@ std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::Tenso
               : Reordering{num_features, SegmentOrder::whole(nullptr, num_samples),
                            SegmentOrder::whole(feature_list, num_samples)};
   auto out = reorder(rows, sources, reordering, num_items, num_rows);
-  return {std::move(out.values), out.lengths.view({num_features, num_samples}), out.offsets, out.source_offsets};
+  // Outputs of an operator are parts of no tensor that another one is a part of.
+  return {std::move(out.values), out.lengths.view({num_features, num_samples}), out.offsets.clone(),
+          out.source_offsets};
 }
 
 /// Where the copies of entries went, and the memory of that.
@@ -202,6 +205,21 @@ class RankRuns {
             .direction = direction};
   }
 
+  /// (ranks) int64
+  [[nodiscard]] at::Tensor rows_of_ranks(at::Tensor const& by_rank) const {
+    at::Tensor const num_rows = at::empty({num_ranks_}, by_rank.options());
+    SegmentGroups const groups{.segments = segments(by_rank, SegmentOrder::Kind::kRunsByRank),
+                               .num_groups = num_ranks_,
+                               .segments_of_group = num_features_,
+                               .num_rows = num_rows.mutable_data_ptr<std::int64_t>()};
+    call_kernel([&] {
+      if (by_rank.is_cpu()) return count_rows(groups);
+      c10::DeviceGuard const guard(by_rank.device());
+      count_rows_async(groups, current_stream(by_rank.device()));
+    });
+    return num_rows;
+  }
+
  private:
   [[nodiscard]] Segments segments(at::Tensor const& offsets, SegmentOrder::Kind kind) const {
     auto const order = SegmentOrder::runs(kind, num_features_, num_samples_, bounds_);
@@ -221,11 +239,10 @@ std::tuple<Tensors, at::Tensor, at::Tensor> ranged_dispatch(at::TensorList value
   RankRuns const runs(bounds, rows[0].device(), sources.size(0), sources.size(1), "ranged_dispatch");
   at::Tensor const out_lengths = at::empty({sources.numel()}, sources.options());
   move_tensors(runs.move(Direction::kGather, sources.numel()), sources.view({-1}), out_lengths);
-  at::Tensor const by_rank = offsets_of(out_lengths), by_feature = offsets_of(sources);
+  auto const [by_feature, by_rank] = offsets_of_both(sources, out_lengths, rows[0].size(0));
   Tensors outs = empty_rows_like(rows, {rows[0].size(0)});
   move_tensors(runs.move(Direction::kGather, rows[0].size(0), by_rank, by_feature), rows, outs);
-  at::Tensor const rows_of_rank = by_rank.index_select(0, bounds * sources.size(0)).diff();
-  return {std::move(outs), out_lengths, rows_of_rank};
+  return {std::move(outs), out_lengths, runs.rows_of_ranks(by_rank)};
 }
 
 std::tuple<Tensors, at::Tensor> ranged_combine(at::TensorList values, at::Tensor const& lengths,
@@ -242,7 +259,7 @@ std::tuple<Tensors, at::Tensor> ranged_combine(at::TensorList values, at::Tensor
   RankRuns const runs(bounds, rows[0].device(), num_features, num_samples, "ranged_combine");
   at::Tensor const out_lengths = at::empty({num_features, num_samples}, sources.options());
   move_tensors(runs.move(Direction::kScatter, sources.numel()), sources, out_lengths);
-  at::Tensor const by_rank = offsets_of(sources), by_feature = offsets_of(out_lengths);
+  auto const [by_rank, by_feature] = offsets_of_both(sources, out_lengths, rows[0].size(0));
   Tensors outs = empty_rows_like(rows, {rows[0].size(0)});
   move_tensors(runs.move(Direction::kScatter, rows[0].size(0), by_rank, by_feature), rows, outs);
   return {std::move(outs), out_lengths};

@@ -1,5 +1,7 @@
 #include "jagged_tensors.hpp"
 
+#include "headway/kernels/jagged_offsets.hpp"
+
 #include <cstring>
 
 namespace headway::kernels {
@@ -20,14 +22,44 @@ std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::De
   return list ? list_of(*list, name, device, size) : nullptr;
 }
 
-at::Tensor offsets_of(at::Tensor const& lengths) {
+namespace {
+
+void expect_lengths(at::Tensor const& lengths) {
   TORCH_CHECK_VALUE(lengths.scalar_type() == at::kLong || lengths.scalar_type() == at::kInt,
                     "lengths must be int64 or int32, not ", lengths.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor offsets_of(at::Tensor const& lengths) {
+  expect_lengths(lengths);
   at::Tensor offsets = at::empty({lengths.numel() + 1}, lengths.options().dtype(at::kLong));
   offsets.narrow(0, 0, 1).zero_();
   at::Tensor sums = offsets.narrow(0, 1, lengths.numel());
   at::cumsum_out(sums, lengths.reshape({-1}), 0);
   return offsets;
+}
+
+MovedOffsets offsets_of_both(at::Tensor const& before, at::Tensor const& after, std::int64_t num_rows) {
+  expect_lengths(before);
+  std::int64_t const num_before = before.numel(), num_after = after.numel();
+  at::Tensor const offsets = at::empty({num_before + num_after + 2}, before.options().dtype(at::kLong));
+  MovedLengths const lengths{
+      .type = before.scalar_type() == at::kInt ? MovedLengths::LengthType::kInt32 : MovedLengths::LengthType::kInt64,
+      .num_before = num_before,
+      .num_after = num_after,
+      .num_rows = num_rows,
+      .before = before.const_data_ptr(),
+      .after = after.const_data_ptr(),
+      .offsets = offsets.mutable_data_ptr<std::int64_t>()};
+  call_kernel([&] {
+    if (before.is_cpu()) return find_offsets(lengths);
+    c10::DeviceGuard const guard(before.device());
+    std::int64_t const num_bytes = find_offsets_scratch_bytes(lengths);
+    at::Tensor const scratch = at::empty({num_bytes}, before.options().dtype(at::kByte));
+    find_offsets_async(lengths, scratch.mutable_data_ptr(), num_bytes, current_stream(before.device()));
+  });
+  return {offsets.narrow(0, 0, num_before + 1), offsets.narrow(0, num_before + 1, num_after + 1)};
 }
 
 std::int64_t num_columns(at::Tensor const& values, std::int64_t num_leading) {

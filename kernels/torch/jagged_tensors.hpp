@@ -22,6 +22,13 @@ std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::De
 /// (entries + 1) int64: 0 and the sums of the first one, two, ... of all `lengths`, whatever their shape.
 [[nodiscard]] at::Tensor offsets_of(at::Tensor const& lengths);
 
+/// Offsets of lengths before and after they were moved, of which those before add up to `num_rows`: as offsets_of(),
+/// but together, and two parts of one tensor.
+struct MovedOffsets {
+  at::Tensor before, after;
+};
+[[nodiscard]] MovedOffsets offsets_of_both(at::Tensor const& before, at::Tensor const& after, std::int64_t num_rows);
+
 /// Columns of a row of `values` (rows, ...), the product of all dimensions behind the first `num_leading`.
 [[nodiscard]] std::int64_t num_columns(at::Tensor const& values, std::int64_t num_leading = 1);
 

@@ -32,6 +32,16 @@ class DevicePlace final : public InManagedMemory<JaggedPlace> {
     find_run_lengths_async(runs, scratch.data(), num_bytes, nullptr);
     finish();
   }
+  void find_offsets(MovedLengths const& lengths) override {
+    std::int64_t const num_bytes = find_offsets_scratch_bytes(lengths);
+    ManagedMemory const scratch(static_cast<std::size_t>(num_bytes));
+    find_offsets_async(lengths, scratch.data(), num_bytes, nullptr);
+    finish();
+  }
+  void count_rows(SegmentGroups const& groups) override {
+    count_rows_async(groups, nullptr);
+    finish();
+  }
 };
 
 }  // namespace

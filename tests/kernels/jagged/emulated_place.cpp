@@ -5,6 +5,8 @@
 // What follows is CUDA C++.
 #include "cuda_dialect.hpp"
 #include "jagged/cuda/add_dense.cuh"
+#include "jagged/cuda/count_rows.cuh"
+#include "jagged/cuda/find_offsets.cuh"
 #include "jagged/cuda/move_rows.cuh"
 #include "jagged/cuda/reduce_samples.cuh"
 #include "jagged/cuda/run_lengths.cuh"
@@ -57,8 +59,24 @@ class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
     if (runs.type == RunLengths::KeyType::kInt32) return find<std::int32_t>(runs);
     find<std::int64_t>(runs);
   }
+  void find_offsets(MovedLengths const& lengths) override {
+    if (lengths.type == MovedLengths::LengthType::kInt32) return add_up<std::int32_t>(lengths);
+    add_up<std::int64_t>(lengths);
+  }
+  void count_rows(SegmentGroups const& groups) override {
+    launch(groups.num_groups, kThreads, [&] { count_rows_kernel(groups); });
+  }
 
  private:
+  /// As a scan of CUDA's library does.
+  template <class Length>
+  void add_up(MovedLengths const& lengths) {
+    std::int64_t offset = 0;
+    for (std::int64_t i = 0; i < lengths.num_offsets(); ++i) {
+      lengths.offsets[i] = offset += offset_step<Length>(lengths, i);
+    }
+  }
+
   template <class Key>
   void find(RunLengths const& runs) {
     *runs.num_runs = 0;

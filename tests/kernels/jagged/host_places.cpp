@@ -24,6 +24,8 @@ class HostPlace final : public InHostMemory<JaggedPlace> {
     kernels::sum_copies(items, tensors, run_tasks_);
   }
   void find_run_lengths(RunLengths const& runs) override { kernels::find_run_lengths(runs, run_tasks_); }
+  void find_offsets(MovedLengths const& lengths) override { kernels::find_offsets(lengths); }
+  void count_rows(SegmentGroups const& groups) override { kernels::count_rows(groups); }
 
  private:
   RunTasks run_tasks_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"
+#include "headway/kernels/jagged_offsets.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "headway/kernels/run_lengths.hpp"
 #include "place_memory.hpp"
@@ -26,6 +27,8 @@ class JaggedPlace : public PlaceMemory {
   virtual void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out) = 0;
   virtual void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors) = 0;
   virtual void find_run_lengths(RunLengths const& runs) = 0;
+  virtual void find_offsets(MovedLengths const& lengths) = 0;
+  virtual void count_rows(SegmentGroups const& groups) = 0;
 };
 
 std::vector<NamedPlace<JaggedPlace>> jagged_places();

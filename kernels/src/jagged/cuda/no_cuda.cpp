@@ -1,6 +1,7 @@
 // In the place of kernels for CUDA devices where this build has no CUDA.
 
 #include "headway/kernels/jagged_moves.hpp"
+#include "headway/kernels/jagged_offsets.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "headway/kernels/run_lengths.hpp"
 
@@ -43,5 +44,14 @@ void find_run_lengths_async(RunLengths const& /*runs*/, void* /*scratch*/, std::
 }
 
 std::int64_t run_lengths_scratch_bytes(RunLengths const& /*runs*/) { refuse(); }
+
+void find_offsets_async(MovedLengths const& /*lengths*/, void* /*scratch*/, std::int64_t /*scratch_bytes*/,
+                        CudaStream /*stream*/) {
+  refuse();
+}
+
+std::int64_t find_offsets_scratch_bytes(MovedLengths const& /*lengths*/) { refuse(); }
+
+void count_rows_async(SegmentGroups const& /*groups*/, CudaStream /*stream*/) { refuse(); }
 
 }  // namespace headway::kernels
