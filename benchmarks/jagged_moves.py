@@ -3,6 +3,7 @@
 Plain PyTorch dispatches with one ``narrow`` for each rank and feature and one ``cat``, with all offsets known to the
 host beforehand; Headway's time has the lengths moved as well and offsets made of them. All systems must agree before
 anything is timed. On a GPU a sample is the time of several calls one after the other, until the device is done.
+What memory does for the ids and vectors of an exchange, whole and in their order, is "copy".
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ DESCRIPTION = "moves and sums of jagged rows, against plain PyTorch and FBGEMM's
 HEADWAY, EAGER, FBGEMM = "headway", "eager", "fbgemm"
 _PARAMS = ("features", "samples", "length", "dim", "threads", "device")
 _MOST_CALLS = 20  #: of a sample on a GPU
+_EXCHANGES, _PERMUTATION, _SAMPLES, _UNIQUE = "exchanges", "permutation", "samples", "unique"
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,17 @@ def main(argv: Sequence[str]) -> int:
         ("--threads", 2, "on the CPU"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument(
+        "--operations", nargs="+", choices=(_EXCHANGES, _PERMUTATION, _SAMPLES, _UNIQUE),
+        default=(_EXCHANGES, _PERMUTATION, _SAMPLES, _UNIQUE), help="what to measure (default: all)",
+    )  # fmt: skip
     return measure_and_report(
         "jagged_moves", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
     )
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All operations, each system.
+    """The operations asked for, each system.
 
     Raises:
         BenchmarkError: a device or FBGEMM is not there, or systems do not agree.
@@ -96,7 +102,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
     if options.device == "cuda":
         params["device"] = torch.cuda.get_device_name()
     points = []
-    for operation in _operations(work, options.ranks):
+    for operation in _operations(work, options):
         _check(operation)
         points += _points_of(operation, params, _measure_operation(options, operation))
     return points
@@ -117,12 +123,17 @@ def _make_work(options: argparse.Namespace) -> Work:
     )
 
 
-def _operations(work: Work, ranks: Sequence[int]) -> Iterator[Operation]:
-    for num_ranks in ranks:
-        yield from _exchanges(work, num_ranks)
-    yield _permutation(work)
-    yield from _sample_operations(work)
-    yield _unique(work)
+def _operations(work: Work, options: argparse.Namespace) -> Iterator[Operation]:
+    if _EXCHANGES in options.operations:
+        for num_ranks in options.ranks:
+            yield from _exchanges(work, num_ranks)
+        yield _copy(work)
+    if _PERMUTATION in options.operations:
+        yield _permutation(work)
+    if _SAMPLES in options.operations:
+        yield from _sample_operations(work)
+    if _UNIQUE in options.operations:
+        yield _unique(work)
 
 
 def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
@@ -158,6 +169,11 @@ def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
             EAGER: combine_eagerly,
         },
     )  # fmt: skip
+
+
+def _copy(work: Work) -> Operation:
+    num_bytes = 2 * work.num_rows * work.row_bytes("ids", "vectors")
+    return Operation("copy", {}, num_bytes, {EAGER: lambda: [work.ids.clone(), work.vectors.clone()]})
 
 
 def _permutation(work: Work) -> Operation:
@@ -317,6 +333,7 @@ def _panels(points: Sequence[Point]) -> list[Panel]:
               points=[point for point in points if point.params["operation"] == operation],
               x=lambda point: point.params["ranks"], x_label="ranks")
         for operation in ("dispatch", "combine")
+        if any(point.params["operation"] == operation for point in points)
     ]  # fmt: skip
 
 

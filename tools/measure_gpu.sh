@@ -90,6 +90,8 @@ measure_kernels() {
       --definition "$definition" --json "$out/hstu_layer_$definition.jsonl" --out "$out"
   done
   stage jagged_moves 100 python3 -m benchmarks.jagged_moves --device cuda --json "$out/jagged_moves.jsonl" --out "$out"
+  stage jagged_moves_wide 100 python3 -m benchmarks.jagged_moves --device cuda --dim 128 --operations exchanges \
+    --json "$out/jagged_moves_wide.jsonl" --out "$out/jagged_moves_wide"
   attention hstu_attention_long --batch 32 --heads 4 --dim 128 --lengths 2048 4096
   attention hstu_attention_short --batch 32 --heads 4 --dim 128 --lengths 128 256 512
   attention hstu_attention_128 --batch 512 --heads 4 --dim 128 --lengths 128

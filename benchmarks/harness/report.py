@@ -20,7 +20,7 @@ def measure_and_report(
     format_points: Callable[[Sequence[Point]], str],
     panels: Callable[[Sequence[Point]], list[Panel]],
 ) -> int:
-    """Measures, prints the table, and keeps points (``--json``) and plot (``NAME.png`` in ``--out``).
+    """Measures, prints the table, and keeps points (``--json``) and, of panels, a plot (``NAME.png`` in ``--out``).
 
     Returns:
         the exit status: 1, after one line that says why, if the measurement failed.
@@ -33,5 +33,6 @@ def measure_and_report(
     print(format_points(points))
     if options.json is not None:
         write_json_lines(options.json, points)
-    save_plot(options.out / f"{name}.png", panels(points))
+    if drawn := panels(points):
+        save_plot(options.out / f"{name}.png", drawn)
     return 0
