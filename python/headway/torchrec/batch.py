@@ -1,7 +1,6 @@
-"""A batch of ids on its way to its owners: unique keys with their counts, and how they came about.
+"""A batch of ids: unique keys with their counts, how they came about, and how they get to their owners and back.
 
-On CUDA the host learns U when it learns how many keys other ranks ask for, and with one rank never: then what is (U, D)
-here has a row for each of the K keys, the first of which are set.
+On CUDA the host learns U when it learns how many keys other ranks ask for, and with one rank never.
 
 G groups of merged tables, R ranks, F features of a group, K ids, U unique keys, V keys that a rank was asked for, B
 bags, D columns.
@@ -17,13 +16,15 @@ import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
 from headway import _embedding
-from headway._embedding import Deduplicator, FeatureJoiner, Keys, UniqueKeys, Workers
+from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name, tensor_on
-from headway.embedding.key_words import keys_of, words_of
+from headway.embedding.key_words import words_of
 from headway.embedding.merging import table_number
+from headway.embedding.rank_pieces import join_rows
 from headway.embedding.split_counts import SplitCounts
 from headway.torchrec.kept import KeptTensors
+from headway.torchrec.kernel import Lookup
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,27 @@ class Part:
     unique: UniqueKeys
     offsets: torch.Tensor | None  #: (B + 1,) of bags; None: each id is one
     weights_K: torch.Tensor | None
+    outputs: list[int]  #: bags of what is handed out: of each feature, where ids are bags, else of all of them
     order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
+    lookup: Lookup | None = None  #: of its keys, where there is one rank
+
+    def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
+        """By output."""
+        return torch.split(vectors_BD, self.outputs) if len(self.outputs) > 1 else [vectors_BD]
+
+    def join(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(B, D): the reverse; copies nothing where outputs lie one after the other."""
+        if len(gradients) == 1:
+            return gradients[0].contiguous()
+        joined_BD = join_rows(gradients, self.outputs, dim=gradients[0].size(1))
+        assert joined_BD is not None, "each output has a gradient"
+        return joined_BD
 
 
 @dataclass(eq=False)
 class Batch:
-    """Kept from the exchange of ids until the gradients of their vectors are sent."""
+    """Kept from the exchange of ids until the gradients of their vectors are sent; of one rank, which has no exchange,
+    until its rows have learned."""
 
     parts: list[Part]
     deduplicator: Deduplicator
@@ -77,57 +93,65 @@ class Batch:
         messages_G = []
         for part in self.parts:
             keys = part.unique.keys
-            message = torch.stack((keys.ids, words_of(keys)), 1)
-            messages_G.append(message if part.order_U is None else message[part.order_U])
+            messages_G.append(torch.stack((keys.ids, words_of(keys)), 1)[part.order_U])
         return messages_G
 
     def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
-        """The messages of all ranks as TorchRec has features, with words as weights; see ``unpack()``."""
+        """The messages of all ranks as TorchRec has features, with words as weights."""
         rows_V2 = messages_G[0] if len(messages_G) == 1 else torch.cat(list(messages_G))
         ids_V, words_V = rows_V2.t().contiguous()
+        sizes = [len(message) for message in messages_G]
         return KeyedJaggedTensor(
-            keys=[f"group_{number}" for number in range(len(messages_G))],
+            keys=_names(len(messages_G)),
             values=ids_V,
             weights=words_V,
-            lengths=self._lengths(messages_G),
+            lengths=tensor_on(rows_V2.device, sizes, torch.int64),
             stride=1,
-            length_per_key=[len(message) for message in messages_G],
+            length_per_key=sizes,
         )
-
-    def _lengths(self, messages_G: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(G,): how many keys there are, also if only the device knows."""
-        if all(part.order_U is None for part in self.parts):
-            known_G = [part.unique.keys.num_known for part in self.parts]
-            on_device = [known for known in known_G if known is not None]
-            if len(on_device) == len(known_G):
-                return torch.cat(on_device).to(torch.int64)
-        return tensor_on(messages_G[0].device, [len(message) for message in messages_G], torch.int64)
 
     def hand_out(self, number: int, routed_UD: torch.Tensor) -> torch.Tensor:
         """(B, D) of vectors in the order in which owners sent them."""
         part = self.parts[number]
-        vectors_UD = routed_UD
-        if part.order_U is not None:
-            vectors_UD = torch.empty_like(routed_UD)
-            vectors_UD[part.order_U] = routed_UD
+        vectors_UD = torch.empty_like(routed_UD)
+        vectors_UD[part.order_U] = routed_UD
         result = self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
-        self._keep()
+        self.keep()
         return result
 
     def add_up(self, number: int, gradients_BD: torch.Tensor) -> torch.Tensor:
         """(U, D) of gradients in the order in which they go to owners."""
         part = self.parts[number]
-        sums_UD = self.deduplicator.add_up(
-            part.unique, gradients_BD.contiguous(), offsets=part.offsets, weights=part.weights_K
-        )
-        routed_UD = sums_UD if part.order_U is None else sums_UD[part.order_U]
-        self._keep()
+        sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=part.weights_K)
+        routed_UD = sums_UD[part.order_U]
+        self.keep()
         return routed_UD
 
-    def _keep(self) -> None:
-        """Pipelines make a batch on another stream than they use it on."""
+    def join(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """(B, D) for each part, of the gradients of all outputs."""
+        rest = iter(gradients)
+        return [part.join([next(rest) for _ in part.outputs]) for part in self.parts]
+
+    def keep(self) -> None:
+        """Until the current stream has used it: pipelines make a batch on another stream than they use it on."""
         if self.stream is not None and self.stream != torch.cuda.current_stream(self.stream.device):
             self.kept.keep(self.parts)
+
+
+class OwnKeys(KeyedJaggedTensor):  # type: ignore[misc]
+    """What the one rank that there is asks itself for, in the place of what others ask for: its batch.
+
+    It has no ids as TorchRec sees them.
+    """
+
+    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
+        sizes = [0] * len(batch.parts)
+        super().__init__(_names(len(sizes)), nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
+        self.batch = batch
+
+
+def _names(num_groups: int) -> list[str]:
+    return [f"group_{number}" for number in range(num_groups)]
 
 
 class BatchMaker:
@@ -181,18 +205,16 @@ class BatchMaker:
             place = slice(first, first + group.num_features)
             weights_F = _weights_of(features)[place] if group.weighted else [None] * group.num_features
             joined = joiner.join(ids_F[place], lengths_F[place], weights_F)
-            part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights)
+            outputs = joined.num_bags if group.pooling is None else [sum(joined.num_bags)]
+            part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights, outputs)
             if self._group.size() > 1:
                 part.order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
                 counts_GR.append(counts_R)
             parts.append(part)
             first = place.stop
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        if self._group.size() > 1:
-            counts = SplitCounts(counts_GR, self._group, self._stream)
-            return Batch(parts, self._deduplicator, stream, self._kept, counts)
-        sizes = [[len(part.unique.keys)] for part in parts]
-        return Batch(parts, self._deduplicator, stream, self._kept, None, sent_GR=sizes, received_GR=sizes)
+        counts = SplitCounts(counts_GR, self._group, self._stream) if counts_GR else None
+        return Batch(parts, self._deduplicator, stream, self._kept, counts)
 
 
 def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
@@ -201,12 +223,3 @@ def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
     if weights is None:
         raise ValueError("the collection is weighted, but its input has no weights")
     return torch.split(weights.detach(), features.length_per_key())
-
-
-def unpack(features: KeyedJaggedTensor, *, num_ranks: int) -> Keys:
-    """The keys of one group as their owner receives them, from all ranks; of one rank each comes once."""
-    keys = keys_of(features.values(), features.weights())
-    if num_ranks > 1:
-        return keys
-    num_known = features.lengths().to(torch.int32) if keys.ids.is_cuda else None
-    return Keys(keys.ids, keys.tables, counts=keys.counts, are_unique=True, num_known=num_known)

@@ -20,11 +20,11 @@ from headway.torchrec.batch import Batch
 class RowExchange:
     """Rows of each group, rank by rank, on their way to other ranks: ``start()``, then ``wait()``, as often as wanted.
 
-    One rank keeps its rows. On CUDA neither waits for the device.
+    On CUDA neither waits for the device.
 
     Args:
         widths_G: columns of each group's rows.
-        group: whose ranks take part, all of them in the same order of exchanges.
+        group: whose ranks take part, several of them, all in the same order of exchanges.
     """
 
     def __init__(self, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -38,9 +38,6 @@ class RowExchange:
     def start(
         self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
     ) -> None:
-        if self.num_ranks == 1:
-            self._tensors = list(rows_G)
-            return
         sent = by_rank(rows_G, sent_GR)
         send_splits, receive_splits = splits(sent_GR, self.widths_G), splits(received_GR, self.widths_G)
         received = sent.new_empty(sum(receive_splits))
@@ -51,12 +48,10 @@ class RowExchange:
 
     def wait(self) -> list[torch.Tensor]:
         """Returns the rows of each group that have arrived, rank by rank."""
-        tensors, self._tensors = self._tensors, []
-        if self._work is None:
-            return tensors
+        assert self._work is not None, "start() comes first"
         self._work.wait()
-        self._work = None
-        return by_group(tensors[0], self._received_GR, self.widths_G)
+        (received, _), self._tensors, self._work = self._tensors, [], None
+        return by_group(received, self._received_GR, self.widths_G)
 
 
 # Ids
@@ -81,7 +76,7 @@ class CountsAwaitable(Awaitable):  # type: ignore[misc]
 
 
 class IdsAwaitable(Awaitable):  # type: ignore[misc]
-    """Gives what ``unpack()`` takes."""
+    """Gives them as kernels take them."""
 
     def __init__(self, batch: Batch, exchange: RowExchange) -> None:
         super().__init__()
@@ -123,23 +118,28 @@ class SendVectors(torch.autograd.Function):
 
 
 class ReceiveVectors(torch.autograd.Function):
-    """Hands the vectors out that have arrived: for each group (bags, D), where each id may be a bag of its own."""
+    """Hands the vectors out that have arrived: (B, D) for each output of the batch's parts."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange, scale: float) -> tuple[torch.Tensor, ...]:
         ctx.exchange, ctx.scale = exchange, scale
-        return tuple(exchange.batch.hand_out(number, routed_UD) for number, routed_UD in enumerate(exchange.wait()))
+        batch = exchange.batch
+        return tuple(
+            vectors_BD
+            for number, routed_UD in enumerate(exchange.wait())
+            for vectors_BD in batch.parts[number].split(batch.hand_out(number, routed_UD))
+        )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients_BD: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         exchange: VectorExchange = ctx.exchange
         batch = exchange.batch
-        routed_G = [batch.add_up(number, gradients) for number, gradients in enumerate(gradients_BD)]
+        routed_G = [batch.add_up(number, gradients_BD) for number, gradients_BD in enumerate(batch.join(gradients))]
         if ctx.scale != 1:
             routed_G = [routed_UD * ctx.scale for routed_UD in routed_G]
         exchange.start(routed_G, batch.sent_GR, batch.received_GR)
-        return gradients_BD[0].new_zeros(1), None, None
+        return gradients[0].new_zeros(1), None, None
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

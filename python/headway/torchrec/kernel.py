@@ -17,11 +17,11 @@ from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from headway._embedding import Deduplicator, Keys, KeyStatus, Table, UniqueKeys, Workers
+from headway._embedding import Deduplicator, KeyStatus, Table, UniqueKeys, Workers
+from headway.embedding.key_words import keys_of
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
 from headway.embedding.table_records import TablePart
-from headway.torchrec.batch import unpack
 from headway.torchrec.settings import GroupMember
 
 #: Where a table's ``GroupMember`` is in TorchRec's fused_params.
@@ -32,18 +32,43 @@ MEMBER = "headway_member"
 class Lookup:
     """Keys of a batch and their rows, which may be given up or move."""
 
+    kernel: TableKernel
     table: Table
-    keys: Keys  #: each once
-    unique: UniqueKeys | None  #: how they came about; None: there is one rank, whose keys were unique already
+    unique: UniqueKeys
     rows_W: torch.Tensor
     generation: int  #: of the table, whose rows are where they were if it has the same one
+
+    def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, D): sums of vectors, one for each bag of the batch's keys; without ``offsets`` each key is a bag."""
+        return self.table.gather_bags(self.unique, self.rows_W, offsets=offsets, weights=weights)
+
+    def learn(
+        self, gradients_BD: torch.Tensor, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
+    ) -> None:
+        """One update of the rows by gradients of what was handed out, which are added up in their order."""
+        kernel, table, keys, rows_W = self.kernel, self.table, self.unique.keys, self.rows_W
+        kernel.updates += 1
+        if table.generation != self.generation:
+            rows_W, _ = table.find(keys)
+        table.update_bags(
+            keys,
+            rows_W,
+            self.unique,
+            gradients_BD,
+            offsets=offsets,
+            weights=weights,
+            lr=kernel.learning_rate,
+            step=kernel.updates,
+        )
+        kernel.begin_step()
 
 
 class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]
     """Looks unique keys of all ranks up, and learns their vectors in backward.
 
-    Its input has for each rank the ids of its batch, each once, and what ``unpack()`` reads. With ``eval()`` nothing
-    is inserted or counted. On CUDA it does not wait for the device.
+    Its input has for each rank the ids of its batch, each once, and their words (``key_words``) as weights; where there
+    is one rank ``look_up()`` takes its keys as they are. With ``eval()`` nothing is inserted or counted. On CUDA it
+    does not wait for the device.
     """
 
     def __init__(
@@ -63,7 +88,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self._statuses_W: torch.Tensor | None = None  #: of the last lookup
         self._optimizer = TableOptimizer(self)
         self.table, self.updates = self._build(), 0
-        self._begin_step()
+        self.begin_step()
 
     def _build(self) -> Table:
         return self.merged.build(seed=self._seed, num_ranks=self.pg.size(), workers=self._workers, device=self._device)
@@ -79,21 +104,19 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         table = self._build()
         import_records(replace(self.part, table=table), read)
         self.table, self.updates = table, updates_of(read)
-        self._begin_step()
+        self.begin_step()
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """(V, D), in the order of the keys."""
-        vectors_VD: torch.Tensor = _LookUp.apply(self._anchor, self, self._look_up(features))  # type: ignore[no-untyped-call]
+        keys = keys_of(features.values(), features.weights())
+        lookup = self.look_up(self._deduplicator.deduplicate(keys))
+        vectors_VD: torch.Tensor = _HandOut.apply(self._anchor, lookup)  # type: ignore[no-untyped-call]
         return vectors_VD
 
-    def _look_up(self, features: KeyedJaggedTensor) -> Lookup:
-        keys, unique = unpack(features, num_ranks=self.pg.size()), None
-        if not keys.are_unique:
-            unique = self._deduplicator.deduplicate(keys)
-            keys = unique.keys
+    def look_up(self, unique: UniqueKeys) -> Lookup:
         look = self.table.find_or_insert if self.training else self.table.find
-        rows_W, self._statuses_W = look(keys)
-        return Lookup(self.table, keys, unique, rows_W, generation=self.table.generation)
+        rows_W, self._statuses_W = look(unique.keys)
+        return Lookup(self, self.table, unique, rows_W, generation=self.table.generation)
 
     def refused(self) -> torch.Tensor:
         """(): how many keys of the last lookup got no row."""
@@ -101,23 +124,8 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
             return torch.zeros((), dtype=torch.int64, device=self._device)
         return (self._statuses_W == KeyStatus.NO_ROOM.value).sum()
 
-    def hand_out(self, lookup: Lookup) -> torch.Tensor:
-        vectors_WD = lookup.table.gather(lookup.keys, lookup.rows_W)
-        return vectors_WD if lookup.unique is None else self._deduplicator.hand_out(lookup.unique, vectors_WD)
-
-    def learn(self, lookup: Lookup, gradients_VD: torch.Tensor) -> None:
-        """One update of the rows of a lookup; gradients of ranks are added up in their order."""
-        self.updates += 1
-        keys, rows_W, table = lookup.keys, lookup.rows_W, lookup.table
-        if table.generation != lookup.generation:
-            rows_W, _ = table.find(keys)
-        if lookup.unique is None:
-            table.update(keys, rows_W, gradients_VD, lr=self.learning_rate, step=self.updates)
-        else:
-            table.update_bags(keys, rows_W, lookup.unique, gradients_VD, lr=self.learning_rate, step=self.updates)
-        self._begin_step()
-
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """After an update."""
         # A batch may be looked up before the update of the one before it.
         self.table.begin_step(self.updates + 1, self.updates)
 
@@ -181,14 +189,14 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
             kernel.learning_rate = float(self.param_groups[0]["lr"])
 
 
-class _LookUp(torch.autograd.Function):
+class _HandOut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, kernel: TableKernel, lookup: Lookup) -> torch.Tensor:
-        ctx.kernel, ctx.lookup = kernel, lookup
-        return kernel.hand_out(lookup)
+    def forward(ctx: Any, anchor: torch.Tensor, lookup: Lookup) -> torch.Tensor:
+        ctx.lookup = lookup
+        return lookup.hand_out()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradients_VD: torch.Tensor) -> tuple[None, None, None]:
-        ctx.kernel.learn(ctx.lookup, gradients_VD.contiguous())
-        return None, None, None
+    def backward(ctx: Any, gradients_VD: torch.Tensor) -> tuple[None, None]:
+        ctx.lookup.learn(gradients_VD.contiguous())
+        return None, None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -18,6 +18,7 @@ from headway.embedding import NoRoomError
 from headway.embedding.merging import merge_tables
 from headway.embedding.state_records import add_records, take_records
 from headway.torchrec.kernel import MEMBER, TableKernel
+from headway.torchrec.sequences import SequencesAwaitable
 from headway.torchrec.settings import DynamicTable, GroupMember
 from headway.torchrec.sharding import DynamicSharding
 
@@ -153,6 +154,21 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
                 "operator that has no gradient on the CPU"
             )
         return super().input_dist(ctx, features)
+
+    def compute_and_output_dist(self, ctx: Any, input: KJTList) -> SequencesAwaitable:
+        return self._sequences(super().compute_and_output_dist(ctx, input))
+
+    def output_dist(self, ctx: Any, output: list[torch.Tensor]) -> SequencesAwaitable:
+        return self._sequences(super().output_dist(ctx, output))
+
+    def _sequences(self, theirs: EmbeddingCollectionAwaitable) -> SequencesAwaitable:
+        """In the place of an awaitable that takes the vectors of all features together and splits them."""
+        return SequencesAwaitable(
+            theirs._awaitables_per_sharding,
+            theirs._features_per_sharding,
+            self._embedding_names_per_sharding,
+            need_indices=self._need_indices,
+        )
 
     @classmethod
     def create_embedding_sharding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,15 +13,16 @@ from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, BaseSparseFeaturesDist, EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
-from torchrec.distributed.types import Awaitable, ShardingEnv
+from torchrec.distributed.types import Awaitable, NoWait, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 
 from headway._embedding import Workers
 from headway.embedding.config import Pooling
 from headway.embedding.devices import resolve_device
-from headway.torchrec.batch import Batch, BatchMaker, GroupFeatures
+from headway.torchrec.batch import Batch, BatchMaker, GroupFeatures, OwnKeys
 from headway.torchrec.exchange import CountsAwaitable, ReceiveVectors, SendVectors, VectorExchange, join
 from headway.torchrec.kernel import TableKernel
+from headway.torchrec.own_rows import HandOutRows
 
 _POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean", PoolingType.NONE: None}
 
@@ -68,10 +70,13 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
         super().__init__()
         self._pg = pg
         self._maker = BatchMaker(groups, pg, workers, device)
+        self._nothing = torch.zeros(len(groups), dtype=torch.int64, device=device)
         self.batch: Batch | None = None
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable:
         self.batch = self._maker.make(sparse_features)
+        if self._pg.size() == 1:
+            return NoWait(NoWait(OwnKeys(self.batch, self._nothing)))
         return CountsAwaitable(self.batch, self._pg)
 
 
@@ -82,6 +87,16 @@ class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         self._workers = workers  # TorchRec's constructor makes kernels.
         super().__init__(grouped_configs, **others)
         self._feature_splits = [1] * len(grouped_configs)  # IdDist makes one feature of each group.
+        self._token = torch.zeros(0, device=others["device"], requires_grad=True)  # No parameter of the model.
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
+        """With one rank it has no values: ``VectorDist`` reads vectors where they are."""
+        if not isinstance(sparse_features, OwnKeys):
+            vectors: torch.Tensor = super().forward(sparse_features)
+            return vectors
+        for kernel, part in zip(self._emb_modules, sparse_features.batch.parts, strict=True):
+            part.lookup = kernel.look_up(part.unique)
+        return self._token
 
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, device: torch.device | None, env: Any = None
@@ -100,33 +115,42 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
         self._pg, self._groups = pg, groups
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any = None) -> Awaitable:
-        exchange = VectorExchange(sharding_ctx.batch, [group.dim for group in self._groups], self._pg)
+        batch, varying = sharding_ctx.batch, sharding_ctx.variable_batch_per_feature
+        if self._pg.size() == 1:
+            outputs = HandOutRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
+            return NoWait(_arrange(outputs, self._groups, varying=varying))
+        exchange = VectorExchange(batch, [group.dim for group in self._groups], self._pg)
         token = SendVectors.apply(local_embs.reshape(-1), exchange)  # type: ignore[no-untyped-call]
-        varying = sharding_ctx.variable_batch_per_feature
         return _FeatureVectors(token, exchange, self._groups, varying)
 
 
 class _FeatureVectors(Awaitable):  # type: ignore[misc]
-    """Of sequences (K, D); of bags (batch, columns of all features), flat by feature where their batches vary."""
-
     def __init__(
         self, token: torch.Tensor, exchange: VectorExchange, groups: list[GroupFeatures], varying: bool
     ) -> None:
         super().__init__()
         self._token, self._exchange, self._groups, self._varying = token, exchange, groups, varying
 
-    def _wait_impl(self) -> torch.Tensor:
+    def _wait_impl(self) -> Sequence[torch.Tensor] | torch.Tensor:
         divide = comm_ops.get_gradient_division()
         scale = 1.0 / self._exchange.num_ranks if divide else 1.0
-        outputs_G = ReceiveVectors.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
-        if self._groups[0].pooling is None:
-            return join(outputs_G)
-        if self._varying:
-            return join([output.reshape(-1) for output in outputs_G])
-        return join(
-            [
-                output.view(group.num_features, -1, group.dim).transpose(0, 1).flatten(1)
-                for output, group in zip(outputs_G, self._groups, strict=True)
-            ],
-            dim=1,
-        )
+        outputs = ReceiveVectors.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
+        return _arrange(outputs, self._groups, varying=self._varying)
+
+
+def _arrange(
+    outputs: Sequence[torch.Tensor], groups: Sequence[GroupFeatures], *, varying: bool
+) -> Sequence[torch.Tensor] | torch.Tensor:
+    """Of sequences (K, D) for each feature, as they are; of bags, whose outputs are those of groups, (batch, columns of
+    all features), or flat by feature where their batches vary."""
+    if groups[0].pooling is None:
+        return outputs
+    if varying:
+        return join([output.reshape(-1) for output in outputs])
+    return join(
+        [
+            output.view(group.num_features, -1, group.dim).transpose(0, 1).flatten(1)
+            for output, group in zip(outputs, groups, strict=True)
+        ],
+        dim=1,
+    )

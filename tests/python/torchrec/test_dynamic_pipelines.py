@@ -34,12 +34,13 @@ def train_in_pipeline(rank: int, kind: Kind, pipeline_class: Any) -> list[float]
     return losses
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
-def test_pipelines_train_to_the_numbers_of_a_loop(kind: Kind) -> None:
-    expected = run_ranks(train_without_pipeline, 2, kind)
+def test_pipelines_train_to_the_numbers_of_a_loop(kind: Kind, size: int) -> None:
+    expected = run_ranks(train_without_pipeline, size, kind)
     assert len(set(expected[0])) == STEPS, "the losses move"
     for pipeline in (TrainPipelineBase, TrainPipelineSparseDist, TrainPipelineSparseDistLite):
-        assert run_ranks(train_in_pipeline, 2, kind, pipeline) == expected, pipeline.__name__
+        assert run_ranks(train_in_pipeline, size, kind, pipeline) == expected, pipeline.__name__
 
 
 def test_a_pipeline_runs_under_gloo_too() -> None:

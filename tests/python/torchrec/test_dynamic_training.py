@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from dynamic_models import (
+    DIM,
     FEATURES,
     IDS,
     META,
@@ -32,6 +33,9 @@ from headway.embedding import Adam, Eviction, NoRoomError, Sgd
 from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+
+#: One rank has no exchange.
+SIZES = [1, 2]
 
 
 def expect_trained(kind: Kind, optimizer: str, size: int, backend: str, **batch_kind: bool) -> list[Trained]:
@@ -61,8 +65,9 @@ def test_adam_learns_what_it_does_densely(kind: Kind) -> None:
     expect_trained(kind, "adam", 2, "headway", everything=True)
 
 
-def test_weights_of_ids_multiply_vectors_and_gradients() -> None:
-    expect_trained(WEIGHTED, "adagrad", 2, "headway", weighted=True)
+@pytest.mark.parametrize("size", SIZES)
+def test_weights_of_ids_multiply_vectors_and_gradients(size: int) -> None:
+    expect_trained(WEIGHTED, "adagrad", size, "headway", weighted=True)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -126,8 +131,9 @@ def forward_twice(rank: int) -> None:
     assert after["dropped_gradients"] == after["refused"] == 0
 
 
-def test_backward_passes_may_come_in_another_order() -> None:
-    run_ranks(forward_twice, 2)
+@pytest.mark.parametrize("size", SIZES)
+def test_backward_passes_may_come_in_another_order(size: int) -> None:
+    run_ranks(forward_twice, size)
 
 
 def promote(rank: int) -> None:
@@ -148,8 +154,9 @@ def promote(rank: int) -> None:
     torch.testing.assert_close(*outcomes, rtol=0.02, atol=0.02)
 
 
-def test_gradients_find_rows_that_have_moved() -> None:
-    run_ranks(promote, 2)
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_find_rows_that_have_moved(size: int) -> None:
+    run_ranks(promote, size)
 
 
 def overflow(rank: int) -> tuple[int, bool]:
@@ -193,8 +200,9 @@ def varying_batches(rank: int) -> None:
         sharded_collection(shard_model(SEQUENCE, Sgd(lr=0.1)))(varying)
 
 
-def test_bags_may_have_a_batch_size_for_each_feature() -> None:
-    run_ranks(varying_batches, 2)
+@pytest.mark.parametrize("size", SIZES)
+def test_bags_may_have_a_batch_size_for_each_feature(size: int) -> None:
+    run_ranks(varying_batches, size)
 
 
 def without_ids(rank: int) -> None:
@@ -220,6 +228,40 @@ def test_batches_may_have_no_ids() -> None:
     run_ranks(without_ids, 2)
 
 
+def use_one_feature(rank: int) -> None:
+    """A loss of the second of three features; the others get no gradient."""
+    parallel = shard_model(SEQUENCE, Sgd(lr=1.0))
+    before = vectors_of(parallel)
+    ones = torch.ones(len(FEATURES), dtype=torch.int64)
+    features = KeyedJaggedTensor(keys=FEATURES, values=torch.stack([IDS[0], IDS[1], IDS[1]]), lengths=ones)
+    sharded_collection(parallel)(features)["views"].values().sum().backward()
+    after = vectors_of(parallel)
+    assert torch.equal(after["user"], before["user"])
+    moved = torch.zeros(len(IDS), 1)
+    moved[1] = 1
+    torch.testing.assert_close(before["item"] - after["item"], moved.expand(-1, DIM))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_features_that_the_loss_does_not_depend_on_may_be_there(size: int) -> None:
+    run_ranks(use_one_feature, size)
+
+
+def give_ids(rank: int) -> None:
+    configs = [EmbeddingConfig(name="item", embedding_dim=4, num_embeddings=9, feature_names=["clicks", "views"])]
+    collection = EmbeddingCollection(tables=configs, need_indices=True, device=META)
+    parallel = headway.torchrec.shard(torch.nn.Sequential(collection), {"item": DynamicTable(optimizer=Sgd(lr=0.1))})
+    features = KeyedJaggedTensor(keys=["clicks", "views"], values=IDS[:3], lengths=torch.tensor([1, 0, 1, 1]))
+    found = parallel(features)
+    assert [found[name].weights().tolist() for name in ("clicks", "views")] == [IDS[:1].tolist(), IDS[1:3].tolist()]
+    assert [found[name].lengths().tolist() for name in ("clicks", "views")] == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ids_are_given_with_their_vectors_if_a_collection_wants_them(size: int) -> None:
+    run_ranks(give_ids, size)
+
+
 def share_a_feature(rank: int) -> None:
     configs = [
         EmbeddingConfig(name=table, embedding_dim=4, num_embeddings=9, feature_names=features)
@@ -235,8 +277,9 @@ def share_a_feature(rank: int) -> None:
     assert not torch.equal(vectors["both@first"], vectors["both@second"])
 
 
-def test_a_feature_may_be_looked_up_in_several_tables() -> None:
-    run_ranks(share_a_feature, 2)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_feature_may_be_looked_up_in_several_tables(size: int) -> None:
+    run_ranks(share_a_feature, size)
 
 
 def test_a_model_on_meta_has_no_memory_for_vectors() -> None:
