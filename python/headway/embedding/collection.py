@@ -22,10 +22,12 @@ from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, columns_of
+from headway.embedding.gradient import BagGradients, Gradient
+from headway.embedding.lookup import Lookup
 from headway.embedding.lookup_function import PendingBatch, hand_out
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
-from headway.embedding.sharded_lookup import BagGradients, Dedup, Gradient, Lookup, ShardedLookup
+from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
 from headway.embedding.table_records import TablePart
 

@@ -13,8 +13,9 @@ import torch
 
 from headway._embedding import JoinedFeatures
 from headway.embedding.learned_weights import LearnedWeights
+from headway.embedding.lookup import Lookup
 from headway.embedding.rank_pieces import join_rows
-from headway.embedding.sharded_lookup import Lookup, ShardedLookup
+from headway.embedding.sharded_lookup import ShardedLookup
 
 
 @dataclass(eq=False)

@@ -13,7 +13,6 @@ G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -22,132 +21,14 @@ import torch.distributed as dist
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
 from headway.embedding.devices import tensor_on
-from headway.embedding.key_words import keys_of, tables_of, words_of
+from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
+from headway.embedding.key_words import keys_of, words_of
+from headway.embedding.lookup import Lookup, Part
 from headway.embedding.rank_pieces import by_group, by_rank, splits
 from headway.embedding.split_counts import SplitCounts
 from headway.embedding.traffic import TrafficCounts, TrafficName, number_of
 
 Dedup = Literal["none", "first", "second", "both"]
-
-
-@dataclass
-class Part:
-    """What a lookup has of one merged table."""
-
-    table: Table
-    unique: UniqueKeys  #: of this rank's keys
-    order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
-    sent_R: list[int] = field(default_factory=list)  #: keys for each owner
-    received_R: list[int] = field(default_factory=list)  #: keys from each rank
-    received: UniqueKeys | None = None  #: of the keys that this rank owns
-    rows_W: torch.Tensor | None = None
-    generation: int = -1  #: of the table, when the rows were found
-
-
-@dataclass(frozen=True)
-class BagGradients:
-    """Gradients of sums of vectors, one for each bag of a batch's keys; without ``offsets`` each key is a bag."""
-
-    values_BD: torch.Tensor
-    offsets: torch.Tensor | None = None
-    weights: torch.Tensor | None = None
-
-
-class Gradient:
-    """Of the keys of one lookup that this rank owns; added up when rows learn from it, or as somebody asks for it.
-
-    Until then the memory of ``bags`` must stay as it is. So values that share theirs with others, who may write to it,
-    are added up at once.
-
-    Args:
-        keys: of ``unique``; known only if a rank has a gradient.
-        unique: whose keys the bags are of.
-        may_wait: whether they may be added up later.
-    """
-
-    def __init__(
-        self,
-        part: Part,
-        keys: Keys,
-        unique: UniqueKeys,
-        bags: BagGradients,
-        deduplicator: Deduplicator,
-        *,
-        may_wait: bool,
-    ) -> None:
-        self.part, self.keys = part, keys
-        self._unique, self._deduplicator = unique, deduplicator
-        self._bags: BagGradients | None = bags  #: not added up yet
-        self._version = bags.values_BD._version
-        self._sums_WD: torch.Tensor | None = None
-        self._made: torch.cuda.Event | None = None  #: when values are there, on the stream that makes them
-        if not may_wait or not _has_storage_of_its_own(bags.values_BD):
-            self.sums_WD()
-        elif bags.values_BD.is_cuda:
-            self._made = torch.cuda.current_stream(bags.values_BD.device).record_event()
-
-    def sums_WD(self) -> torch.Tensor:
-        """Of the keys."""
-        if self._sums_WD is None:
-            bags = self._bags_for_this_stream()
-            self._sums_WD = self._deduplicator.add_up(
-                self._unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights
-            )
-            self._bags = None
-        return self._sums_WD
-
-    def apply(self, table: Table, rows_W: torch.Tensor, *, lr: float, step: int, divisor: float) -> None:
-        """One step of the optimizer. Sums that nobody has asked for are applied where they are made."""
-        if self._sums_WD is not None or divisor != 1:
-            table.update(self.keys, rows_W, _divided(self.sums_WD(), divisor), lr=lr, step=step)
-            return
-        bags = self._bags_for_this_stream()
-        table.update_bags(
-            self.keys,
-            rows_W,
-            self._unique,
-            bags.values_BD,
-            offsets=bags.offsets,
-            weights=bags.weights,
-            lr=lr,
-            step=step,
-        )
-
-    def expect_unchanged(self) -> None:
-        """
-        Raises:
-            RuntimeError: values were written to since the backward pass, and not added up before.
-        """
-        if self._bags is not None and self._bags.values_BD._version != self._version:
-            raise RuntimeError(
-                "gradients of tables were changed in place between backward() and the optimizer's step()"
-            )
-
-    def _bags_for_this_stream(self) -> BagGradients:
-        assert self._bags is not None, "they are added up"
-        self.expect_unchanged()
-        if self._made is not None:
-            stream = torch.cuda.current_stream(self._bags.values_BD.device)
-            stream.wait_event(self._made)
-            for tensor in (self._bags.values_BD, self._bags.offsets, self._bags.weights):
-                if tensor is not None:
-                    tensor.record_stream(stream)
-        return self._bags
-
-
-def _has_storage_of_its_own(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-
-
-@dataclass
-class Lookup:
-    """A batch on its way; its parts are in the order of the tables."""
-
-    parts: list[Part]
-    inserts: bool
-    counts: SplitCounts | None = None  #: None: there is one rank, or they are with the parts
-    vectors_UD: list[torch.Tensor] = field(default_factory=list)
-    refused: torch.Tensor | None = None  #: keys that got no row, by rank and table; None: nobody asks
 
 
 class ShardedLookup:
@@ -326,13 +207,13 @@ class ShardedLookup:
         if is_repeated or part.table is not table or part.generation != table.generation:
             rows_W, _ = table.find(keys)
         if is_repeated:
-            table.update(keys, rows_W, _divided(values_WD, divisor), lr=lr, step=step)
+            table.update(keys, rows_W, divided(values_WD, divisor), lr=lr, step=step)
         else:
             gradients[0].apply(table, rows_W, lr=lr, step=step, divisor=divisor)
 
     def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
         """Gradients of several lookups of one table, added up so that no key comes twice."""
-        keys, values = _join(gradients)
+        keys, values = join_gradients(gradients)
         unique = self._deduplicator.deduplicate(keys)
         return unique.keys, self._deduplicator.add_up(unique, values)
 
@@ -416,10 +297,6 @@ class ShardedLookup:
         return values, notes_RN
 
 
-def _divided(values: torch.Tensor, divisor: float) -> torch.Tensor:
-    return values if divisor == 1 else values / divisor
-
-
 def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
     return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
 
@@ -435,18 +312,3 @@ def _known_if(is_wanted: torch.Tensor, keys: Keys) -> Keys:
         are_unique=keys.are_unique,
         num_known=num_known,
     )
-
-
-def _join(gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
-    """All keys and their gradients, lookup by lookup."""
-    keys_N = [gradient.keys for gradient in gradients]
-    ids = torch.cat([keys.ids for keys in keys_N])
-    tables = torch.cat([tables_of(keys) for keys in keys_N])
-    values = torch.cat([gradient.sums_WD() for gradient in gradients])
-    if all(keys.num_known is None for keys in keys_N):
-        return Keys(ids, tables), values
-    # Those that are known come first.
-    is_unknown = torch.cat([torch.arange(len(keys), device=ids.device) >= number_of(keys) for keys in keys_N])
-    order = is_unknown.to(torch.uint8).argsort(stable=True)
-    num_known = is_unknown.logical_not().sum(dtype=torch.int32).view(1)
-    return Keys(ids[order], tables[order], num_known=num_known), values[order]
