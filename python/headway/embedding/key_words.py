@@ -6,8 +6,6 @@ import torch
 
 from headway._embedding import Keys
 
-_COUNT_SHIFT = 32
-
 
 def tables_of(keys: Keys) -> torch.Tensor:
     """(K,) int32: the table of each key."""
@@ -19,11 +17,10 @@ def tables_of(keys: Keys) -> torch.Tensor:
 def words_of(keys: Keys) -> torch.Tensor:
     """(K,) int64 of keys that have counts."""
     assert keys.counts is not None, "keys that travel have counts"
-    tables = tables_of(keys).to(torch.int64) & ((1 << _COUNT_SHIFT) - 1)
-    return tables | keys.counts.to(torch.int64) << _COUNT_SHIFT
+    return torch.stack((tables_of(keys), keys.counts), 1).view(torch.int64).squeeze(1)
 
 
 def keys_of(ids_K: torch.Tensor, words_K: torch.Tensor) -> Keys:
     """The reverse; ids and words are int64."""
-    counts = (words_K >> _COUNT_SHIFT).to(torch.int32)
-    return Keys(ids_K.contiguous(), words_K.to(torch.int32), counts=counts)
+    tables_K, counts_K = words_K.unsqueeze(1).view(torch.int32).t().contiguous()
+    return Keys(ids_K.contiguous(), tables_K, counts=counts_K)
