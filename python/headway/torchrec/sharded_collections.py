@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, ShardedEmbeddingCollection
-from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
@@ -68,7 +68,6 @@ class _DynamicCollection:
     strict = False  #: whether ids without room raise NoRoomError
     _tables_attribute: str  #: of the submodule that has one for each table
     _lookups: list[Any]
-    _input_dists: list[Any]
     _env: ShardingEnv
 
     @classmethod
@@ -88,10 +87,10 @@ class _DynamicCollection:
 
     # The batch goes from the exchange of ids to that of vectors with TorchRec's context.
 
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
-        awaitable = super().input_dist(ctx, features)  # type: ignore[misc]
-        for sharding_ctx, id_dist in zip(ctx.sharding_contexts, self._input_dists, strict=True):
-            sharding_ctx.batch, id_dist.batch = id_dist.batch, None
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
+        awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, features)  # type: ignore[misc]
+        for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):
+            sharding_ctx.batch = of_ids.batch
         return awaitable
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> Awaitable:

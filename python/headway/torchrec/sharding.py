@@ -13,14 +13,22 @@ from torchrec.distributed.embedding_lookup import GroupedEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import BaseEmbeddingDist, BaseSparseFeaturesDist, EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
-from torchrec.distributed.types import Awaitable, NoWait, ShardingEnv
+from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 
 from headway._embedding import Workers
 from headway.embedding.config import Pooling
 from headway.embedding.devices import resolve_device
-from headway.torchrec.batch import Batch, BatchMaker, GroupFeatures, OwnKeys
-from headway.torchrec.exchange import CountsAwaitable, ReceiveVectors, SendVectors, VectorExchange, join
+from headway.torchrec.batch import BatchMaker, GroupFeatures, OwnKeys
+from headway.torchrec.exchange import (
+    CountsAwaitable,
+    Here,
+    OwnKeysAwaitable,
+    ReceiveVectors,
+    SendVectors,
+    VectorExchange,
+    join,
+)
 from headway.torchrec.kernel import TableKernel
 from headway.torchrec.own_rows import HandOutRows
 
@@ -60,8 +68,7 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
 class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
     """Sends each id to its owner, once a batch and with the number of its lookups.
 
-    ``batch`` is what ``forward()`` has last made of its input. There is no ``_dist``, whose ``forward`` pipelines would
-    replace: they take what ``forward()`` gives as it is.
+    There is no ``_dist``, whose ``forward`` pipelines would replace: they take what ``forward()`` gives as it is.
     """
 
     def __init__(
@@ -71,13 +78,10 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
         self._pg = pg
         self._maker = BatchMaker(groups, pg, workers, device)
         self._nothing = torch.zeros(len(groups), dtype=torch.int64, device=device)
-        self.batch: Batch | None = None
 
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable:
-        self.batch = self._maker.make(sparse_features)
-        if self._pg.size() == 1:
-            return NoWait(NoWait(OwnKeys(self.batch, self._nothing)))
-        return CountsAwaitable(self.batch, self._pg)
+    def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | OwnKeysAwaitable:
+        batch = self._maker.make(sparse_features)
+        return OwnKeysAwaitable(batch, self._nothing) if self._pg.size() == 1 else CountsAwaitable(batch, self._pg)
 
 
 class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
@@ -118,7 +122,7 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
         batch, varying = sharding_ctx.batch, sharding_ctx.variable_batch_per_feature
         if self._pg.size() == 1:
             outputs = HandOutRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
-            return NoWait(_arrange(outputs, self._groups, varying=varying))
+            return Here(_arrange(outputs, self._groups, varying=varying))
         exchange = VectorExchange(batch, [group.dim for group in self._groups], self._pg)
         token = SendVectors.apply(local_embs.reshape(-1), exchange)  # type: ignore[no-untyped-call]
         return _FeatureVectors(token, exchange, self._groups, varying)
