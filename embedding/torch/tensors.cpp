@@ -85,6 +85,7 @@ Keys KeyTensors::view(at::Device device) const {
 }
 
 KeyTensors KeyTensors::narrow(std::int64_t size) const {
+  if (size == ids.numel() && !num_known) return *this;
   return {ids.narrow(0, 0, size), embedding::narrow(tables, size), table, embedding::narrow(counts, size), are_unique};
 }
 
