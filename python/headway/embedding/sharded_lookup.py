@@ -249,7 +249,10 @@ class ShardedLookup:
         kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """What owners get of this rank's unique keys, and this rank as an owner from all."""
-        routed = [values[part.order_U] for part, values in zip(lookup.parts, values_U, strict=True)]
+        routed = []
+        for part, values in zip(lookup.parts, values_U, strict=True):
+            assert part.order_U is not None, "there are several ranks"
+            routed.append(values.index_select(0, part.order_U))
         sent_GR, received_GR = _counts_of(lookup)
         return self._exchange_values(routed, sent_GR, received_GR, notes, kind=kind)
 

@@ -92,8 +92,9 @@ class Batch:
         """For each group (U, 2) int64: ids and words, by owner."""
         messages_G = []
         for part in self.parts:
+            assert part.order_U is not None, "there are several ranks"
             keys = part.unique.keys
-            messages_G.append(torch.stack((keys.ids, words_of(keys)), 1)[part.order_U])
+            messages_G.append(torch.stack((keys.ids, words_of(keys)), 1).index_select(0, part.order_U))
         return messages_G
 
     def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
@@ -123,7 +124,8 @@ class Batch:
         """(U, D) of gradients in the order in which they go to owners."""
         part = self.parts[number]
         sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=part.weights_K)
-        routed_UD = sums_UD[part.order_U]
+        assert part.order_U is not None, "there are several ranks"
+        routed_UD = sums_UD.index_select(0, part.order_U)
         self.keep()
         return routed_UD
 
