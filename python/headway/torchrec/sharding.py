@@ -129,6 +129,8 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
 
 
 class _FeatureVectors(Awaitable):  # type: ignore[misc]
+    """Of several ranks, from which vectors are on their way."""
+
     def __init__(
         self, token: torch.Tensor, exchange: VectorExchange, groups: list[GroupFeatures], varying: bool
     ) -> None:
