@@ -14,6 +14,9 @@ namespace headway::kernels {
 /// come; the first phase has parity 0. A wait for the parity before the first (1) ends at once.
 using Barrier = std::uint64_t;
 
+/// Of a block of threads on sm_90.
+inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline std::uint32_t shared_address(void const* pointer) { return device_emulator::shared_address(pointer); }

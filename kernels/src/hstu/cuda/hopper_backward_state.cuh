@@ -104,8 +104,6 @@ struct HopperBackwardState : KeyBarriers {
   }
 };
 
-inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
-
 /// Of how many buckets each thread that adds up gradients of time weights has a sum: as many as there is room for.
 template <class Shape>
 [[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::int32_t buckets_kept(std::int64_t num_time_bounds) {

@@ -3,8 +3,10 @@
 // Forward pass on sm_90a. A warp brings tiles of queries to shared memory (TMA), one keys and values, and two prepare
 // the bias; two warpgroups multiply them (wgmma), 64 queries each: the products of the next keys run before those with
 // the present values, and weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
+// Where time biases lie in more than two buckets they are found by a warpgroup of their own.
 
 #include "cuda/tensor_map.cuh"
+#include "hstu/cuda/hopper_forward_bias.cuh"
 #include "hstu/cuda/hopper_forward_consumer.cuh"
 #include "hstu/cuda/hopper_forward_producer.cuh"
 
@@ -13,14 +15,18 @@
 namespace headway::kernels {
 
 template <class Shape>
-__device__ __forceinline__ void init_forward_barriers() {
+__device__ __forceinline__ void init_forward_barriers(HstuBias const& bias) {
   auto& state = forward_state<Shape>();
   constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kBringingWarps = Shape::kHasBias ? 3 : 1;
+  std::uint32_t const time_warps = bias.has_time() ? 4 : 0;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::kQueryStages; ++i) {
+    for (int i = 0; i < Shape::kTileStages; ++i) {
       init_barrier(&state.tile_known[i], 1);
+      init_barrier(&state.tile_empty[i], kComputingWarps + kBringingWarps + time_warps);
+    }
+    for (int i = 0; i < Shape::kQueryStages; ++i) {
       init_barrier(&state.query_full[i], 1);
-      init_barrier(&state.query_empty[i], kComputingWarps + kBringingWarps);
+      init_barrier(&state.query_empty[i], kComputingWarps);
     }
     for (int i = 0; i < Shape::kKeyStages; ++i) {
       init_barrier(&state.key_full[i], 1);
@@ -31,7 +37,11 @@ __device__ __forceinline__ void init_forward_barriers() {
     if constexpr (Shape::kHasBias) {
       for (int i = 0; i < Shape::kBiasStages; ++i) {
         init_barrier(&state.bias_full[i], 1);
-        init_barrier(&state.bias_empty[i], kComputingWarps);
+        init_barrier(&state.bias_empty[i], time_warps + kComputingWarps);
+      }
+      for (int i = 0; i < Shape::kConsumers; ++i) {
+        init_barrier(&state.times_full[i], 4);
+        init_barrier(&state.times_empty[i], 4);
       }
     }
     fence_barrier_init();
@@ -43,7 +53,7 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_forward_kernel(__grid_constant__ HopperForwardMaps const maps,
                           __grid_constant__ HopperForwardParams const params) {
-  init_forward_barriers<Shape>();
+  init_forward_barriers<Shape>(params.bias);
   if (threadIdx.x == 0) {
     for (TensorMap const* map : {&maps.query, &maps.key, &maps.value}) prefetch_tensor_map(map);
   }
@@ -55,9 +65,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     if constexpr (Shape::kHasBias) {
       if (warp >= 2) HopperForwardBiasProducer<Shape>(params, warp - 2).run();
     }
-  } else {
+  } else if (threadIdx.x < 128 * (Shape::kConsumers + 1)) {
     raise_registers<Shape::kConsumerRegisters>();
     HopperForwardConsumer<T, Shape>(params, this_warpgroup() - 1).run();
+  } else {
+    if constexpr (Shape::kHasBias) {
+      lower_registers<Shape::kFinderRegisters>();
+      if (params.bias.has_time()) HopperForwardBias<T, Shape>(params).run();
+    }
   }
 }
 

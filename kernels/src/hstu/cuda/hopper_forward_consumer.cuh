@@ -17,7 +17,6 @@ class HopperForwardConsumer {
       : params_(params), state_(forward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    prepare_forward_time_table<Shape>(params_);
     // The first may begin.
     if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
     float scores[kScores];
@@ -34,27 +33,22 @@ class HopperForwardConsumer {
   static constexpr int kTurnThreads = 256;
   static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
   static constexpr int kSums = Shape::kDim / 2;
+  /// An instruction takes no more registers than 512 threads have each.
+  static constexpr int kSumParts = Shape::kDim == 256 && Shape::kHasBias ? 2 : 1;
   static constexpr int kSteps = Shape::kBlockKeys / 16;
   static_assert(!Shape::kTakesTurns || Shape::kConsumers == 2);
-
-  /// Of those that compute.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
 
   /// What a thread keeps of a tile.
   struct Rows {
     FragmentPlace place;
     RowsVisibility visibility;
-    RowTimes times;
+    float times[2];  ///< Low parts.
   };
-
-  [[nodiscard]] __device__ __forceinline__ TimeTable time_table() const {
-    return forward_time_table<Shape>(params_.bias);
-  }
 
   /// @returns whether there is one more
   [[nodiscard]] __device__ __forceinline__ bool wait_for_tile() const {
     wait(&state_.query_full[query_.index], query_.parity);
-    return !state_.tiles[query_.index].is_end;
+    return !state_.tiles[tile_.index].is_end;
   }
 
   __device__ __forceinline__ void start_first_scores(float (&scores)[kScores]) const {
@@ -67,8 +61,10 @@ class HopperForwardConsumer {
   /// @param scores of the first keys; at the end those of the next tile
   /// @returns whether there is one more
   __device__ __forceinline__ bool compute_tile(float (&scores)[kScores]) {
-    Rows const rows = rows_of(state_.tiles[query_.index]);
-    OutputRows const output = output_of(state_.tiles[query_.index], rows.place);
+    Rows const rows = rows_of(state_.tiles[tile_.index]);
+    OutputRows const output = output_of(state_.tiles[tile_.index], rows.place);
+    release(&state_.tile_empty[tile_.index]);
+    tile_.advance();
     KeyBlockInfo block = state_.blocks[key_.index];
     std::uint32_t weights[kSteps][4];
     float sums[kSums];
@@ -115,12 +111,33 @@ class HopperForwardConsumer {
   __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block) {
     if (block.is_last) release_queries();
     release_keys();
-    if constexpr (Shape::kHasBias) wait(&state_.bias_full[bias_.index], bias_.parity);
-    compute_weights(scores, rows, block);
-    if constexpr (Shape::kHasBias) {
-      release(&state_.bias_empty[bias_.index]);
-      bias_.advance();
+    if constexpr (Shape::kHasBias) add_bias(scores, rows);
+    if (block.is_whole) {
+      compute_weights<false>(scores, rows, block.first_key);
+    } else {
+      compute_weights<true>(scores, rows, block.first_key);
     }
+  }
+
+  /// From scores to half_alpha * score + bias, in place.
+  __device__ __forceinline__ void add_bias(float (&scores)[kScores], Rows const& rows) {
+    wait(&state_.bias_full[bias_.index], bias_.parity);
+    ForwardBiasBlock<Shape> const& block = state_.bias_blocks[bias_.index];
+    float factor = params_.half_alpha;
+    if (params_.bias.has_position()) {
+      FragmentPlace const place(64 * warpgroup_);
+      float const* const weights = block.positions.weights + Shape::kBlockQueries - 1 + place.column - place.row;
+      add_position_bias(scores, factor, PositionBias<1>(weights));
+      factor = 1;
+    }
+    if (params_.bias.has_time()) {
+      wait(&state_.times_full[warpgroup_], times_parity_);
+      state_.time_values[warpgroup_].template add_to<T>(scores, factor, rows.times, block.times, rows.place.column);
+      release(&state_.times_empty[warpgroup_]);
+      times_parity_ ^= 1;
+    }
+    release(&state_.bias_empty[bias_.index]);
+    bias_.advance();
   }
 
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
@@ -135,7 +152,8 @@ class HopperForwardConsumer {
     Rows rows{place, {tile.sequence.mask, place.row}, {}};
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
-        rows.times = state_.query_times[query_.index].times_of_rows(FragmentPlace(64 * warpgroup_).row);
+        RowTimes const times = state_.query_times[tile_.index].times_of_rows(FragmentPlace(64 * warpgroup_).row);
+        for (int i = 0; i < 2; ++i) rows.times[i] = times.times[i].low;
       }
     }
     return rows;
@@ -165,76 +183,26 @@ class HopperForwardConsumer {
     begin_products();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      multiply<T, Major::kOther>(sums, weights[step], Shape::KeyTile::summed_over_rows(values, 16 * step, 0),
-                                 has_sums || step > 0);
+#pragma unroll
+      for (int part = 0; part < kSumParts; ++part) {
+        constexpr int kPartSums = kSums / kSumParts;
+        auto& of_part = reinterpret_cast<float(&)[kPartSums]>(sums[part * kPartSums]);
+        multiply<T, Major::kOther>(of_part, weights[step],
+                                   Shape::KeyTile::summed_over_rows(values, 16 * step, part * 2 * kPartSums),
+                                   has_sums || step > 0);
+      }
     }
     commit_products();
   }
 
-  /// From products to weights, in place. A time bias comes first, as its code has branches; so one is enough.
+  /// From scores, or with a bias what add_bias() makes of them, to weights, in place.
+  template <bool kIsMasked>
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
-                                                  KeyBlockInfo const& block) const {
-    if constexpr (!Shape::kHasBias) {
-      compute_weights_of_block<ScoreBias::kNone>(scores, rows, block);
-    } else if (!params_.bias.has_time()) {
-      compute_weights_of_block<ScoreBias::kPosition>(scores, rows, block);
-    } else {
-      float factor = params_.half_alpha;
-      if (params_.bias.has_position()) {
-        add_position_bias(scores, params_.half_alpha, position_bias());
-        factor = 1;
-      }
-      auto const& of_block = state_.bias_blocks[bias_.index];
-      add_time_bias(scores, factor, of_block.time_bias, warp(), of_block.times, rows.times, rows.place.column,
-                    time_table(), chunks_seen(rows, block));
-      compute_weights_of_block<ScoreBias::kAdded>(scores, rows, block);
-    }
-  }
-
-  /// Chunks of the present keys of which some row of this warp sees some, by the bits of their first groups.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Rows const& rows,
-                                                                     KeyBlockInfo const& block) const {
-    if (block.is_whole) return ~0u;
-    constexpr int kChunkKeys = Shape::kBiasChunk, kChunks = Shape::kBlockKeys / kChunkKeys;
-    static_assert(kChunks <= 4);  // Each lane of four that have the same rows looks at one.
-    std::int32_t const first_key = block.first_key + static_cast<std::int32_t>(threadIdx.x % 4) * kChunkKeys;
-    bool const sees = rows.visibility.of_row(0).sees_some(first_key, kChunkKeys) |
-                      rows.visibility.of_row(1).sees_some(first_key, kChunkKeys);
-    std::uint32_t const lanes = __ballot_sync(kAllLanes, sees);
-    std::uint32_t chunks = 0;
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if ((lanes & 0x11111111u << chunk) != 0) chunks |= 1u << chunk * (kChunkKeys / 8);
-    }
-    return chunks;
-  }
-
-  [[nodiscard]] __device__ __forceinline__ PositionBias<1> position_bias() const {
-    FragmentPlace const place(64 * warpgroup_);
-    return PositionBias<1>(state_.bias_blocks[bias_.index].positions.weights + Shape::kBlockQueries - 1 + place.column -
-                           place.row);
-  }
-
-  template <ScoreBias kBias>
-  __device__ __forceinline__ void compute_weights_of_block(float (&scores)[kScores], Rows const& rows,
-                                                           KeyBlockInfo const& block) const {
-    if (block.is_whole) {
-      compute_weights_of<kBias, false>(scores, rows, block.first_key);
-    } else {
-      compute_weights_of<kBias, true>(scores, rows, block.first_key);
-    }
-  }
-
-  template <ScoreBias kBias, bool kIsMasked>
-  __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], Rows const& rows,
-                                                     std::int32_t first_key) const {
-    if constexpr (kBias == ScoreBias::kPosition) {
-      add_position_bias(scores, params_.half_alpha, position_bias());
-    }
+                                                  std::int32_t first_key) const {
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       std::int32_t const key = first_key + rows.place.column + i / 4 * 8 + i % 2;
-      float const weight = silu_of_twice(kBias == ScoreBias::kNone ? scores[i] * params_.half_alpha : scores[i]);
+      float const weight = silu_of_twice(Shape::kHasBias ? scores[i] : scores[i] * params_.half_alpha);
       scores[i] = kIsMasked && !rows.visibility.of_row(i % 4 / 2).sees(key) ? 0.0F : weight;
     }
   }
@@ -268,9 +236,11 @@ class HopperForwardConsumer {
   HopperForwardParams const& params_;
   HopperForwardState<Shape>& state_;
   int warpgroup_;
+  RingPosition<Shape::kTileStages> tile_;
   RingPosition<Shape::kQueryStages> query_;
   RingPosition<Shape::kKeyStages> key_, value_;
   RingPosition<Shape::kBiasStages> bias_;
+  std::uint32_t times_parity_ = 0;
 };
 
 }  // namespace headway::kernels

@@ -26,48 +26,51 @@ class HopperForwardQueryProducer {
       next = counter.next(number);
       bring_queries(tile);
     }
-    std::uint32_t const i = query_.index;
-    wait(&state_.query_empty[i], query_.parity ^ 1);
+    wait(&state_.tile_empty[tile_.index], tile_.parity ^ 1);
     if (is_first_lane()) {
-      state_.tiles[i].is_end = true;
-      arrive(&state_.tile_known[i]);
-      arrive(&state_.query_full[i]);
+      state_.tiles[tile_.index].is_end = true;
+      arrive(&state_.tile_known[tile_.index]);
     }
+    wait(&state_.query_empty[query_.index], query_.parity ^ 1);
+    if (is_first_lane()) arrive(&state_.query_full[query_.index]);
   }
 
  private:
   __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
-    std::uint32_t const i = query_.index;
     SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
     std::int32_t const first_query = tile.block * Shape::kBlockQueries;
     std::int64_t const first_row = sequence.first_query_row + first_query;
-    wait(&state_.query_empty[i], query_.parity ^ 1);
-    if (is_first_lane()) {
-      expect(&state_.query_full[i], Shape::QueryTile::kBytes);
-      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
-                static_cast<std::int32_t>(first_row), 0, tile.head);
-    }
+    wait(&state_.tile_empty[tile_.index], tile_.parity ^ 1);
     std::int64_t base_time = 0;
     if constexpr (Shape::kHasBias) {
       if (params_.bias.has_time()) {
         std::int64_t const* const times = params_.bias.query_times + first_row;
-        base_time = __ldg(times);
-        state_.query_times[i].fill(times, sequence.mask.num_queries - first_query, base_time);
+        base_time = __ldg(times) - kTimesBeforeBase;
+        state_.query_times[tile_.index].fill(times, sequence.mask.num_queries - first_query, base_time);
       }
     }
     // The lane that arrives sees what the others wrote.
     __syncwarp();
     if (is_first_lane()) {
-      state_.tiles[i] = {sequence, tile.head, first_query, base_time, false};
-      arrive(&state_.tile_known[i]);
-      arrive(&state_.query_full[i]);
+      state_.tiles[tile_.index] = {sequence, tile.head, first_query, base_time, false};
+      arrive(&state_.tile_known[tile_.index]);
     }
+    std::uint32_t const i = query_.index;
+    wait(&state_.query_empty[i], query_.parity ^ 1);
+    if (is_first_lane()) {
+      arrive_expecting(&state_.query_full[i], Shape::QueryTile::kBytes);
+      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
+                static_cast<std::int32_t>(first_row), 0, tile.head);
+    }
+    __syncwarp();
+    tile_.advance();
     query_.advance();
   }
 
   HopperForwardMaps const& maps_;
   HopperForwardParams const& params_;
   HopperForwardState<Shape>& state_;
+  RingPosition<Shape::kTileStages> tile_;
   RingPosition<Shape::kQueryStages> query_;
 };
 
@@ -76,18 +79,15 @@ class HopperForwardQueryProducer {
 template <class Shape, class BringKeys>
 __device__ __forceinline__ void for_each_forward_tile(BringKeys bring_keys) {
   auto& state = forward_state<Shape>();
-  RingPosition<Shape::kQueryStages> query;
-  while (true) {
-    std::uint32_t const i = query.index;
-    wait(&state.tile_known[i], query.parity);
+  for (RingPosition<Shape::kTileStages> place;; place.advance()) {
+    wait(&state.tile_known[place.index], place.parity);
     // From shared memory, as these warps have few registers.
-    QueryTileInfo const& tile = state.tiles[i];
+    QueryTileInfo const& tile = state.tiles[place.index];
     if (tile.is_end) return;
     HstuSequenceMask const& mask = tile.sequence.mask;
     bring_keys(tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>(
                          {mask, tile.first_query, min(tile.first_query + Shape::kBlockQueries, mask.num_queries)}));
-    release(&state.query_empty[i]);
-    query.advance();
+    release(&state.tile_empty[place.index]);
   }
 }
 
@@ -156,33 +156,35 @@ class HopperForwardBiasProducer {
       : params_(params), state_(forward_state<Shape>()), is_on_(warp == 0) {}
 
   __device__ __forceinline__ void run() {
-    prepare_forward_time_table<Shape>(params_);
-    RingPosition<Shape::kQueryStages> query;
     for_each_forward_tile<Shape>([&](QueryTileInfo const& tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys> blocks) {
       // Queries without keys are not allowed, and those that compute would wait for their bias forever.
       if (blocks.is_done()) __trap();
-      for (; !blocks.is_done(); blocks.advance()) {
+      while (!blocks.is_done()) {
+        std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
+        blocks.advance();
         if (is_on_) {
           wait(&state_.bias_empty[bias_.index], bias_.parity ^ 1);
-          prepare(state_.bias_blocks[bias_.index], tile, query.index, blocks.block() * Shape::kBlockKeys);
-          if (is_first_lane()) arrive(&state_.bias_full[bias_.index]);
+          ForwardBiasBlock<Shape>& block = state_.bias_blocks[bias_.index];
+          prepare(block, tile, first_key);
+          if (is_first_lane()) {
+            block.is_last = blocks.is_done();
+            arrive(&state_.bias_full[bias_.index]);
+          }
         }
         is_on_ = !is_on_;
         bias_.advance();
       }
-      query.advance();
     });
   }
 
  private:
   /// The first lane, which then arrives, sees what the others wrote.
   __device__ __forceinline__ void prepare(ForwardBiasBlock<Shape>& block, QueryTileInfo const& tile,
-                                          std::uint32_t query_stage, std::int32_t first_key) {
+                                          std::int32_t first_key) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
     if (params_.bias.has_time()) {
       block.times.fill(params_.bias.key_times + tile.sequence.first_key_row + first_key, mask.num_keys - first_key,
                        tile.base_time);
-      block.time_bias.fill(forward_time_table<Shape>(params_.bias), state_.query_times[query_stage], block.times);
     }
     if (params_.bias.has_position()) {
       std::int32_t const last_token = mask.token_of(tile.first_query) + Shape::kBlockQueries - 1;

@@ -5,6 +5,7 @@
 #include "hstu/cuda/hopper_forward_params.hpp"
 #include "hstu/cuda/hopper_forward_shape.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
+#include "hstu/cuda/time_values.cuh"
 
 #include <cstdint>
 #include <type_traits>
@@ -33,28 +34,32 @@ struct KeyBlockInfo {
 template <class Shape>
 struct ForwardBiasBlock {
   BlockTimes<Shape::kBlockKeys, 8> times;
-  BlockTimeBias<Shape::kBlockQueries, Shape::kBlockKeys, Shape::kBiasChunk> time_bias;
   PositionBand<Shape::kBlockQueries, Shape::kBlockKeys> positions;
+  bool is_last = false;  ///< Of a tile.
 };
 
 /// Behind the tiles in shared memory; behind it the table of times.
 template <class Shape>
 struct HopperForwardState {
   /// What is said of a tile is known before its queries are there; all warps but the one that brings them empty it.
-  Barrier tile_known[Shape::kQueryStages], query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
+  Barrier tile_known[Shape::kTileStages], tile_empty[Shape::kTileStages];
+  Barrier query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
   Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
-  QueryTileInfo tiles[Shape::kQueryStages];
+  Barrier times_full[Shape::kConsumers], times_empty[Shape::kConsumers];  ///< Of TimeValues.
+  QueryTileInfo tiles[Shape::kTileStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kQueryStages];
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kTileStages];
   std::conditional_t<Shape::kHasBias, ForwardBiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
+  std::conditional_t<Shape::kHasBias, TimeValues<Shape::kBlockKeys>, NoBias> time_values[Shape::kConsumers];
 };
 
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_forward_shared_bytes(HstuBias const& bias) {
-  std::uint32_t const state = Shape::kStateAt + sizeof(HopperForwardState<Shape>);
-  return bias.has_time() ? state + TimeTable::size_bytes(bias.num_time_bounds) : state;
+  constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperForwardState<Shape>);
+  static_assert(kState + (Shape::kHasBias ? TimeTable::size_bytes(TimeTable::kMostBounds) : 0) <= kMostSharedBytes);
+  return kState + (bias.has_time() ? TimeTable::size_bytes(bias.num_time_bounds) : 0);
 }
 
 template <class Shape>
@@ -67,15 +72,15 @@ template <class Shape>
   return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
 }
 
-/// By those that compute and the two warps before them.
+/// By those that find time biases.
 template <class Shape>
 __device__ __forceinline__ void prepare_forward_time_table(HopperForwardParams const& params) {
   if constexpr (Shape::kHasBias) {
     if (!params.bias.has_time()) return;
-    constexpr int kFilling = 128 * Shape::kConsumers + 2 * kWarpThreads, kTableBarrier = 3;
-    int const thread = static_cast<int>(threadIdx.x) - (Shape::kThreads - kFilling);
-    auto const meet = [] { sync_named(kTableBarrier, kFilling); };
-    forward_time_table<Shape>(params.bias).fill(params.bias, params.half_alpha, thread, kFilling, meet);
+    constexpr int kTableBarrier = 3;
+    auto const meet = [] { sync_named(kTableBarrier, 128); };
+    forward_time_table<Shape>(params.bias)
+        .fill(params.bias, params.half_alpha, static_cast<int>(threadIdx.x % 128), 128, meet);
     meet();
   }
 }

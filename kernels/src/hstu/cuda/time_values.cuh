@@ -1,0 +1,151 @@
+#pragma once
+
+#include "cuda/element.cuh"
+#include "hstu/cuda/time_bias.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// Bases of times are so much before a time of the block: then the high part of most times is 0.
+inline constexpr std::int64_t kTimesBeforeBase = 3 << 22;
+
+/// The time bias of 64 rows and some columns, in shared memory. A warpgroup finds for the one that computes scores,
+/// while that does other things, in which buckets the pairs of 16 rows and 8 columns lie; and where these are more than
+/// two the bias of each pair, rounded to T as scores are in the reference. Each warp does so for the same warp of the
+/// other.
+template <int kColumns>
+struct TimeValues {
+  static constexpr int kGroups = kColumns / 8;
+  static constexpr int kPartGroups = 4;
+  static_assert(kGroups <= kWarpThreads);
+
+  /// By bits, the first groups of parts.
+  struct Parts {
+    std::uint32_t several;  ///< In which some group lies in several buckets.
+    std::uint32_t found;    ///< Of which the bias of each pair is here.
+  };
+
+  TimeStep steps[4][kGroups];
+  Parts parts[4];
+  uint4 values[4][kGroups / 2][kWarpThreads];  ///< Of two groups a thread has 8 values.
+
+  /// By all lanes of a warp.
+  /// @param rows times of a block of rows
+  /// @param row of the thread, the first of two (FragmentPlace)
+  /// @param columns times
+  /// @param column of the thread, of 8
+  /// @param wait until what is here has been added
+  template <class T, class Rows, class Wait>
+  __device__ __forceinline__ void find(TimeTable const& table, Rows const& rows, std::int32_t row,
+                                       BlockTimes<kColumns, 8> const& columns, std::int32_t column, Wait wait) {
+    // A lane those of a group.
+    int const own_group = lane() % kGroups;
+    TimeRange const own_columns = columns.ranges[own_group], own_rows = rows.ranges[row / 16];
+    BucketRange const own = buckets_between(table, own_rows, own_columns);
+    TimeStep const step{table.bound_above(own.first), table.weight(own.first), table.weight(own.last), 0};
+    auto const is_near = [](TimeRange const& range) { return range.least.high == 0 && range.most.high == 0; };
+    Parts const of_warp = parts_of(own, __all_sync(kAllLanes, is_near(own_rows) && is_near(own_columns)));
+    wait();
+    steps[warp()][own_group] = step;
+    if (lane() == 0) parts[warp()] = of_warp;
+    RowTimes const times = rows.times_of_rows(row);
+    TimePair const* const pairs = columns.pairs + column / 2;
+    // One piece of code for all: unrolled, fetching instructions would take longer than running them.
+#pragma unroll 1
+    for (std::uint32_t left = of_warp.found; left != 0; left &= left - 1) {
+      int const first = __ffs(static_cast<int>(left)) - 1;
+#pragma unroll 1
+      for (int group = first; group < first + kPartGroups; group += 2) {
+        values[warp()][group / 2][lane()] = find_two<T>(table, times, pairs + 4 * group);
+      }
+    }
+  }
+
+  /// From scores to factor * score + bias, in place. By all lanes of a warp.
+  /// @param rows low parts of the times of the thread's rows
+  template <class T>
+  __device__ __forceinline__ void add_to(float (&scores)[kColumns / 2], float factor, float const (&rows)[2],
+                                         BlockTimes<kColumns, 8> const& columns, std::int32_t column) const {
+    Parts const of_warp = parts[warp()];
+    TimeStep const* const of_groups = steps[warp()];
+#pragma unroll
+    for (int first = 0; first < kGroups; first += kPartGroups) {
+      if ((of_warp.several >> first & 1) == 0) {
+#pragma unroll
+        for (int i = 0; i < 4 * kPartGroups; ++i) {
+          float& score = scores[4 * first + i];
+          score = fmaf(score, factor, of_groups[first + i / 4].below);
+        }
+      } else if ((of_warp.found >> first & 1) == 0) {
+#pragma unroll
+        for (int group = first; group < first + kPartGroups; ++group) {
+          TimeStep const step = of_groups[group];
+          TimePair const pair = columns.pairs[4 * group + column / 2];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float& score = scores[4 * group + i];
+            float const apart = fabsf(rows[i / 2] - pair.times[i % 2].low);
+            score = fmaf(score, factor, apart >= step.bound ? step.above : step.below);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int group = first; group < first + kPartGroups; group += 2) {
+          uint4 const packed = values[warp()][group / 2][lane()];
+          std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float2 const two = unpack<T>(pairs[i]);
+            float* const score = scores + 4 * group + 2 * i;
+            score[0] = fmaf(score[0], factor, two.x);
+            score[1] = fmaf(score[1], factor, two.y);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  /// The bias in two groups, looked up pair by pair.
+  /// @param columns times of the thread's in the first group
+  template <class T>
+  [[nodiscard]] static __device__ __forceinline__ uint4 find_two(TimeTable const& table, RowTimes const& rows,
+                                                                 TimePair const* columns) {
+    float apart[8];
+    std::int32_t buckets[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      apart[i] = fabsf(time_difference(rows.times[i % 4 / 2], columns[4 * (i / 4)].times[i % 2]));
+    }
+    table.find_buckets(apart, buckets);
+    std::uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      packed[i] = pack<T>(table.weight(buckets[2 * i]), table.weight(buckets[2 * i + 1]));
+    }
+    return {packed[0], packed[1], packed[2], packed[3]};
+  }
+
+  [[nodiscard]] static __device__ __forceinline__ int warp() {
+    return static_cast<int>(threadIdx.x % 128) / kWarpThreads;
+  }
+  [[nodiscard]] static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
+
+  /// @param own buckets of the lane's group
+  /// @param are_near times to their base, so that all their high parts are 0; else pairs of several buckets are left to
+  /// be found one by one
+  [[nodiscard]] static __device__ __forceinline__ Parts parts_of(BucketRange const& own, bool are_near) {
+    auto const parts_with = [](bool is_so) {
+      std::uint32_t bits = __ballot_sync(kAllLanes, is_so);
+#pragma unroll
+      for (int groups = 1; groups < kPartGroups; groups *= 2) bits |= bits >> groups;
+      return bits & (0x11111111u >> (kWarpThreads - kGroups));
+    };
+    static_assert(kPartGroups == 4);
+    std::uint32_t const several = parts_with(own.first != own.last), many = parts_with(own.last > own.first + 1);
+    return {several, are_near ? many : several};
+  }
+};
+
+}  // namespace headway::kernels
