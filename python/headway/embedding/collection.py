@@ -60,8 +60,8 @@ class HashTableCollection(nn.Module):
         strict: raise NoRoomError on all ranks where an id gets no row because a table is full, instead of counting it.
             On CUDA it makes each lookup wait for the device.
         device: where tables and inputs are: the CPU, or a CUDA device, ``cuda`` the current one. With CUDA one rank
-            never waits for the device, but for a GradScaler, eviction or growth that needs it, and several ranks once
-            a batch, for the sizes of exchanges.
+            never waits for the device, but for a GradScaler or growth that needs it, and several ranks once a batch,
+            for the sizes of exchanges.
 
     Raises:
         ValueError: names are used twice, a feature's table does not exist, or an option is not for this device.

@@ -17,8 +17,13 @@
 namespace headway::embedding {
 namespace {
 
+#if HEADWAY_TEST_CUDA_TABLES
+constexpr char kProgram[] = "cuda_table_stress";
+#else
+constexpr char kProgram[] = "table_stress";
+#endif
 constexpr char kUsage[] =
-    "usage: table_stress [--seed S] [--seconds N] [--histories H] [--workers W]\n"
+    " [--seed S] [--seconds N] [--histories H] [--workers W]\n"
     "Plays the histories of seeds S, S + 1, ... (default 1) for N seconds (default 60), and H of them at most.\n"
     "Tables on the CPU have up to W workers (default 3). It exits with 77 where tables are to be on a CUDA device and\n"
     "there is none.\n";
@@ -73,9 +78,9 @@ bool play(std::uint64_t seed, int workers, std::uint64_t& num_operations) {
   if (history) num_operations += history->num_operations();
   if (what.empty()) return true;
   auto const at = history ? history->describe() : "its beginning";
-  std::printf("seed %llu: %s\n  at %s\n  replay: table_stress --seed %llu --histories 1 --workers %d\n",
-              static_cast<unsigned long long>(seed), what.c_str(), at.c_str(), static_cast<unsigned long long>(seed),
-              workers);
+  std::printf("seed %llu: %s\n  at %s\n  replay: %s --seed %llu --histories 1 --workers %d\n",
+              static_cast<unsigned long long>(seed), what.c_str(), at.c_str(), kProgram,
+              static_cast<unsigned long long>(seed), workers);
   std::fflush(stdout);
   return false;
 }
@@ -114,7 +119,7 @@ int main(int argc, char** argv) {
 #endif
     return run(arguments);
   } catch (std::invalid_argument const& error) {
-    std::fprintf(stderr, "table_stress: %s\n%s", error.what(), kUsage);
+    std::fprintf(stderr, "%s: %s\nusage: %s%s", kProgram, error.what(), kProgram, kUsage);
     return kBadUsage;
   }
 }
