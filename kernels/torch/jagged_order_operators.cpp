@@ -79,12 +79,20 @@ struct Reordered {
   at::Tensor lengths, offsets, source_offsets;
 };
 
+/// How many rows there are at offsets, those before them included; waits for a device.
+std::int64_t read_num_rows(at::Tensor const& offsets, std::int64_t num_items) {
+  at::Tensor const ends = at::cat({offsets.slice(0, 0, 1), offsets.slice(0, num_items, num_items + 1)}).cpu();
+  auto const* const values = ends.const_data_ptr<std::int64_t>();
+  TORCH_CHECK_VALUE(values[0] == 0, "jagged_permute: lengths add up to ", -values[0], " rows less than there are");
+  return values[1];
+}
+
 /// @param num_rows of the outcome; none: read from its offsets, which waits for a device
 Reordered reorder(Tensors const& values, at::Tensor const& lengths, Reordering const& reordering,
                   std::int64_t num_items, std::optional<std::int64_t> num_rows) {
   at::Tensor const out_lengths = reorder_lengths(lengths, reordering, num_items);
   auto const [source_offsets, offsets] = offsets_of_both(lengths, out_lengths, values[0].size(0));
-  std::int64_t const num_out = num_rows ? *num_rows : offsets[num_items].item<std::int64_t>();
+  std::int64_t const num_out = num_rows ? *num_rows : read_num_rows(offsets, num_items);
   Tensors outs = empty_rows_like(values, {num_out});
   move_tensors({.num_segments = reordering.num_segments,
                 .packed = at_offsets(offsets, reordering.packed),

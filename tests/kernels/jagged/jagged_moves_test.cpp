@@ -300,6 +300,19 @@ TEST_P(JaggedMoves, SizesOutOfRangeAreRefused) {
   EXPECT_THROW(moved(scatter, {}, 8, 0), std::invalid_argument);
 }
 
+// Lengths of too few rows have offsets that end with the rows, and begin before them. A host refuses them beforehand.
+TEST_P(JaggedMoves, RowsBeforeTheFirstStopADevice) {
+  if (GetParam().name != "Emulated") GTEST_SKIP() << "on the emulated device only";
+  auto const in_offsets = place_->array(Numbers{0, 3, 5, 9}), out_offsets = place_->array(Numbers{-2, 2, 4, 7});
+  auto const list = place_->array(Numbers{2, 1, 0});
+  JaggedMove const move{.num_segments = 3,
+                        .packed = {.offsets = out_offsets.data(), .num_items = 3},
+                        .placed = {.offsets = in_offsets.data(), .num_items = 3, .order = {.outer = list.data()}},
+                        .num_packed_rows = 7,
+                        .num_placed_rows = 9};
+  EXPECT_DEATH(moved(move, Bytes(9 * 8), 8, 7), "lengths add up to the number of rows");
+}
+
 INSTANTIATE_TEST_SUITE_P(Places, JaggedMoves, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
 
 }  // namespace

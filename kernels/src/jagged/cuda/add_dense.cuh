@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
                                            .num_segments = args.num_samples,
                                            .vectors_of_row = args.vectors_of_row,
                                            .num_rows = args.num_rows};
-  rows.visit_warp(warp, [&](std::uint32_t /*i*/, RowVector const& vector) {
+  rows.visit_warp(warp, [&](RowVector const& vector) {
     std::int64_t const at = vector.row * args.vectors_of_row + vector.column;
     Vector const value = args.values[at];
     if (vector.row_in_segment >= args.max_length) {

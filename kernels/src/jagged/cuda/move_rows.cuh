@@ -48,6 +48,7 @@ class MoveOfWarp {
 
   __device__ void run() const {
     auto const num_segments = static_cast<std::uint32_t>(move_.num_segments);
+    if (vectors_.first == 0) expect_on_device(move_.packed.begin(0) == 0, "lengths add up to the number of rows");
     std::uint32_t segment = find_segment(move_.packed, vectors_.first / vectors_.vectors_of_row, 0, num_segments);
     for (std::int32_t position = 0; position < vectors_.size;) {
       SegmentsOfLanes const segments(load_lane_segment(move_, vectors_, segment, position), vectors_);

@@ -34,7 +34,7 @@ __device__ void sum_vectors(CopiedItems const& items, SummedTensor const& tensor
                                             .num_segments = static_cast<std::uint32_t>(num_items),
                                             .vectors_of_row = tensor.vectors_of_row,
                                             .num_rows = items.num_rows};
-  rows.visit_warp(warp, [&](std::uint32_t /*i*/, RowVector const& vector) {
+  rows.visit_warp(warp, [&](RowVector const& vector) {
     typename Vector::Sum sums[Vector::kNumElements] = {};
     for_each_copy(items, vector.segment, [&](std::int64_t copy) {
       std::int64_t const row = items.copied_offsets[copy] + vector.row_in_segment;

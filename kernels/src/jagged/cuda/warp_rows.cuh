@@ -64,8 +64,7 @@ struct WarpRows {
     return num_before < kWarp ? first + num_before : find_segment(packed, row, first + kWarp, num_segments);
   }
 
-  /// Calls `visit(i, vector)` for the lane's vectors that there are, i below kVectorsOfLane. `warp` counts those of all
-  /// rows.
+  /// Calls `visit(vector)` for the lane's vectors that there are. `warp` counts those of all rows.
   template <class Visit>
   __device__ void visit_warp(std::int64_t warp, Visit const& visit) const {
     std::int64_t const first_vector = warp * kVectors, num_vectors = num_rows * vectors_of_row;
@@ -85,7 +84,7 @@ struct WarpRows {
       std::uint32_t const segment = packed.segment_of(row, first_segment, last_segment + 1);
       Range const rows = packed.rows(segment);
       expect_on_device(rows.begin <= row && row < rows.end, "lengths add up to the number of rows");
-      visit(i, RowVector{.segment = segment, .column = column, .row = row, .row_in_segment = row - rows.begin});
+      visit(RowVector{.segment = segment, .column = column, .row = row, .row_in_segment = row - rows.begin});
     }
   }
 
