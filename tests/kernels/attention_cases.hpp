@@ -92,6 +92,14 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = {0, 0, 0.5, 1, 100, 100, 101, 102, 103, 5000},
        .longest_gap = 40});
+  // Farther apart than a float's integers, before a tile and behind it.
+  add({.name = "TimeFarApart",
+       .num_queries = {260, 70},
+       .dim = 128,
+       .options = masked({.causality = Causality::kBidirectional}),
+       .time_bounds = logarithmic_bounds(70),
+       .shortest_gap = -20'000'000,
+       .longest_gap = 50'000'000});
   // Of groups of pairs most lie in one bucket, or in two, or in more.
   add({.name = "TimeFewBuckets",
        .num_queries = {300, 65},

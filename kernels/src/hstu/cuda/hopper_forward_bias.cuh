@@ -15,7 +15,7 @@ class HopperForwardBias {
       : params_(params), state_(forward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
-    prepare_forward_time_table<Shape>(params_);
+    fill_time_table();
     for (RingPosition<Shape::kTileStages> tile;; tile.advance()) {
       wait(&state_.tile_known[tile.index], tile.parity);
       if (state_.tiles[tile.index].is_end) return;
@@ -25,6 +25,17 @@ class HopperForwardBias {
   }
 
  private:
+  static __device__ __forceinline__ void meet() {
+    constexpr int kBarrier = 3;
+    sync_named(kBarrier, 128);
+  }
+
+  __device__ __forceinline__ void fill_time_table() const {
+    forward_time_table<Shape>(params_.bias)
+        .fill(params_.bias, params_.half_alpha, static_cast<int>(threadIdx.x % 128), 128, meet);
+    meet();
+  }
+
   /// @returns whether it was the last of the tile
   __device__ __forceinline__ bool take_block(BlockTimes<Shape::kBlockQueries, 16> const& query_times) {
     wait(&state_.bias_full[bias_.index], bias_.parity);

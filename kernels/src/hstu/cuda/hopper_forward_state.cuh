@@ -72,17 +72,4 @@ template <class Shape>
   return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
 }
 
-/// By those that find time biases.
-template <class Shape>
-__device__ __forceinline__ void prepare_forward_time_table(HopperForwardParams const& params) {
-  if constexpr (Shape::kHasBias) {
-    if (!params.bias.has_time()) return;
-    constexpr int kTableBarrier = 3;
-    auto const meet = [] { sync_named(kTableBarrier, 128); };
-    forward_time_table<Shape>(params.bias)
-        .fill(params.bias, params.half_alpha, static_cast<int>(threadIdx.x % 128), 128, meet);
-    meet();
-  }
-}
-
 }  // namespace headway::kernels

@@ -4,6 +4,7 @@
 #include "hstu/cuda/time_bias.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -107,6 +108,13 @@ struct TimeValues {
   }
 
  private:
+  /// In the range of T: SiLU of less is 0, and of more beyond it.
+  template <class T>
+  [[nodiscard]] static __device__ __forceinline__ float bounded(float weight) {
+    constexpr float kMost = 65504;
+    return std::is_same_v<T, Float16> ? fminf(fmaxf(weight, -kMost), kMost) : weight;
+  }
+
   /// The bias in two groups, looked up pair by pair.
   /// @param columns times of the thread's in the first group
   template <class T>
@@ -122,7 +130,7 @@ struct TimeValues {
     std::uint32_t packed[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      packed[i] = pack<T>(table.weight(buckets[2 * i]), table.weight(buckets[2 * i + 1]));
+      packed[i] = pack<T>(bounded<T>(table.weight(buckets[2 * i])), bounded<T>(table.weight(buckets[2 * i + 1])));
     }
     return {packed[0], packed[1], packed[2], packed[3]};
   }
