@@ -80,6 +80,17 @@ TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
   }
 }
 
+TEST(HopperForwardOnce, HidesBucketsByWeightsBeyondFloat16) {
+  AttentionCase const of{.name = "HiddenBuckets",
+                         .num_queries = {200},
+                         .num_keys = {200},
+                         .options = {.alpha = 0.125},
+                         .time_bounds = linear_bounds(300),
+                         .longest_gap = 20,
+                         .hides_buckets = true};
+  expect_forward_is_right<Float16>(of, AsyncTiming::kEarly, 1e-3);
+}
+
 TEST(HopperForwardOnce, StopsAtQueriesWithoutKeysRatherThanWaitForTheirBias) {
   AttentionCase const of{.name = "NoKeys", .num_queries = {5, 9}, .num_keys = {0, 9}, .dim = 128, .has_position = true};
   try {
