@@ -64,6 +64,7 @@ measure_tables() {
     --json "$out/cuda_growth_100_million.jsonl"
   stage layer 120 python3 -m benchmarks.cuda_embedding_layer --json "$out/cuda_embedding_layer.jsonl" --out "$out"
   stage sequence_model 300 python3 -m benchmarks.cuda_sequence_model --json "$out/cuda_sequence_model.jsonl" --out "$out"
+  [ "$gpus" = 1 ] || bench dedup_steps 200
 }
 
 # attention NAME ARGUMENT...: points of HSTU attention in bfloat16, in OUTDIR/NAME.jsonl. Triton compiles 50 kernels for each

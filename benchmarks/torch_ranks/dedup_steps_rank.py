@@ -1,0 +1,118 @@
+"""One rank of the benchmark of ways to find duplicates.
+
+Started by ``benchmarks.dedup_steps`` with one argument, a JSON object with the fields of ``DedupSettings``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig
+
+from benchmarks.dedup_traffic import DEDUPS
+from benchmarks.harness.embedding_layers import SCATTER
+from benchmarks.torch_ranks.cuda_ranks import device_of
+from benchmarks.torch_ranks.joining import join, leave
+from dlrm_examples.bls_dlrm.zipf import draw_zipf
+
+_NUM_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupSettings:
+    """What this rank measures; see the options of ``benchmarks.dedup_steps``."""
+
+    rank: int
+    ranks: int
+    store: str
+    device: str
+    keys: int
+    length: int
+    ids: int
+    exponent: float
+    dim: int
+    steps: int
+    rounds: int
+    timeout_s: int
+
+
+class Course:
+    """A collection with one way to find duplicates, and the batches that take turns."""
+
+    def __init__(self, settings: DedupSettings, dedup: str, batches: list[torch.Tensor], group: dist.ProcessGroup):
+        self._device = batches[0].device
+        self._batches, self._num_steps = batches, 0
+        self._tables = HashTableCollection(
+            tables=[TableConfig("items", dim=settings.dim, optimizer=RowWiseAdagrad(lr=0.01))],
+            features=[FeatureConfig("ids", table="items", pooling=None)],
+            process_group=group,
+            dedup=dedup,  # type: ignore[arg-type]
+            device=self._device,
+        )
+        self._lengths = torch.full((settings.keys // settings.length,), settings.length, device=self._device)
+
+    def step(self, gradients: torch.Tensor) -> float:
+        """Looks a batch up and learns; seconds until the device is done, from when all ranks were ready."""
+        ids = self._batches[self._num_steps % len(self._batches)]
+        self._num_steps += 1
+        dist.barrier()
+        started = time.perf_counter()
+        self._tables({"ids": (ids, self._lengths)})["ids"].backward(gradients)
+        self._tables.optimizer.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def main() -> None:
+    """Connects, measures every way in turns, leaves."""
+    settings = DedupSettings(**json.loads(sys.argv[1]))
+    is_cuda = settings.device == "cuda"
+    device = device_of(settings.rank) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    timeout = join(settings)
+    group = dist.new_group(backend="nccl" if is_cuda else "gloo", timeout=timeout)
+    random = np.random.default_rng(settings.rank)
+    size = settings.keys // settings.length * settings.length
+    batches = [
+        torch.from_numpy(draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size) * SCATTER)
+        for _ in range(_NUM_BATCHES)
+    ]
+    batches = [batch.to(device) for batch in batches]
+    gradients = torch.full((size, settings.dim), 1e-3, device=device)
+    courses = {dedup: Course(settings, dedup, batches, group) for dedup in DEDUPS}
+    for course in courses.values():
+        for _ in range(_NUM_BATCHES):
+            course.step(gradients)  # So that all ids are known.
+    for number in range(settings.rounds):
+        for dedup in DEDUPS if number % 2 == 0 else reversed(DEDUPS):
+            times = [courses[dedup].step(gradients) for _ in range(settings.steps)]
+            _report(settings, dedup, statistics.median(times), number)
+    courses.clear()
+    leave()
+
+
+def _report(settings: DedupSettings, dedup: str, median_s: float, number: int) -> None:
+    """Prints a point at rank 0: the slowest rank's time."""
+    of_ranks: list[float] = [0.0] * settings.ranks
+    dist.all_gather_object(of_ranks, median_s)
+    if settings.rank != 0:
+        return
+    params = {name: getattr(settings, name) for name in ("ranks", "device", "keys", "length", "ids", "exponent", "dim")}
+    point = {
+        "name": "dedup_steps", "params": params, "system": dedup, "median_s": max(of_ranks),
+        "samples": settings.steps, "unit": "s", "round": number,
+    }  # fmt: skip
+    print(json.dumps(point), flush=True)
+
+
+if __name__ == "__main__":
+    main()
