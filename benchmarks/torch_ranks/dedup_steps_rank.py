@@ -56,7 +56,7 @@ class Course:
             dedup=dedup,  # type: ignore[arg-type]
             device=self._device,
         )
-        self._lengths = torch.full((settings.keys // settings.length,), settings.length, device=self._device)
+        self._lengths = torch.full((len(batches[0]) // settings.length,), settings.length, device=self._device)
 
     def step(self, gradients: torch.Tensor) -> float:
         """Looks a batch up and learns; seconds until the device is done, from when all ranks were ready."""
@@ -82,11 +82,10 @@ def main() -> None:
     group = dist.new_group(backend="nccl" if is_cuda else "gloo", timeout=timeout)
     random = np.random.default_rng(settings.rank)
     size = settings.keys // settings.length * settings.length
-    batches = [
-        torch.from_numpy(draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size) * SCATTER)
-        for _ in range(_NUM_BATCHES)
+    drawn = [
+        draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size) for _ in range(_NUM_BATCHES)
     ]
-    batches = [batch.to(device) for batch in batches]
+    batches = [torch.from_numpy(ids * SCATTER).to(device) for ids in drawn]
     gradients = torch.full((size, settings.dim), 1e-3, device=device)
     courses = {dedup: Course(settings, dedup, batches, group) for dedup in DEDUPS}
     for course in courses.values():

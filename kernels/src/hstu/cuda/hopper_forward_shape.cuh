@@ -31,7 +31,7 @@ struct HopperForwardShape {
   /// Of each thread; 64 K in all.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = kHasBias ? 208 : 232;
-  static constexpr int kFinderRegisters = 56;
+  static constexpr int kFinderRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< Of biases.
 
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
