@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from benchmarks.harness.pairing import combine_rounds
 from benchmarks.harness.points import Point, parse_point
 
 _ROOT = Path(__file__).resolve().parents[2]
+_TORCH_WARNING = re.compile(r"(\[rank\d+\]:)?\[?W\d{4} ")
 
 
 def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int) -> str:
@@ -90,14 +92,21 @@ def _start(command: Sequence[str], output: IO[str], errors: IO[str]) -> subproce
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, time_limit_s: int) -> None:
     deadline = time.monotonic() + time_limit_s
-    while any(process.poll() is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.returncode not in (None, 0)]
-        if failed or time.monotonic() > deadline:
+    while True:
+        is_running = any(process.poll() is None for process in processes)
+        # The first to fail: others may fail in consequence.
+        failed = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)]
+        if failed or not is_running or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    for rank, process in enumerate(processes):
-        if process.poll() not in (None, 0):
-            lines = (folder / f"{rank}.err").read_text().strip().splitlines()
-            raise BenchmarkError(f"rank {rank} failed: {lines[-1] if lines else 'no message'}")
-    if any(process.poll() is None for process in processes):
+    if failed:
+        reasons = [f"rank {rank} failed: {_reason_in((folder / f'{rank}.err').read_text())}" for rank in failed]
+        raise BenchmarkError("; ".join(reasons))
+    if is_running:
         raise BenchmarkError(f"the ranks took longer than {time_limit_s} s")
+
+
+def _reason_in(errors: str) -> str:
+    """The last line that is no warning of torch: of groups of NCCL it warns after the exception that ends a process."""
+    lines = [line for line in errors.splitlines() if line.strip() and not _TORCH_WARNING.match(line)]
+    return lines[-1] if lines else "no message"

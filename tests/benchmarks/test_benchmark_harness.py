@@ -9,9 +9,11 @@ import pytest
 
 from benchmarks.harness.arguments import flat, make_parser, size
 from benchmarks.harness.bars import judge
+from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds, median_interval
 from benchmarks.harness.points import Point, parse_point, read_json_lines, write_json_lines
 from benchmarks.harness.table import format_bytes, format_table, format_time
+from benchmarks.harness.torch_ranks import run_torch_ranks
 from benchmarks.lag_cost import compare_turns
 from benchmarks.torch_ranks.block_sizes import block_sizes
 
@@ -150,3 +152,14 @@ def test_numbers_are_written_as_people_read_them() -> None:
     assert [format_bytes(count) for count in (512, 32768, 128 << 20)] == ["512 B", "32 KiB", "128 MiB"]
     assert [format_time(seconds) for seconds in (3e-7, 2e-5, 0.046, None)] == ["300 ns", "20 us", "46 ms", "-"]
     assert format_table(("a", "b"), [("x", "1"), ("yy", "22")]) == "a    b\nx    1\nyy  22"
+
+
+def test_a_rank_that_fails_is_named_with_its_last_line_that_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["[rank1]: ValueError: no memory", "[rank1]:[W1124 21:56:29.8 ProcessGroupNCCL.cpp:1524] Warning: no end"]
+    program = f"import sys\nif '\"rank\": 1' in sys.argv[1]:\n    sys.exit({chr(10).join(lines)!r})\n"
+    (tmp_path / "failing_rank.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BenchmarkError, match=r"^rank 1 failed: \[rank1\]: ValueError: no memory$"):
+        run_torch_ranks("failing_rank", {}, num_ranks=2, time_limit_s=60)
