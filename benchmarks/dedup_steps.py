@@ -10,10 +10,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import torch
-
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.gpus import expect_gpu_each
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
@@ -53,8 +51,8 @@ def measure(options: argparse.Namespace) -> list[Point]:
     Raises:
         BenchmarkError: there are fewer GPUs than ranks, or a rank failed.
     """
-    if options.device == "cuda" and max(options.ranks) > torch.cuda.device_count():
-        raise BenchmarkError(f"{max(options.ranks)} ranks need a GPU each, and torch finds {torch.cuda.device_count()}")
+    if options.device == "cuda":
+        expect_gpu_each(options.ranks)
     settings = {name: getattr(options, name) for name in _SETTINGS} | {"timeout_s": options.time_limit}
     points: list[Point] = []
     for num_ranks in options.ranks:
