@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
 # alone, beside other work, in training steps and in DLRM inference.
-# With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec.
+# With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec. Training
+# steps beside TorchRec, and those of a shared table, are on all GPUs, too.
 # With --kernels, for HSTU attention and layers and moves of jagged rows, on one GPU: beside Triton, PyTorch and FBGEMM.
 # Usage: tools/measure_gpu.sh [--quick] [--tables | --kernels] OUTDIR
 #   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
@@ -10,7 +11,7 @@
 #            where Python finds them
 #   --kernels HSTU_TRITON names a checkout of generative-recommenders, if its Triton kernels are to be measured
 # Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
-# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes, tables 6 to 7.
+# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes, tables on one 6 to 7.
 set -uo pipefail
 
 failed=()
@@ -63,7 +64,8 @@ measure_tables() {
   stage growth_100_million 60 "$table" --growth --first-rows 96000000 --last-rows 100000000 --commit "$commit" \
     --json "$out/cuda_growth_100_million.jsonl"
   stage layer 120 python3 -m benchmarks.cuda_embedding_layer --json "$out/cuda_embedding_layer.jsonl" --out "$out"
-  stage sequence_model 300 python3 -m benchmarks.cuda_sequence_model --json "$out/cuda_sequence_model.jsonl" --out "$out"
+  stage sequence_model 500 python3 -m benchmarks.cuda_sequence_model --ranks 1 $([ "$gpus" = 1 ] || echo "$gpus") \
+    --json "$out/cuda_sequence_model.jsonl" --out "$out"
   [ "$gpus" = 1 ] || bench dedup_steps 200
 }
 

@@ -93,11 +93,12 @@ def make_points(
     """One of each system.
 
     Args:
-        params: ``tables``, ``batch`` and ``length`` among them.
+        params: ``tables``, ``batch`` and ``length`` among them; with ``ranks``, a batch is that of one.
         seconds: by system, of each turn.
         reference: the system that ratios are taken to, where it was measured.
         extra: further fields, each by system.
     """
+    num_ids = params.get("ranks", 1) * params["tables"] * params["batch"] * params["length"]
     points = []
     for system, values in seconds.items():
         more = {field: of_system[system] for field, of_system in extra.items()}
@@ -110,8 +111,8 @@ def make_points(
         points.append(
             Point(
                 name=name, params=params, system=system, median_s=median_s, p5_s=p5_s, p95_s=p95_s,
-                samples=len(values), rate=params["tables"] * params["batch"] * params["length"] / median_s,
-                unit="ids/s", ratio=None if ratio is None else ratio.median, extra=more,
+                samples=len(values), rate=num_ids / median_s, unit="ids/s",
+                ratio=None if ratio is None else ratio.median, extra=more,
             )
         )  # fmt: skip
     return points

@@ -65,25 +65,30 @@ def parse_point(line: str) -> Point:
     )
 
 
+def fields_of(point: Point) -> dict[str, Any]:
+    """What ``parse_point`` makes a point of, once it is JSON."""
+    return {
+        "name": point.name,
+        "params": point.params,
+        "system": point.system,
+        "median_s": point.median_s,
+        "p5_s": point.p5_s,
+        "p95_s": point.p95_s,
+        "samples": point.samples,
+        "rate": point.rate,
+        "unit": point.unit,
+        "ratio": point.ratio,
+        **point.extra,
+    }
+
+
 def write_json_lines(path: Path, points: Iterable[Point]) -> None:
     """One line a point, with the commit of the checkout and the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     origin = {"commit": current_commit(), "machine": describe_machine()}
     with path.open("w", encoding="utf-8") as file:
         for point in points:
-            fields = {
-                "name": point.name,
-                "params": point.params,
-                "system": point.system,
-                "median_s": point.median_s,
-                "p5_s": point.p5_s,
-                "p95_s": point.p95_s,
-                "samples": point.samples,
-                "rate": point.rate,
-                "unit": point.unit,
-                "ratio": point.ratio,
-            }
-            file.write(json.dumps({**fields, **point.extra, **origin}) + "\n")
+            file.write(json.dumps({**fields_of(point), **origin}) + "\n")
 
 
 def read_json_lines(path: Path) -> list[Point]:

@@ -14,6 +14,7 @@ from torch import nn
 from benchmarks.harness.errors import BenchmarkError
 
 HEADWAY, UNLIMITED, TORCHREC = "headway", "headway_unlimited", "torchrec_mch"
+ID_BITS = 62  #: of ids: managed collisions take none below 0
 
 _TABLE, _FEATURE = "item", "ids"
 _HIDDEN = 64
@@ -22,13 +23,14 @@ _LR, _EPS = 0.01, 1e-8
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What all systems are given; ``slots``: rows of the table, where it has a limit."""
+    """What all systems are given; ``slots``: rows of the table, of all ranks together, where it has a limit."""
 
     dim: int
     slots: int
     optimizer: str  #: row_wise_adagrad or adam
     eviction_interval: int  #: batches after which managed collisions choose their ids anew
     device: torch.device
+    group: dist.ProcessGroup  #: for tensors of the device
 
 
 class SequenceModel(nn.Module):
@@ -80,12 +82,12 @@ def make_features(ids_BL: torch.Tensor) -> Any:
 
 
 def make_model(system: str, options: ModelOptions) -> Any:
-    """The sharded model of a system, on the default process group."""
+    """The sharded model of a system; all ranks of the group must call it."""
     return _make_torchrec(options) if system == TORCHREC else _make_headway(options, is_limited=system == HEADWAY)
 
 
 def table_counts(system: str, model: Any) -> dict[str, int]:
-    """What a dynamic table has and did."""
+    """What this rank's part of a dynamic table has and did."""
     import headway.torchrec
 
     if system == TORCHREC:
@@ -110,7 +112,9 @@ def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
 
     limit: dict[str, Any] = {}
     if is_limited:
-        limit = {"max_rows": options.slots, "eviction": Eviction(policy="lru", high_water=0.95, low_water=0.85)}
+        # With several ranks each may have a tenth more than its share: together they then have as many as others.
+        max_rows = options.slots if options.group.size() == 1 else options.slots * 10 // 11
+        limit = {"max_rows": max_rows, "eviction": Eviction(policy="lru", high_water=0.95, low_water=0.85)}
     is_adam = options.optimizer == "adam"
     table = DynamicTable(
         optimizer=Adam(lr=_LR, eps=_EPS) if is_adam else RowWiseAdagrad(lr=_LR, eps=_EPS),
@@ -118,7 +122,8 @@ def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
         **limit,
     )
     collection = EmbeddingCollection(tables=[_config(options)], device=torch.device("meta"))
-    return headway.torchrec.shard(SequenceModel(collection, options), {_TABLE: table}, device=options.device)
+    model = SequenceModel(collection, options)
+    return headway.torchrec.shard(model, {_TABLE: table}, process_group=options.group, device=options.device)
 
 
 def _make_torchrec(options: ModelOptions) -> Any:
@@ -143,6 +148,8 @@ def _make_torchrec(options: ModelOptions) -> Any:
         device=options.device,
         eviction_policy=DistanceLFU_EvictionPolicy(),
         eviction_interval=options.eviction_interval,
+        # Each rank has a range of ids: of the default, 2^63, the first half of ranks would have them all.
+        input_hash_size=1 << ID_BITS,
     )
     module = ManagedCollisionEmbeddingCollection(
         EmbeddingCollection(tables=[config], device=torch.device("meta")),
@@ -153,19 +160,17 @@ def _make_torchrec(options: ModelOptions) -> Any:
     weights = module._embedding_module.parameters()
     apply_optimizer_in_backward(kind, weights, {"lr": _LR, "eps": _EPS})
     sharder = ManagedCollisionEmbeddingCollectionSharder(mc_sharder=ManagedCollisionCollectionSharder())
-    group = dist.group.WORLD
-    assert group is not None, "the caller made it"
     plan = construct_module_sharding_plan(
         module,
         {_TABLE: row_wise(compute_kernel="fused")},
         sharder=sharder,
-        local_size=group.size(),
-        world_size=group.size(),
+        local_size=options.group.size(),
+        world_size=options.group.size(),
         device_type=options.device.type,
     )
     return DistributedModelParallel(
         SequenceModel(module, options),
-        env=ShardingEnv.from_process_group(group),
+        env=ShardingEnv.from_process_group(options.group),
         device=options.device,
         plan=ShardingPlan({"embeddings": plan}),
         sharders=[sharder],
