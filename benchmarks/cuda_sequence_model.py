@@ -2,8 +2,9 @@
 
 Both are TorchRec models, sharded over ranks with a GPU each, under NCCL: ``headway.torchrec``, whose table takes any
 id, with a limit on its rows and without, and a static table of as many rows behind ``MCHManagedCollisionModule``, which
-gives ids a row each as long as there are any. Each rank has lists of its own; ids are the same for all systems, and the
-layers above begin alike. Nothing is compared but time, which is that of the slowest rank: which ids have a row differs.
+gives ids a row each as long as there are any, with TorchRec's search for duplicates and without. Each rank has lists of
+its own; ids are the same for all systems, and the layers above begin alike. Nothing is compared but time, which is that
+of the slowest rank: which ids have a row differs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from benchmarks.harness.gpus import expect_gpu_each
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point, parse_point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.sequence_models import HEADWAY, TORCHREC, UNLIMITED
+from benchmarks.harness.sequence_models import HEADWAY, PEERS, TORCHREC, UNLIMITED
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_ranks
 
 DESCRIPTION = "training steps over sequences of unknown ids on GPUs, against TorchRec's managed collisions"
 
-_SYSTEMS = (HEADWAY, UNLIMITED, TORCHREC)
+_SYSTEMS = (HEADWAY, UNLIMITED, *PEERS)
 _TABLE_BYTES = 4 << 30  #: of a table with a limit, where that leaves it less than --slots
 _MAX_VALUES = (1 << 31) - 1  #: of all vectors of a step: kernels of others may count in 32 bits
 _WAIT_S = 60  #: of a rank for another: no step takes nearly as long
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 def _measure_run(options: argparse.Namespace, num_ranks: int, dim: int) -> list[Point]:
     settings = {name: getattr(options, name) for name in _SETTINGS} | {
-        "systems": [name for name in options.systems if name != TORCHREC or options.against != "none"],
+        "systems": [name for name in options.systems if name not in PEERS or options.against != "none"],
         "dim": dim,
         "factor": dim // options.base_dim,
         "batch": _num_lists(options, dim, num_ranks),

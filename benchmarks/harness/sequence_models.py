@@ -13,7 +13,10 @@ from torch import nn
 
 from benchmarks.harness.errors import BenchmarkError
 
-HEADWAY, UNLIMITED, TORCHREC = "headway", "headway_unlimited", "torchrec_mch"
+HEADWAY, UNLIMITED = "headway", "headway_unlimited"
+TORCHREC = "torchrec_mch"
+TORCHREC_DEDUP = "torchrec_mch_dedup"  #: each rank finds its duplicates before ids are exchanged
+PEERS = (TORCHREC, TORCHREC_DEDUP)
 ID_BITS = 62  #: of ids: managed collisions take none below 0
 
 _TABLE, _FEATURE = "item", "ids"
@@ -83,14 +86,16 @@ def make_features(ids_BL: torch.Tensor) -> Any:
 
 def make_model(system: str, options: ModelOptions) -> Any:
     """The sharded model of a system; all ranks of the group must call it."""
-    return _make_torchrec(options) if system == TORCHREC else _make_headway(options, is_limited=system == HEADWAY)
+    if system in PEERS:
+        return _make_torchrec(options, has_dedup=system == TORCHREC_DEDUP)
+    return _make_headway(options, is_limited=system == HEADWAY)
 
 
 def table_counts(system: str, model: Any) -> dict[str, int]:
     """What this rank's part of a dynamic table has and did."""
     import headway.torchrec
 
-    if system == TORCHREC:
+    if system in PEERS:
         return {}
     (counts,) = headway.torchrec.statistics(model).values()
     return {name: counts[name] for name in ("rows", "inserted", "evicted", "refused", "key_bytes", "row_bytes")}
@@ -126,8 +131,9 @@ def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
     return headway.torchrec.shard(model, {_TABLE: table}, process_group=options.group, device=options.device)
 
 
-def _make_torchrec(options: ModelOptions) -> Any:
+def _make_torchrec(options: ModelOptions, *, has_dedup: bool) -> Any:
     from torchrec import EmbeddingCollection
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
     from torchrec.distributed.mc_modules import ManagedCollisionCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -159,7 +165,9 @@ def _make_torchrec(options: ModelOptions) -> Any:
     kind = torch.optim.Adam if options.optimizer == "adam" else RowWiseAdagrad
     weights = module._embedding_module.parameters()
     apply_optimizer_in_backward(kind, weights, {"lr": _LR, "eps": _EPS})
-    sharder = ManagedCollisionEmbeddingCollectionSharder(mc_sharder=ManagedCollisionCollectionSharder())
+    sharder = ManagedCollisionEmbeddingCollectionSharder(
+        ec_sharder=EmbeddingCollectionSharder(use_index_dedup=has_dedup), mc_sharder=ManagedCollisionCollectionSharder()
+    )
     plan = construct_module_sharding_plan(
         module,
         {_TABLE: row_wise(compute_kernel="fused")},
