@@ -39,7 +39,7 @@ __device__ __forceinline__ void init_backward_barriers() {
       for (Barrier& known : state.tile_known) init_barrier(&known, 1);
       for (int i = 0; i < Shape::kBiasStages; ++i) {
         init_barrier(&state.bias_full[i], 1);
-        init_barrier(&state.bias_empty[i], kReadingWarps - kComputingWarps);
+        init_barrier(&state.bias_empty[i], kReadingWarps);
       }
     }
     fence_barrier_init();

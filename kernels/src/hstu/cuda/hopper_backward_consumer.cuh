@@ -3,6 +3,7 @@
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/hopper_own_query_sums.cuh"
+#include "hstu/cuda/hopper_time_gradients.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
 #include "hstu/cuda/write_fragments.cuh"
@@ -20,10 +21,11 @@ class HopperBackwardConsumer {
  public:
   /// @param warpgroup of those that compute
   __device__ __forceinline__ HopperBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
-      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
+      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), time_gradients_(params) {}
 
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
+    if constexpr (Shape::kHasBias) time_gradients_.begin();
     while (true) {
       wait(&barriers().keys_full, keys_.parity);
       if (tile().is_end) break;
@@ -31,6 +33,7 @@ class HopperBackwardConsumer {
       compute_tile(tile());
       keys_.advance();
     }
+    if constexpr (Shape::kHasBias) time_gradients_.end();
     if constexpr (!Shape::kTakesSequences) hand_out_sums({});
   }
 
@@ -44,25 +47,20 @@ class HopperBackwardConsumer {
   /// Of those that compute.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
 
-  /// What a thread keeps of a tile.
-  struct Rows {
-    FragmentPlace place;
-    RowTimes times;
-  };
-
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tile_of(keys_); }
   [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
   // What is of the tile stays in shared memory until it is needed: registers are few.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
-    Rows const rows = rows_of(tile);
+    FragmentPlace const place(tile.first_key + 64 * warpgroup_);
     float key_sums[kSums], value_sums[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
+    if constexpr (Shape::kHasBias) time_gradients_.begin_tile(factor_of_bias());
     for (bool is_last = !tile.is_seen; !is_last;) {
       wait(&state_.queries_full[queries_.index], queries_.parity);
       is_last = state_.blocks[queries_.index].is_last;
-      compute_block(rows, key_sums, value_sums, is_last);
+      compute_block(place, key_sums, value_sums, is_last);
     }
     if (tile.is_seen) {
       finish_last_block();
@@ -72,28 +70,17 @@ class HopperBackwardConsumer {
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const scale = scale_of_weights(params_, mask.num_keys);
     std::int64_t const first_row = tile.sequence.first_key_row;
-    OutputRows const to_key(params_.grad_key, first_row, tile.head, rows.place, mask.num_keys,
-                            scale * params_.half_alpha);
-    OutputRows const to_value(params_.grad_value, first_row, tile.head, rows.place, mask.num_keys, scale);
+    OutputRows const to_key(params_.grad_key, first_row, tile.head, place, mask.num_keys, scale * params_.half_alpha);
+    OutputRows const to_value(params_.grad_value, first_row, tile.head, place, mask.num_keys, scale);
     release(&barriers().keys_empty);
     store_rows<T>(value_sums, to_value);
     store_rows<T>(key_sums, to_key);
   }
 
-  [[nodiscard]] __device__ __forceinline__ Rows rows_of(KeyTileInfo const& tile) const {
-    Rows rows{FragmentPlace(tile.first_key + 64 * warpgroup_), {}};
-    if constexpr (Shape::kHasBias) {
-      if (params_.bias.has_time()) {
-        rows.times = state_.key_times[keys_.parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
-      }
-    }
-    return rows;
-  }
-
   /// The gradients of queries of the block before are computed here too, so that no warpgroup waits for the gradients
   /// of scores of the other.
-  __device__ __forceinline__ void compute_block(Rows const& rows, float (&key_sums)[kSums], float (&value_sums)[kSums],
-                                                bool is_last) {
+  __device__ __forceinline__ void compute_block(FragmentPlace const& place, float (&key_sums)[kSums],
+                                                float (&value_sums)[kSums], bool is_last) {
     if constexpr (Shape::kTakesSequences) {
       if ((state_.blocks[queries_.index].seen_parts >> warpgroup_ & 1) == 0) return pass_over_block(is_last);
     }
@@ -101,13 +88,15 @@ class HopperBackwardConsumer {
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
+    float time_bias_below[Shape::kBlockQueries / 8];
     if constexpr (Shape::kHasBias) {
       QueryBlockInfo const& block = state_.blocks[queries_.index];
       wait(&state_.bias_full[block.bias_stage], block.bias_parity);
+      bias_block().time_bias.bias[warp()].load_below(time_bias_below);
     }
     wait_products<1>();
     pin_registers(scores);
-    compute_weights(scores, weights, grad_scores, rows);
+    compute_weights(scores, time_bias_below, weights, grad_scores, place);
     wait_products<0>();
     pin_registers(grads);
     if (is_last) release(&barriers().values_empty);
@@ -123,6 +112,7 @@ class HopperBackwardConsumer {
     unfinished_ = place_of_query_sums();
     float query_sums[kQuerySums];
     start_query_sums(query_sums, before);
+    if constexpr (Shape::kHasBias) finish_bias(grad_scores);
     wait_products<1>();
     pin_registers(value_sums);
     pin_registers(key_sums);
@@ -139,6 +129,11 @@ class HopperBackwardConsumer {
     if (is_last) release(&barriers().values_empty);
     std::uint32_t const none[kSteps][4] = {};
     write_grad_scores(none);
+    if constexpr (Shape::kHasBias) {
+      QueryBlockInfo const& block = state_.blocks[queries_.index];
+      wait(&state_.bias_full[block.bias_stage], block.bias_parity);
+      release(&state_.bias_empty[block.bias_stage]);
+    }
     SumsPlace const before = unfinished_;
     unfinished_ = place_of_query_sums();
     release(&state_.queries_empty[queries_.index]);
@@ -222,12 +217,14 @@ class HopperBackwardConsumer {
 
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
   /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                  std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], float const (&time_bias_below)[kScores / 4],
+                                                  std::uint32_t (&weights)[kSteps][4],
+                                                  std::uint32_t (&factors)[kSteps][4],
+                                                  FragmentPlace const& place) const {
     if constexpr (!Shape::kHasBias) {
-      compute_weights_of_block<ScoreBias::kNone>(scores, weights, factors, rows);
+      compute_weights_of_block<ScoreBias::kNone>(scores, weights, factors, place);
     } else if (!params_.bias.has_time()) {
-      compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, rows);
+      compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, place);
     } else {
       float factor = params_.half_alpha;
       if (params_.bias.has_position()) {
@@ -235,10 +232,16 @@ class HopperBackwardConsumer {
         factor = 1;
       }
       auto const& block = bias_block();
-      add_time_bias(scores, factor, block.time_bias, warp(), block.times, rows.times, rows.place.column,
-                    backward_time_table<Shape>(params_.bias), chunks_seen(rows));
-      compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, rows);
+      add_time_bias(scores, factor, time_bias_below, block.time_bias, warp(), block.times, times_of_rows(),
+                    place.column, backward_time_table<Shape>(params_.bias), chunks_seen(place),
+                    time_gradients_.are_above());
+      compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, place);
     }
+  }
+
+  /// From shared memory, as registers are few.
+  [[nodiscard]] __device__ __forceinline__ RowTimes times_of_rows() const {
+    return state_.key_times[keys_.parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
   }
 
   /// Of the present queries.
@@ -247,10 +250,10 @@ class HopperBackwardConsumer {
   }
 
   /// Chunks of the present queries of which some see some row of this warp, by the bits of their first groups.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Rows const& rows) const {
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(FragmentPlace const& place) const {
     if (state_.blocks[queries_.index].is_whole) return ~0u;
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    std::int32_t const first_row = rows.place.row - lane / 4;
+    std::int32_t const first_row = place.row - lane / 4;
     std::uint32_t chunks = 0;
 #pragma unroll
     for (int first = 0; first < Shape::kBlockQueries; first += kWarpThreads) {
@@ -271,29 +274,30 @@ class HopperBackwardConsumer {
   __device__ __forceinline__ void compute_weights_of_block(float (&scores)[kScores],
                                                            std::uint32_t (&weights)[kSteps][4],
                                                            std::uint32_t (&factors)[kSteps][4],
-                                                           Rows const& rows) const {
+                                                           FragmentPlace const& place) const {
     if (state_.blocks[queries_.index].is_whole) {
-      compute_weights_of<kBias, false>(scores, weights, factors, rows);
+      compute_weights_of<kBias, false>(scores, weights, factors, place);
     } else {
-      compute_weights_of<kBias, true>(scores, weights, factors, rows);
+      compute_weights_of<kBias, true>(scores, weights, factors, place);
     }
   }
 
   template <ScoreBias kBias, bool kIsMasked>
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
-                                                     std::uint32_t (&factors)[kSteps][4], Rows const& rows) const {
+                                                     std::uint32_t (&factors)[kSteps][4],
+                                                     FragmentPlace const& place) const {
     if constexpr (kBias == ScoreBias::kPosition) {
       add_position_bias(scores, params_.half_alpha, position_bias());
     }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
-      QueryVisibility const* const seen = state_.visibility[queries_.index] + 8 * group + rows.place.column;
+      QueryVisibility const* const seen = state_.visibility[queries_.index] + 8 * group + place.column;
       float values[4], slopes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float const score = scores[4 * group + i];
         float const h = kBias == ScoreBias::kNone ? score * params_.half_alpha : score;
-        bool const is_on = !kIsMasked || seen[i % 2].sees(rows.place.row + 8 * (i / 2));
+        bool const is_on = !kIsMasked || seen[i % 2].sees(place.row + 8 * (i / 2));
         weight_and_slope(h, is_on, values[i], slopes[i]);
       }
 #pragma unroll
@@ -312,6 +316,17 @@ class HopperBackwardConsumer {
         grad_scores);
     fence_async_proxy();
     release(&state_.grads_full[queries_.index]);
+  }
+
+  /// What gradients of the bias are multiplied by.
+  [[nodiscard]] __device__ __forceinline__ float factor_of_bias() const {
+    return params_.half_alpha * scale_of_weights(params_, tile().sequence.mask.num_keys);
+  }
+
+  /// While products run.
+  __device__ __forceinline__ void finish_bias(std::uint32_t const (&grad_scores)[kSteps][4]) const {
+    if (time_gradients_.is_wanted()) time_gradients_.add(grad_scores, bias_block().time_bias);
+    release(&state_.bias_empty[state_.blocks[queries_.index].bias_stage]);
   }
 
   [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
@@ -364,6 +379,7 @@ class HopperBackwardConsumer {
   int warpgroup_;
   RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
+  std::conditional_t<Shape::kHasBias, HopperTimeGradients<T, Shape>, NoTimeGradients> time_gradients_;
   SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 

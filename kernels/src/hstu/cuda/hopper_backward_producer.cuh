@@ -247,7 +247,6 @@ class HopperBackwardBiasProducer {
         block.times.fill(params_.bias.query_times + tile.sequence.first_query_row + first_query,
                          mask.num_queries - first_query, tile.base_time);
         block.time_bias.fill(backward_time_table<Shape>(params_.bias), key_times, block.times);
-        find_buckets(key_times, block);
       }
       if (params_.bias.has_position()) {
         std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
@@ -262,21 +261,6 @@ class HopperBackwardBiasProducer {
       }
       bias_.advance();
     }
-  }
-
-  /// A lane those of one group.
-  __device__ __forceinline__ void find_buckets(BlockTimes<Shape::kBlockKeys, 16> const& keys,
-                                               BiasBlock<Shape>& block) const {
-    constexpr int kQueryGroups = BiasBlock<Shape>::kQueryGroups;
-    static_assert(BiasBlock<Shape>::kKeyGroups * kQueryGroups == kWarpThreads);
-    TimeTable const table = backward_time_table<Shape>(params_.bias);
-    auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    std::int32_t const key_group = lane / kQueryGroups, query_group = lane % kQueryGroups;
-    TimeRange const& queries = block.times.ranges[query_group];
-    BucketRange range = buckets_between(table, keys.ranges[2 * key_group], queries);
-    BucketRange const second = buckets_between(table, keys.ranges[2 * key_group + 1], queries);
-    range = {min(range.first, second.first), max(range.last, second.last)};
-    block.buckets[key_group][query_group] = {range, table.bound_above(range.first), 0};
   }
 
   HopperBackwardParams const& params_;

@@ -36,23 +36,25 @@ struct QueryBlockInfo {
   std::uint32_t seen_parts = 0;                 ///< Bits of the warpgroups of whose keys something is seen.
 };
 
-/// In which buckets the pairs of 32 keys and 8 queries lie; the bound is that above the first.
-struct alignas(16) GroupBuckets {
-  BucketRange range;
-  float bound, unused;
-};
-
 /// What a bias and its gradients need of a block of queries.
 template <class Shape>
 struct BiasBlock {
-  static constexpr int kKeyGroups = Shape::kBlockKeys / 32, kQueryGroups = Shape::kBlockQueries / 8;
+  using TimeBias = BlockTimeBias<Shape::kBlockKeys, Shape::kBlockQueries, 16>;
 
   BlockTimes<Shape::kBlockQueries, 8> times;
-  BlockTimeBias<Shape::kBlockKeys, Shape::kBlockQueries, 16> time_bias;
-  GroupBuckets buckets[kKeyGroups][kQueryGroups];
+  TimeBias time_bias;
   PositionBand<Shape::kBlockKeys, Shape::kBlockQueries> positions;
   std::int32_t first_query = 0;
   bool is_last = false;
+};
+
+/// What a warp that computes keeps of the gradients of time weights; see HopperTimeGradients.
+struct WarpTimeSums {
+  static constexpr std::int32_t kBuckets = 128;
+
+  float sums[kBuckets];
+  float factor;                             ///< Of gradients of the present tile.
+  std::uint8_t are_above[kWarpThreads][4];  ///< By thread and chunk of the present block; see StripBias::add_rises().
 };
 
 /// Where sums of a block of queries are to be added.
@@ -85,7 +87,7 @@ struct HopperBackwardState : KeyBarriers {
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
   Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
   Barrier tile_known[2];  ///< By the parity of keys, for the warp that prepares biases.
-  Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];  ///< Those who add up its gradients empty it.
+  Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
   /// By the place and parity of their keys: that of the next is written while one is still in use.
   KeyTileInfo tiles[2 * Shape::kKeyStages];
   std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];  ///< By parity alone.
@@ -93,6 +95,7 @@ struct HopperBackwardState : KeyBarriers {
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
+  std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias> time_sums[4 * Shape::kConsumers];
   static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
 
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_of(KeysPosition const& keys) {
@@ -126,7 +129,7 @@ template <class Shape>
   constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
   static_assert(kState + (Shape::kHasBias ? time_gradient_bytes<Shape>(TimeTable::kMostBounds) : 0) <=
                 kMostSharedBytes);
-  static_assert(!Shape::kHasBias || buckets_kept<Shape>(TimeTable::kMostBounds) >= 16);
+  static_assert(!Shape::kHasBias || buckets_kept<Shape>(TimeTable::kMostBounds) >= 8);
   return kState + (bias.has_time() ? time_gradient_bytes<Shape>(bias.num_time_bounds) : 0);
 }
 

@@ -6,8 +6,8 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights. A
-/// thread has a key.
+/// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights: of
+/// positions, and of times in chunks with groups of more than two buckets. A thread has a key.
 ///
 /// For gradients of time weights a thread has sums of its own in shared memory, so that it adds to them without waiting
 /// for others: of as many buckets as there is room for. A warp's threads have those of the same buckets, which follow
@@ -38,9 +38,8 @@ class HopperBiasGradients {
   static_assert(kRowBytes == 16 * Shape::kBlockQueries / 8);
   static_assert(Shape::kBlockKeys == 128);
 
-  static constexpr int kGroups = Shape::kBlockQueries / 8;  ///< Of 8 queries.
-
   using KeyTimes = BlockTimes<Shape::kBlockKeys, 16>;
+  using TimeBias = typename BiasBlock<Shape>::TimeBias;
 
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile, KeyTimes const& key_times) {
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -111,22 +110,26 @@ class HopperBiasGradients {
     }
   }
 
-  /// By groups of the warp's keys and 8 queries, most of which lie in one bucket or two.
+  /// A warp those of two strips of keys.
   __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
                                             float factor) {
-    GroupBuckets const(&groups)[kGroups] = block.buckets[thread_ / kWarpThreads];
-    BucketRange const own = groups[thread_ % kGroups].range;
-    cover({__reduce_min_sync(kAllLanes, own.first), __reduce_max_sync(kAllLanes, own.last)});
+    TimeBias const& bias = block.time_bias;
+    std::int32_t const lane = thread_ % kWarpThreads, first_strip = thread_ / kWarpThreads * 2;
+    std::uint32_t left = bias.strips[first_strip].mixed | bias.strips[first_strip + 1].mixed;
+    if (left == 0) return;
+    BucketRange const own_range = bias.looked_up(first_strip + lane / TimeBias::kGroups % 2, lane % TimeBias::kGroups);
+    cover({__reduce_min_sync(kAllLanes, own_range.first), __reduce_max_sync(kAllLanes, own_range.last)});
+    std::uint32_t const own = bias.strips[thread_ / 16].mixed;
     SplitTime const time = keys.time(thread_);
 #pragma unroll 1
-    for (int group = 0; group < kGroups; ++group) {
-      GroupBuckets const buckets = groups[group];
-      float grads[8];
-      load_eight(stage, thread_, 8 * group, grads);
-      if (buckets.range.first == buckets.range.last) {
-        add_to_sum(buckets.range.first, sum_of_eight(grads), factor);
-      } else {
-        add_mixed(block.times.pairs + 4 * group, time, buckets, grads, factor);
+    for (; left != 0; left &= left - 1) {
+      int const first = __ffs(static_cast<int>(left)) - 1;
+      if ((own >> first & 1) == 0) continue;
+#pragma unroll 1
+      for (int group = first; group < first + TimeBias::kChunkGroups; ++group) {
+        float grads[8];
+        load_eight(stage, thread_, 8 * group, grads);
+        add_group(block.times.pairs + 4 * group, time, grads, factor);
       }
     }
   }
@@ -144,29 +147,16 @@ class HopperBiasGradients {
     }
   }
 
-  [[nodiscard]] static __device__ __forceinline__ float sum_of_eight(float const (&values)[8]) {
-    return values[0] + values[1] + (values[2] + values[3]) + (values[4] + values[5] + (values[6] + values[7]));
-  }
-
-  /// A group of several buckets.
-  __device__ __forceinline__ void add_mixed(TimePair const* queries, SplitTime time, GroupBuckets const& buckets,
-                                            float const (&grads)[8], float factor) const {
+  /// Of a key and 8 queries.
+  __device__ __forceinline__ void add_group(TimePair const* queries, SplitTime time, float const (&grads)[8],
+                                            float factor) const {
     float apart[8];
+    std::int32_t buckets[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) apart[i] = fabsf(time_difference(time, queries[i / 2].times[i % 2]));
-    if (buckets.range.last == buckets.range.first + 1) {
-      float above[8];
+    backward_time_table<Shape>(params_.bias).find_buckets(apart, buckets);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) above[i] = apart[i] >= buckets.bound ? grads[i] : 0.0F;
-      float const sum = sum_of_eight(above);
-      add_to_sum(buckets.range.first, sum_of_eight(grads) - sum, factor);
-      add_to_sum(buckets.range.last, sum, factor);
-    } else {
-      std::int32_t each[8];
-      backward_time_table<Shape>(params_.bias).find_buckets(apart, each);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) add_to_sum(each[i], grads[i], factor);
-    }
+    for (int i = 0; i < 8; ++i) add_to_sum(buckets[i], grads[i], factor);
   }
 
   /// Those of buckets that are not kept go to global memory at once.

@@ -14,7 +14,15 @@ struct TimeRange {
 /// The first and the last bucket of time differences.
 struct BucketRange {
   std::int32_t first, last;
+
+  [[nodiscard]] static __device__ __forceinline__ BucketRange none() { return {std::int32_t{1} << 30, -1}; }
 };
+
+/// The same where room is short.
+struct alignas(4) BucketNumbers {
+  std::uint16_t first, last;
+};
+static_assert(TimeTable::kMostBounds < 1 << 16);
 
 /// Of all differences of times in one range from times in another.
 [[nodiscard]] __device__ __forceinline__ BucketRange buckets_between(TimeTable const& table, TimeRange const& a,
@@ -76,23 +84,103 @@ struct BlockTimes {
   }
 };
 
-/// Of the pairs of 16 rows and 8 columns: `above` from the bound on, `below` else.
-struct alignas(16) TimeStep {
-  float bound, below, above, unused;
+/// The bias of groups of 16 rows and 8 columns in one bucket or in two: all pairs have `below`, and from a bound on
+/// `rise` more. Of the groups of 16 rows, in shared memory.
+template <int kGroups>
+struct StripBias {
+  struct alignas(8) Step {
+    float bound, rise;
+  };
+  struct Group {
+    float below;
+    Step step;
+  };
+
+  alignas(16) float below[kGroups];
+  Step steps[kGroups];
+
+  /// @param is_left_out whether others add it
+  [[nodiscard]] static __device__ __forceinline__ Group group_of(TimeTable const& table, BucketRange const& buckets,
+                                                                 bool is_left_out) {
+    float const infinity = __uint_as_float(0x7f800000);
+    if (is_left_out) return {0, {infinity, 0}};
+    float const weight = table.weight(buckets.first);
+    if (buckets.last == buckets.first) return {weight, {infinity, 0}};  // The last bucket has no bound.
+    return {weight, {table.bound_above(buckets.first), table.weight(buckets.last) - weight}};
+  }
+  __device__ __forceinline__ void set(std::int32_t group, Group const& bias) {
+    below[group] = bias.below;
+    steps[group] = bias.step;
+  }
+
+  __device__ __forceinline__ void load_below(float (&to)[kGroups]) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; i += 4) {
+      float4 const four = *reinterpret_cast<float4 const*>(below + i);
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  }
+
+  /// Of kCount groups from `first` on, of all columns.
+  /// @param pairs times of the thread's columns in the first of all groups
+  /// @param apart gives the time between one of the thread's rows and a column
+  /// @returns bits of the thread's pairs in these groups, of those from the bounds on
+  template <int kCount, class Apart>
+  __device__ __forceinline__ std::uint32_t add_rises(float (&scores)[4 * kGroups], int first, TimePair const* pairs,
+                                                     Apart apart) const {
+    std::uint32_t are_above = 0;
+#pragma unroll
+    for (int group = first; group < first + kCount; ++group) {
+      Step const step = steps[group];
+      TimePair const pair = pairs[4 * group];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (apart(i / 2, pair.times[i % 2]) >= step.bound) {
+          scores[4 * group + i] += step.rise;
+          are_above |= 1u << (4 * (group - first) + i);
+        }
+      }
+    }
+    return are_above;
+  }
 };
 
-/// The time bias of a block of scores, in shared memory. Most groups of 16 rows and 8 columns lie in one bucket or in
-/// two neighbouring ones, so that a comparison tells the bias. Chunks of kChunk columns that have others have steps of
-/// 0, and their pairs are looked up one by one.
+/// From scores to factor * score + below, in place.
+template <int kGroups>
+__device__ __forceinline__ void add_below(float (&scores)[4 * kGroups], float factor, float const (&below)[kGroups]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kGroups; ++i) scores[i] = fmaf(scores[i], factor, below[i / 4]);
+}
+
+/// The time bias of a block of scores, in shared memory. Chunks of kChunk columns are looked up pair by pair where they
+/// have groups in more than two buckets; or in some too far from those of other chunks, so that the others of 16 rows
+/// lie in kWindow neighbouring buckets.
 template <int kRows, int kColumns, int kChunk>
 struct BlockTimeBias {
   static constexpr int kWarps = kRows / 16, kGroups = kColumns / 8;
   static constexpr int kChunkGroups = kChunk / 8, kChunks = kColumns / kChunk;
+  static constexpr std::int32_t kWindow = 8;
   static_assert(kGroups < kWarpThreads && kWarpThreads % kGroups == 0 && kWarps * kGroups % kWarpThreads == 0);
 
-  TimeStep steps[kWarps][kGroups];
-  /// By bits, the first groups of chunks: of those in which each group lies in one bucket, and of those looked up.
-  std::uint32_t alike[kWarps], mixed[kWarps];
+  /// Of 16 rows.
+  struct alignas(16) Strip {
+    /// By bits, the first groups of chunks: of those in which each group lies in one bucket, and of those looked up.
+    std::uint32_t alike, mixed;
+    std::int32_t first_bucket;  ///< Of the chunks that are not looked up.
+  };
+
+  StripBias<kGroups> bias[kWarps];
+  Strip strips[kWarps];
+  BucketNumbers buckets[kWarps][kGroups];
+
+  /// The buckets of a group that is looked up; of others none.
+  [[nodiscard]] __device__ __forceinline__ BucketRange looked_up(std::int32_t warp, std::int32_t group) const {
+    bool const is_mixed = (strips[warp].mixed >> (group - group % kChunkGroups) & 1) != 0;
+    return is_mixed ? BucketRange{buckets[warp][group].first, buckets[warp][group].last} : BucketRange::none();
+  }
 
   /// By all lanes of a warp, for others after a barrier.
   __device__ __forceinline__ void fill(TimeTable const& table, BlockTimes<kRows, 16> const& rows,
@@ -102,65 +190,56 @@ struct BlockTimeBias {
     auto const is_in_chunk = [&](bool is_so) {
       return (__ballot_sync(kAllLanes, is_so) >> chunk_lane & ((1u << kChunkGroups) - 1)) != 0;
     };
+    auto const max_of_strip = [&](std::int32_t value) {
+#pragma unroll
+      for (int bits = 1; bits < kGroups; bits *= 2) value = max(value, __shfl_xor_sync(kAllLanes, value, bits));
+      return value;
+    };
     auto const first_groups = [&](bool is_so) -> std::uint32_t {
       return __ballot_sync(kAllLanes, is_so && lane == chunk_lane) >> first_lane & ((1u << kGroups) - 1);
     };
 #pragma unroll
     for (int first_warp = 0; first_warp < kWarps; first_warp += kWarpThreads / kGroups) {
       std::int32_t const warp = first_warp + lane / kGroups;
-      BucketRange const buckets = buckets_between(table, rows.ranges[warp], columns.ranges[group]);
-      bool const is_mixed = is_in_chunk(buckets.last > buckets.first + 1);
-      std::uint32_t const alike_groups = first_groups(!is_in_chunk(buckets.last > buckets.first));
+      BucketRange const own = buckets_between(table, rows.ranges[warp], columns.ranges[group]);
+      bool const are_many = is_in_chunk(own.last > own.first + 1);
+      std::int32_t const last = max_of_strip(are_many ? -1 : own.last);
+      bool const is_mixed = is_in_chunk(are_many || own.first <= last - kWindow);
+      std::int32_t const first = -max_of_strip(is_mixed ? -last : -own.first);
+      std::uint32_t const alike_groups = first_groups(!is_in_chunk(own.last > own.first));
       std::uint32_t const mixed_groups = first_groups(is_mixed);
-      steps[warp][group] = {table.bound_above(buckets.first), is_mixed ? 0.0F : table.weight(buckets.first),
-                            is_mixed ? 0.0F : table.weight(buckets.last), 0};
-      if (group == 0) {
-        alike[warp] = alike_groups;
-        mixed[warp] = mixed_groups;
-      }
+      bias[warp].set(group, StripBias<kGroups>::group_of(table, own, is_mixed));
+      buckets[warp][group] = {static_cast<std::uint16_t>(own.first), static_cast<std::uint16_t>(own.last)};
+      if (group == 0) strips[warp] = {alike_groups, mixed_groups, first};
     }
     __syncwarp();
   }
 };
 
-/// Adds the time bias to factor * score, in place. By all lanes of a warp.
+/// From scores to factor * score + time bias, in place. By all lanes of a warp.
+/// @param below of the warp's rows (StripBias::load_below())
 /// @param warp of those that have the block's rows
 /// @param column of the thread within a group, and the next
 /// @param seen bits of the first groups of chunks of which some pair is seen
-template <int kScores, class Bias, class Columns>
-__device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float factor, Bias const& bias,
-                                              std::uint32_t warp, Columns const& columns, RowTimes const& rows,
-                                              std::int32_t column, TimeTable const& table, std::uint32_t seen) {
+/// @param are_above by chunk that is not alike (StripBias::add_rises()); not in registers, which are few
+template <int kScores, int kGroups, class Bias, class Columns>
+__device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float factor, float const (&below)[kGroups],
+                                              Bias const& bias, std::uint32_t warp, Columns const& columns,
+                                              RowTimes const& rows, std::int32_t column, TimeTable const& table,
+                                              std::uint32_t seen, std::uint8_t (&are_above)[Bias::kChunks]) {
   static_assert(kScores == 4 * Bias::kGroups);
-  auto const find_apart = [&](int group, float* apart) {
-    TimePair const pair = columns.pairs[4 * group + column / 2];
+  auto const apart_from = [&rows](int row, SplitTime time) { return fabsf(time_difference(rows.times[row], time)); };
+  add_below(scores, factor, below);
+  TimePair const* const pairs = columns.pairs + column / 2;
+  std::uint32_t const alike = bias.strips[warp].alike;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) apart[i] = fabsf(time_difference(rows.times[i / 2], pair.times[i % 2]));
-  };
-  std::uint32_t const alike = bias.alike[warp];
-#pragma unroll
-  for (int first = 0; first < Bias::kGroups; first += Bias::kChunkGroups) {
-    if ((alike >> first & 1) != 0) {
-#pragma unroll
-      for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
-        float& score = scores[4 * first + i];
-        score = fmaf(score, factor, bias.steps[warp][first + i / 4].below);
-      }
-      continue;
-    }
-#pragma unroll
-    for (int group = first; group < first + Bias::kChunkGroups; ++group) {
-      TimeStep const step = bias.steps[warp][group];
-      float apart[4];
-      find_apart(group, apart);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[4 * group + i];
-        score = fmaf(score, factor, apart[i] >= step.bound ? step.above : step.below);
-      }
-    }
+  for (int chunk = 0; chunk < Bias::kChunks; ++chunk) {
+    int const first = chunk * Bias::kChunkGroups;
+    if ((alike >> first & 1) != 0) continue;
+    are_above[chunk] = static_cast<std::uint8_t>(
+        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, apart_from));
   }
-  std::uint32_t mixed = bias.mixed[warp] & seen;
+  std::uint32_t mixed = bias.strips[warp].mixed & seen;
   // One piece of code for all chunks.
 #pragma unroll 1
   for (; mixed != 0; mixed &= mixed - 1) {
@@ -168,7 +247,9 @@ __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float fa
     float apart[4 * Bias::kChunkGroups];
     std::int32_t buckets[4 * Bias::kChunkGroups];
 #pragma unroll
-    for (int group = 0; group < Bias::kChunkGroups; ++group) find_apart(first + group, apart + 4 * group);
+    for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
+      apart[i] = apart_from(i % 4 / 2, pairs[4 * (first + i / 4)].times[i % 2]);
+    }
     table.find_buckets(apart, buckets);
 #pragma unroll
     for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) apart[i] = table.weight(buckets[i]);

@@ -27,7 +27,7 @@ struct TimeValues {
     std::uint32_t found;    ///< Of which the bias of each pair is here.
   };
 
-  TimeStep steps[4][kGroups];
+  StripBias<kGroups> strips[4];
   Parts parts[4];
   uint4 values[4][kGroups / 2][kWarpThreads];  ///< Of two groups a thread has 8 values.
 
@@ -44,11 +44,12 @@ struct TimeValues {
     int const own_group = lane() % kGroups;
     TimeRange const own_columns = columns.ranges[own_group], own_rows = rows.ranges[row / 16];
     BucketRange const own = buckets_between(table, own_rows, own_columns);
-    TimeStep const step{table.bound_above(own.first), table.weight(own.first), table.weight(own.last), 0};
     auto const is_near = [](TimeRange const& range) { return range.least.high == 0 && range.most.high == 0; };
     Parts const of_warp = parts_of(own, __all_sync(kAllLanes, is_near(own_rows) && is_near(own_columns)));
+    bool const is_found = (of_warp.found >> (own_group - own_group % kPartGroups) & 1) != 0;
+    auto const own_bias = StripBias<kGroups>::group_of(table, own, is_found);
     wait();
-    steps[warp()][own_group] = step;
+    strips[warp()].set(own_group, own_bias);
     if (lane() == 0) parts[warp()] = of_warp;
     RowTimes const times = rows.times_of_rows(row);
     TimePair const* const pairs = columns.pairs + column / 2;
@@ -69,39 +70,27 @@ struct TimeValues {
   __device__ __forceinline__ void add_to(float (&scores)[kColumns / 2], float factor, float const (&rows)[2],
                                          BlockTimes<kColumns, 8> const& columns, std::int32_t column) const {
     Parts const of_warp = parts[warp()];
-    TimeStep const* const of_groups = steps[warp()];
+    float below[kGroups];
+    strips[warp()].load_below(below);
+    add_below(scores, factor, below);
 #pragma unroll
     for (int first = 0; first < kGroups; first += kPartGroups) {
-      if ((of_warp.several >> first & 1) == 0) {
+      if ((of_warp.several >> first & 1) == 0) continue;
+      if ((of_warp.found >> first & 1) == 0) {
+        strips[warp()].template add_rises<kPartGroups>(
+            scores, first, columns.pairs + column / 2,
+            [&rows](int row, SplitTime time) { return fabsf(rows[row] - time.low); });
+        continue;
+      }
 #pragma unroll
-        for (int i = 0; i < 4 * kPartGroups; ++i) {
-          float& score = scores[4 * first + i];
-          score = fmaf(score, factor, of_groups[first + i / 4].below);
-        }
-      } else if ((of_warp.found >> first & 1) == 0) {
+      for (int group = first; group < first + kPartGroups; group += 2) {
+        uint4 const packed = values[warp()][group / 2][lane()];
+        std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
-        for (int group = first; group < first + kPartGroups; ++group) {
-          TimeStep const step = of_groups[group];
-          TimePair const pair = columns.pairs[4 * group + column / 2];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float& score = scores[4 * group + i];
-            float const apart = fabsf(rows[i / 2] - pair.times[i % 2].low);
-            score = fmaf(score, factor, apart >= step.bound ? step.above : step.below);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int group = first; group < first + kPartGroups; group += 2) {
-          uint4 const packed = values[warp()][group / 2][lane()];
-          std::uint32_t const pairs[] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float2 const two = unpack<T>(pairs[i]);
-            float* const score = scores + 4 * group + 2 * i;
-            score[0] = fmaf(score[0], factor, two.x);
-            score[1] = fmaf(score[1], factor, two.y);
-          }
+        for (int i = 0; i < 4; ++i) {
+          float2 const two = unpack<T>(pairs[i]);
+          scores[4 * group + 2 * i] += two.x;
+          scores[4 * group + 2 * i + 1] += two.y;
         }
       }
     }

@@ -1,0 +1,113 @@
+#pragma once
+
+#include "cuda/mma.cuh"
+#include "hstu/cuda/hopper_backward_state.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// What a warp that computes adds to the gradients of time weights: gradients of scores that it has in registers, while
+/// products run, of chunks that are not looked up pair by pair. HopperBiasGradients has the others.
+///
+/// They are multiplied by ones in the columns of their buckets, so that a product sums them.
+template <class T, class Shape>
+class HopperTimeGradients {
+ public:
+  explicit __device__ __forceinline__ HopperTimeGradients(HopperBackwardParams const& params) : params_(params) {}
+
+  [[nodiscard]] __device__ __forceinline__ bool is_wanted() const { return params_.grad_time_weights != nullptr; }
+  [[nodiscard]] __device__ __forceinline__ auto& are_above() const { return own().are_above[lane()]; }
+
+  __device__ __forceinline__ void begin() const {
+    for (std::int32_t i = lane(); i < WarpTimeSums::kBuckets; i += kWarpThreads) own().sums[i] = 0;
+    __syncwarp();
+  }
+  /// @param factor of its gradients
+  __device__ __forceinline__ void begin_tile(float factor) const {
+    if (is_first_lane()) own().factor = factor;
+    __syncwarp();
+  }
+  __device__ __forceinline__ void end() const {
+    __syncwarp();
+    for (std::int32_t i = lane(); i < WarpTimeSums::kBuckets; i += kWarpThreads) {
+      if (own().sums[i] != 0) atomicAdd(params_.grad_time_weights + i, own().sums[i]);
+    }
+  }
+
+  /// By all lanes of a warp.
+  /// @param grads of scores
+  template <int kSteps, class Bias>
+  __device__ __forceinline__ void add(std::uint32_t const (&grads)[kSteps][4], Bias const& bias) const {
+    static_assert(Bias::kChunks == kSteps && Bias::kChunkGroups == 2);
+    auto const strip = bias.strips[warp()];
+    float sums[4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < kSteps; ++chunk) {
+      if ((strip.mixed >> 2 * chunk & 1) != 0) continue;
+      BucketNumbers const* const buckets = bias.buckets[warp()] + 2 * chunk;
+      std::uint32_t const firsts[] = {ones_if_own(buckets[0].first - strip.first_bucket),
+                                      ones_if_own(buckets[1].first - strip.first_bucket)};
+      if ((strip.alike >> 2 * chunk & 1) != 0) {
+        mma_m16n8k16<T>(sums, grads[chunk], firsts);
+        continue;
+      }
+      std::uint32_t const bits = are_above()[chunk];
+      std::uint32_t below[4], above[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t const mask =
+            ((bits >> 2 * i & 1) != 0 ? 0xffffu : 0) | ((bits >> 2 * i & 2) != 0 ? 0xffff0000u : 0);
+        above[i] = grads[chunk][i] & mask;
+        below[i] = grads[chunk][i] & ~mask;
+      }
+      mma_m16n8k16<T>(sums, below, firsts);
+      std::uint32_t const lasts[] = {ones_if_own(buckets[0].last - strip.first_bucket),
+                                     ones_if_own(buckets[1].last - strip.first_bucket)};
+      mma_m16n8k16<T>(sums, above, lasts);
+    }
+    float of_buckets[] = {sums[0] + sums[2], sums[1] + sums[3]};
+#pragma unroll
+    for (int bits = 4; bits < kWarpThreads; bits *= 2) {
+#pragma unroll
+      for (float& sum : of_buckets) sum += __shfl_xor_sync(kAllLanes, sum, bits);
+    }
+    if (lane() >= 4) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) add_to_sum(strip.first_bucket + 2 * lane() + i, of_buckets[i]);
+  }
+
+ private:
+  /// Of those that compute.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
+  [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
+    return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+  }
+  [[nodiscard]] static __device__ __forceinline__ WarpTimeSums& own() {
+    return backward_state<Shape>().time_sums[warp()];
+  }
+
+  /// Two of them where the bucket is that of the thread's column of the second factor.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t ones_if_own(std::int32_t bucket) {
+    return bucket == lane() / 4 ? pack<T>(1, 1) : 0;
+  }
+
+  /// By one lane.
+  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad) const {
+    if (grad == 0) return;  // There may be no such bucket.
+    if (bucket < WarpTimeSums::kBuckets) {
+      own().sums[bucket] += grad * own().factor;
+    } else {
+      atomicAdd(params_.grad_time_weights + bucket, grad * own().factor);
+    }
+  }
+
+  HopperBackwardParams const& params_;
+};
+
+/// In its place without a bias.
+struct NoTimeGradients {
+  explicit __device__ __forceinline__ NoTimeGradients(HopperBackwardParams const& /*params*/) {}
+};
+
+}  // namespace headway::kernels
