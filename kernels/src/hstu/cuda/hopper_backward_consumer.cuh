@@ -47,6 +47,13 @@ class HopperBackwardConsumer {
   /// Of those that compute.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
 
+  /// What a warp needs of the time bias of its keys and the present queries at once.
+  struct TimeBiasOfStrip {
+    typename BiasBlock<Shape>::TimeBias::Strip about;
+    float below[kScores / 4];
+  };
+  using StripOfBias = std::conditional_t<Shape::kHasBias, TimeBiasOfStrip, NoBias>;
+
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tile_of(keys_); }
   [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
@@ -88,15 +95,14 @@ class HopperBackwardConsumer {
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
-    float time_bias_below[Shape::kBlockQueries / 8];
+    StripOfBias strip;
     if constexpr (Shape::kHasBias) {
-      QueryBlockInfo const& block = state_.blocks[queries_.index];
-      wait(&state_.bias_full[block.bias_stage], block.bias_parity);
-      bias_block().time_bias.bias[warp()].load_below(time_bias_below);
+      wait_for_bias();
+      strip = strip_of_bias();
     }
     wait_products<1>();
     pin_registers(scores);
-    compute_weights(scores, time_bias_below, weights, grad_scores, place);
+    compute_weights(scores, strip, weights, grad_scores, place);
     wait_products<0>();
     pin_registers(grads);
     if (is_last) release(&barriers().values_empty);
@@ -130,9 +136,8 @@ class HopperBackwardConsumer {
     std::uint32_t const none[kSteps][4] = {};
     write_grad_scores(none);
     if constexpr (Shape::kHasBias) {
-      QueryBlockInfo const& block = state_.blocks[queries_.index];
-      wait(&state_.bias_full[block.bias_stage], block.bias_parity);
-      release(&state_.bias_empty[block.bias_stage]);
+      wait_for_bias();
+      release(&state_.bias_empty[bias_stage()]);
     }
     SumsPlace const before = unfinished_;
     unfinished_ = place_of_query_sums();
@@ -217,7 +222,7 @@ class HopperBackwardConsumer {
 
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
   /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], float const (&time_bias_below)[kScores / 4],
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], StripOfBias const& strip,
                                                   std::uint32_t (&weights)[kSteps][4],
                                                   std::uint32_t (&factors)[kSteps][4],
                                                   FragmentPlace const& place) const {
@@ -232,7 +237,7 @@ class HopperBackwardConsumer {
         factor = 1;
       }
       auto const& block = bias_block();
-      add_time_bias(scores, factor, time_bias_below, block.time_bias, warp(), block.times, times_of_rows(),
+      add_time_bias(scores, factor, strip.below, block.time_bias, strip.about, warp(), block.times, times_of_rows(),
                     place.column, backward_time_table<Shape>(params_.bias), chunks_seen(place),
                     time_gradients_.are_above());
       compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, place);
@@ -244,10 +249,22 @@ class HopperBackwardConsumer {
     return state_.key_times[keys_.parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
   }
 
-  /// Of the present queries.
-  [[nodiscard]] __device__ __forceinline__ auto const& bias_block() const {
-    return state_.bias_blocks[state_.blocks[queries_.index].bias_stage];
+  [[nodiscard]] __device__ __forceinline__ TimeBiasOfStrip strip_of_bias() const {
+    auto const& bias = bias_block().time_bias;
+    TimeBiasOfStrip strip{bias.strips[warp()], {}};
+    bias.bias[warp()].load_below(strip.below);
+    return strip;
   }
+
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t bias_stage() const {
+    return HopperBackwardState<Shape>::bias_stage_of(queries_);
+  }
+  __device__ __forceinline__ void wait_for_bias() const {
+    wait(&state_.bias_full[bias_stage()], state_.blocks[queries_.index].bias_parity);
+  }
+
+  /// Of the present queries.
+  [[nodiscard]] __device__ __forceinline__ auto const& bias_block() const { return state_.bias_blocks[bias_stage()]; }
 
   /// Chunks of the present queries of which some see some row of this warp, by the bits of their first groups.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(FragmentPlace const& place) const {
@@ -326,7 +343,7 @@ class HopperBackwardConsumer {
   /// While products run.
   __device__ __forceinline__ void finish_bias(std::uint32_t const (&grad_scores)[kSteps][4]) const {
     if (time_gradients_.is_wanted()) time_gradients_.add(grad_scores, bias_block().time_bias);
-    release(&state_.bias_empty[state_.blocks[queries_.index].bias_stage]);
+    release(&state_.bias_empty[bias_stage()]);
   }
 
   [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {

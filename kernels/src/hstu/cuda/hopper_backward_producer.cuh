@@ -142,8 +142,8 @@ class HopperBackwardProducer {
     if (is_first_lane()) {
       auto const tile_number = static_cast<std::int32_t>(
           first_query_tile(tile.sequence.first_query_row, sequence_index, Shape::kBlockQueries) + block);
-      state_.blocks[i] = {tile_number, first_query,      turn,           bias_.index,    bias_.parity,
-                          is_whole,    blocks.is_done(), own.has_before, own.has_behind, seen_parts};
+      state_.blocks[i] = {tile_number,      first_query,    turn,           bias_.parity, is_whole,
+                          blocks.is_done(), own.has_before, own.has_behind, seen_parts};
       arrive(&state_.queries_full[i]);
     }
     queries_.advance();

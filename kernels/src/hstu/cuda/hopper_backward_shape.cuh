@@ -27,7 +27,7 @@ struct HopperBackwardShape {
   /// whose time they could come.
   static constexpr int kKeyStages = kTakesSequences && !kHasBias ? 2 : 1;
   /// What a bias needs is prepared ahead, and stays until its gradients have been added up.
-  static constexpr int kBiasStages = 3;
+  static constexpr int kBiasStages = 2 * kStages;
   /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
   /// do not let it, or no other may add to its sums, half of the columns.
   static constexpr bool kSplitsColumns = kDim == 128 || kTakesSequences;

@@ -29,8 +29,8 @@ struct KeyTileInfo {
 struct QueryBlockInfo {
   std::int32_t tile = 0;  ///< Its number among those of sums.
   std::int32_t first_query = 0;
-  std::int32_t turn = 0;                          ///< Tiles of keys that add to its sums before.
-  std::uint32_t bias_stage = 0, bias_parity = 0;  ///< See BiasBlock.
+  std::int32_t turn = 0;          ///< Tiles of keys that add to its sums before.
+  std::uint32_t bias_parity = 0;  ///< See BiasBlock.
   bool is_whole = false, is_last = false;
   bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
   std::uint32_t seen_parts = 0;                 ///< Bits of the warpgroups of whose keys something is seen.
@@ -50,11 +50,11 @@ struct BiasBlock {
 
 /// What a warp that computes keeps of the gradients of time weights; see HopperTimeGradients.
 struct WarpTimeSums {
-  static constexpr std::int32_t kBuckets = 128;
+  static constexpr std::int32_t kBuckets = 64;
 
   float sums[kBuckets];
-  float factor;                             ///< Of gradients of the present tile.
-  std::uint8_t are_above[kWarpThreads][4];  ///< By thread and chunk of the present block; see StripBias::add_rises().
+  float factor;                           ///< Of gradients of the present tile.
+  std::uint32_t are_above[kWarpThreads];  ///< A byte for each chunk of the present block.
 };
 
 /// Where sums of a block of queries are to be added.
@@ -97,6 +97,13 @@ struct HopperBackwardState : KeyBarriers {
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
   std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias> time_sums[4 * Shape::kConsumers];
   static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
+
+  /// The bias's place of a block in the place of queries.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t bias_stage_of(
+      RingPosition<Shape::kStages> const& queries) {
+    static_assert(!Shape::kHasBias || Shape::kBiasStages == 2 * Shape::kStages);
+    return queries.parity * Shape::kStages + queries.index;
+  }
 
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_of(KeysPosition const& keys) {
     return tiles[keys.parity * Shape::kKeyStages + keys.index];

@@ -17,7 +17,10 @@ class HopperTimeGradients {
   explicit __device__ __forceinline__ HopperTimeGradients(HopperBackwardParams const& params) : params_(params) {}
 
   [[nodiscard]] __device__ __forceinline__ bool is_wanted() const { return params_.grad_time_weights != nullptr; }
-  [[nodiscard]] __device__ __forceinline__ auto& are_above() const { return own().are_above[lane()]; }
+  /// Of the thread, by chunk; see StripBias::add_rises().
+  [[nodiscard]] __device__ __forceinline__ std::uint8_t* are_above() const {
+    return reinterpret_cast<std::uint8_t*>(own().are_above + lane());
+  }
 
   __device__ __forceinline__ void begin() const {
     for (std::int32_t i = lane(); i < WarpTimeSums::kBuckets; i += kWarpThreads) own().sums[i] = 0;
@@ -40,19 +43,19 @@ class HopperTimeGradients {
   template <int kSteps, class Bias>
   __device__ __forceinline__ void add(std::uint32_t const (&grads)[kSteps][4], Bias const& bias) const {
     static_assert(Bias::kChunks == kSteps && Bias::kChunkGroups == 2);
-    auto const strip = bias.strips[warp()];
-    float sums[4] = {};
+    typename Bias::Strip const strip = bias.strips[warp()];
+    std::uint32_t const all_above = own().are_above[lane()];
+    float sums[4] = {}, more_sums[4] = {};  // Of two chains of products.
 #pragma unroll
     for (int chunk = 0; chunk < kSteps; ++chunk) {
       if ((strip.mixed >> 2 * chunk & 1) != 0) continue;
-      BucketNumbers const* const buckets = bias.buckets[warp()] + 2 * chunk;
-      std::uint32_t const firsts[] = {ones_if_own(buckets[0].first - strip.first_bucket),
-                                      ones_if_own(buckets[1].first - strip.first_bucket)};
+      std::uint32_t const offsets[] = {strip.offset_of(2 * chunk), strip.offset_of(2 * chunk + 1)};
+      std::uint32_t const firsts[] = {ones_if_own(offsets[0]), ones_if_own(offsets[1])};
       if ((strip.alike >> 2 * chunk & 1) != 0) {
-        mma_m16n8k16<T>(sums, grads[chunk], firsts);
+        mma_m16n8k16<T>(chunk % 2 == 0 ? sums : more_sums, grads[chunk], firsts);
         continue;
       }
-      std::uint32_t const bits = are_above()[chunk];
+      std::uint32_t const bits = all_above >> 8 * chunk;
       std::uint32_t below[4], above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -62,10 +65,11 @@ class HopperTimeGradients {
         below[i] = grads[chunk][i] & ~mask;
       }
       mma_m16n8k16<T>(sums, below, firsts);
-      std::uint32_t const lasts[] = {ones_if_own(buckets[0].last - strip.first_bucket),
-                                     ones_if_own(buckets[1].last - strip.first_bucket)};
-      mma_m16n8k16<T>(sums, above, lasts);
+      std::uint32_t const seconds[] = {ones_if_own(offsets[0] + 1), ones_if_own(offsets[1] + 1)};
+      mma_m16n8k16<T>(more_sums, above, seconds);
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += more_sums[i];
     float of_buckets[] = {sums[0] + sums[2], sums[1] + sums[3]};
 #pragma unroll
     for (int bits = 4; bits < kWarpThreads; bits *= 2) {
@@ -87,9 +91,9 @@ class HopperTimeGradients {
     return backward_state<Shape>().time_sums[warp()];
   }
 
-  /// Two of them where the bucket is that of the thread's column of the second factor.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t ones_if_own(std::int32_t bucket) {
-    return bucket == lane() / 4 ? pack<T>(1, 1) : 0;
+  /// Two of them where the bucket of the strip is that of the thread's column of the second factor.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t ones_if_own(std::uint32_t bucket) {
+    return bucket == threadIdx.x % kWarpThreads / 4 ? pack<T>(1, 1) : 0;
   }
 
   /// By one lane.

@@ -9,6 +9,9 @@ namespace headway::kernels {
 /// Between which times some tokens are.
 struct TimeRange {
   SplitTime least, most;
+
+  /// Whether low parts tell differences from others of which that is true.
+  [[nodiscard]] __device__ __forceinline__ bool is_near_base() const { return least.high == 0 && most.high == 0; }
 };
 
 /// The first and the last bucket of time differences.
@@ -156,8 +159,8 @@ __device__ __forceinline__ void add_below(float (&scores)[4 * kGroups], float fa
 }
 
 /// The time bias of a block of scores, in shared memory. Chunks of kChunk columns are looked up pair by pair where they
-/// have groups in more than two buckets; or in some too far from those of other chunks, so that the others of 16 rows
-/// lie in kWindow neighbouring buckets.
+/// have groups in more than two buckets, or in two with times far from their base; or where their buckets are too far
+/// from those of other chunks, so that the others of 16 rows lie in kWindow neighbouring ones.
 template <int kRows, int kColumns, int kChunk>
 struct BlockTimeBias {
   static constexpr int kWarps = kRows / 16, kGroups = kColumns / 8;
@@ -170,7 +173,13 @@ struct BlockTimeBias {
     /// By bits, the first groups of chunks: of those in which each group lies in one bucket, and of those looked up.
     std::uint32_t alike, mixed;
     std::int32_t first_bucket;  ///< Of the chunks that are not looked up.
+    std::uint32_t offsets;      ///< The first bucket of each group from there, 4 bits each.
+
+    [[nodiscard]] __device__ __forceinline__ std::uint32_t offset_of(int group) const {
+      return offsets >> 4 * group & 15;
+    }
   };
+  static_assert(kGroups == 8 && kWindow <= 16);
 
   StripBias<kGroups> bias[kWarps];
   Strip strips[kWarps];
@@ -201,8 +210,10 @@ struct BlockTimeBias {
 #pragma unroll
     for (int first_warp = 0; first_warp < kWarps; first_warp += kWarpThreads / kGroups) {
       std::int32_t const warp = first_warp + lane / kGroups;
-      BucketRange const own = buckets_between(table, rows.ranges[warp], columns.ranges[group]);
-      bool const are_many = is_in_chunk(own.last > own.first + 1);
+      TimeRange const own_rows = rows.ranges[warp], own_columns = columns.ranges[group];
+      BucketRange const own = buckets_between(table, own_rows, own_columns);
+      bool const is_near = own_rows.is_near_base() && own_columns.is_near_base();
+      bool const are_many = is_in_chunk(own.last > own.first + (is_near ? 1 : 0));
       std::int32_t const last = max_of_strip(are_many ? -1 : own.last);
       bool const is_mixed = is_in_chunk(are_many || own.first <= last - kWindow);
       std::int32_t const first = -max_of_strip(is_mixed ? -last : -own.first);
@@ -210,7 +221,10 @@ struct BlockTimeBias {
       std::uint32_t const mixed_groups = first_groups(is_mixed);
       bias[warp].set(group, StripBias<kGroups>::group_of(table, own, is_mixed));
       buckets[warp][group] = {static_cast<std::uint16_t>(own.first), static_cast<std::uint16_t>(own.last)};
-      if (group == 0) strips[warp] = {alike_groups, mixed_groups, first};
+      std::uint32_t offsets = static_cast<std::uint32_t>(own.first - first & 15) << 4 * group;
+#pragma unroll
+      for (int bits = 1; bits < kGroups; bits *= 2) offsets |= __shfl_xor_sync(kAllLanes, offsets, bits);
+      if (group == 0) strips[warp] = {alike_groups, mixed_groups, first, offsets};
     }
     __syncwarp();
   }
@@ -218,28 +232,28 @@ struct BlockTimeBias {
 
 /// From scores to factor * score + time bias, in place. By all lanes of a warp.
 /// @param below of the warp's rows (StripBias::load_below())
+/// @param strip of the warp's rows
 /// @param warp of those that have the block's rows
 /// @param column of the thread within a group, and the next
 /// @param seen bits of the first groups of chunks of which some pair is seen
 /// @param are_above by chunk that is not alike (StripBias::add_rises()); not in registers, which are few
 template <int kScores, int kGroups, class Bias, class Columns>
 __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float factor, float const (&below)[kGroups],
-                                              Bias const& bias, std::uint32_t warp, Columns const& columns,
-                                              RowTimes const& rows, std::int32_t column, TimeTable const& table,
-                                              std::uint32_t seen, std::uint8_t (&are_above)[Bias::kChunks]) {
+                                              Bias const& bias, typename Bias::Strip const& strip, std::uint32_t warp,
+                                              Columns const& columns, RowTimes const& rows, std::int32_t column,
+                                              TimeTable const& table, std::uint32_t seen, std::uint8_t* are_above) {
   static_assert(kScores == 4 * Bias::kGroups);
-  auto const apart_from = [&rows](int row, SplitTime time) { return fabsf(time_difference(rows.times[row], time)); };
+  auto const apart_near_base = [&rows](int row, SplitTime time) { return fabsf(rows.times[row].low - time.low); };
   add_below(scores, factor, below);
   TimePair const* const pairs = columns.pairs + column / 2;
-  std::uint32_t const alike = bias.strips[warp].alike;
 #pragma unroll
   for (int chunk = 0; chunk < Bias::kChunks; ++chunk) {
     int const first = chunk * Bias::kChunkGroups;
-    if ((alike >> first & 1) != 0) continue;
+    if ((strip.alike >> first & 1) != 0) continue;
     are_above[chunk] = static_cast<std::uint8_t>(
-        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, apart_from));
+        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, apart_near_base));
   }
-  std::uint32_t mixed = bias.strips[warp].mixed & seen;
+  std::uint32_t mixed = strip.mixed & seen;
   // One piece of code for all chunks.
 #pragma unroll 1
   for (; mixed != 0; mixed &= mixed - 1) {
@@ -248,7 +262,7 @@ __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float fa
     std::int32_t buckets[4 * Bias::kChunkGroups];
 #pragma unroll
     for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
-      apart[i] = apart_from(i % 4 / 2, pairs[4 * (first + i / 4)].times[i % 2]);
+      apart[i] = fabsf(time_difference(rows.times[i % 4 / 2], pairs[4 * (first + i / 4)].times[i % 2]));
     }
     table.find_buckets(apart, buckets);
 #pragma unroll

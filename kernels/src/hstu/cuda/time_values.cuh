@@ -44,8 +44,7 @@ struct TimeValues {
     int const own_group = lane() % kGroups;
     TimeRange const own_columns = columns.ranges[own_group], own_rows = rows.ranges[row / 16];
     BucketRange const own = buckets_between(table, own_rows, own_columns);
-    auto const is_near = [](TimeRange const& range) { return range.least.high == 0 && range.most.high == 0; };
-    Parts const of_warp = parts_of(own, __all_sync(kAllLanes, is_near(own_rows) && is_near(own_columns)));
+    Parts const of_warp = parts_of(own, __all_sync(kAllLanes, own_rows.is_near_base() && own_columns.is_near_base()));
     bool const is_found = (of_warp.found >> (own_group - own_group % kPartGroups) & 1) != 0;
     auto const own_bias = StripBias<kGroups>::group_of(table, own, is_found);
     wait();
