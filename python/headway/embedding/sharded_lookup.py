@@ -93,11 +93,8 @@ class ShardedLookup:
             owned = part.received.keys
             part.rows_W, statuses_W = part.table.find_or_insert(owned) if lookup.inserts else part.table.find(owned)
             part.generation = part.table.generation
-            if part.received is not part.unique:
-                vectors_WD = part.table.gather(owned, part.rows_W)
-                vectors_V.append(self._deduplicator.hand_out(part.received, vectors_WD))
-            elif self._num_ranks > 1:
-                vectors_V.append(part.table.gather(owned, part.rows_W))
+            if not self._are_in_rows(part):
+                vectors_V.append(part.table.gather_bags(part.received, part.rows_W))
             if self._counts_refused:
                 refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
             self.traffic.add("keys_received", number_of(keys))
