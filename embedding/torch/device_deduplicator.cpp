@@ -27,6 +27,15 @@ class DeviceDeduplicator final : public TensorDeduplicator {
     return keys.num_known ? unique : unique.narrow(keys.ids.numel());
   }
 
+  UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) override {
+    comm::expects(order.numel() == unique.num_rows(), "not one place in the order for each unique key");
+    auto reordered = room_for(unique.room, unique.room.are_unique);
+    reordered.size = unique.size;
+    deduplicator_->reorder(view_of(unique), span_of<std::uint32_t>(order, at::kInt, device_, "order"),
+                           view_of(reordered));
+    return reordered;
+  }
+
   at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags, at::Tensor const& values) override {
     expect_rows(unique, values);
     auto const dim = width_of(values);

@@ -37,6 +37,11 @@ class HostDeduplicator final : public TensorDeduplicator {
     return tensors_of(embedding::take_as_unique(keys.view(kHost)), keys, keys.are_unique);
   }
 
+  UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) override {
+    auto const numbers = span_of<std::uint32_t>(order, at::kInt, kHost, "order");
+    return tensors_of(embedding::reorder(on_host(unique), numbers), unique.room, unique.room.are_unique);
+  }
+
   at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags, at::Tensor const& values) override {
     auto const view = bags.view(kHost);
     auto const num_bags = view.offsets.empty() ? unique.numbers.numel() : bags.offsets->numel() - 1;

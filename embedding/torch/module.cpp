@@ -218,6 +218,12 @@ void define_deduplicator(py::module_& module) {
       "take_as_unique", [](KeyTensors const& keys) { return make_deduplicator(keys.device())->take_as_unique(keys); },
       WithoutGil());
   module.def(
+      "reorder",
+      [](UniqueTensors const& unique, at::Tensor const& order) {
+        return make_deduplicator(unique.room.device())->reorder(unique, order);
+      },
+      WithoutGil());
+  module.def(
       "route",
       [](KeyTensors const& keys, std::uint32_t num_ranks) {
         return make_deduplicator(keys.device())->route(keys, num_ranks);

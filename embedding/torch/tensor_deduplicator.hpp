@@ -50,6 +50,8 @@ class TensorDeduplicator {
 
   [[nodiscard]] virtual UniqueTensors deduplicate(KeyTensors const& keys) = 0;
   [[nodiscard]] virtual UniqueTensors take_as_unique(KeyTensors const& keys) = 0;
+  /// @param order (rows,) int32
+  [[nodiscard]] virtual UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) = 0;
   /// @returns (B, D)
   [[nodiscard]] virtual at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags,
                                             at::Tensor const& values) = 0;

@@ -168,6 +168,9 @@ class Deduplicator:
     ) -> torch.Tensor: ...  # (U, D), or (K, D), of which rows beyond U are not set
 
 def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
+
+# The same in another order, which is that of all (U, D) then; of (U,) int32, or (K,) where only the device knows U.
+def reorder(unique: UniqueKeys, order: torch.Tensor, /) -> UniqueKeys: ...
 def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # order_K int32, counts_R int64
 def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...

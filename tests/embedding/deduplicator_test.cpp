@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <utility>
@@ -129,6 +130,56 @@ TEST_P(DeduplicatorTest, KeysMayBeTakenAsUnique) {
   EXPECT_EQ(out, values);
   deduplicator_->add_up(unique, {}, values, sums);
   EXPECT_EQ(sums, values);
+}
+
+TEST_P(DeduplicatorTest, UniqueKeysMayBeBroughtIntoAnotherOrder) {
+  std::vector<std::uint64_t> const ids{7, 9, 7, 8, 9};
+  std::vector<std::uint32_t> const tables{1, 2, 1, 3, 2}, counts{1, 2, 3, 4, 5};
+  auto const unique = reorder(deduplicator_->deduplicate({.ids = ids, .tables = tables, .counts = counts}),
+                              std::vector<std::uint32_t>{2, 0, 1});
+  EXPECT_EQ(unique.ids, (std::vector<std::uint64_t>{8, 7, 9}));
+  EXPECT_EQ(unique.tables, (std::vector<std::uint32_t>{3, 1, 2}));
+  EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{4, 4, 7}));
+  EXPECT_EQ(unique.numbers, (std::vector<std::uint32_t>{1, 2, 1, 0, 2}));
+  EXPECT_EQ(unique.members, (std::vector<std::uint32_t>{3, 0, 2, 1, 4}));
+  EXPECT_EQ(unique.begins, (std::vector<std::uint32_t>{0, 1, 3, 5}));
+
+  std::vector<std::uint64_t> const of_one_table{7, 9};
+  auto const swapped = reorder(take_as_unique({.ids = of_one_table, .table = 5}), std::vector<std::uint32_t>{1, 0});
+  EXPECT_TRUE(swapped.tables.empty());
+  EXPECT_EQ(swapped.keys()[0], (Key{.id = 9, .table = 5}));
+  EXPECT_EQ(reorder(deduplicator_->deduplicate({}), {}).size(), 0U);
+}
+
+TEST_P(DeduplicatorTest, SumsAndVectorsOfAnotherOrderAreTheSameInThatOrder) {
+  constexpr std::size_t kSize = 20'000, kDim = 3;
+  std::mt19937_64 random(5);
+  auto const batch = random_batch(random, kSize, 500);
+  auto const unique = deduplicator_->deduplicate(batch.keys());
+  std::vector<std::uint32_t> order(unique.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random);
+  auto const reordered = reorder(unique, order);
+  std::vector<float> values(kSize * kDim), sums(unique.size() * kDim), of_reordered(sums.size());
+  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Whose sums depend on the order.
+  deduplicator_->add_up(unique, {}, values, sums);
+  deduplicator_->add_up(reordered, {}, values, of_reordered);
+  for (std::size_t number = 0; number < order.size(); ++number) {
+    ASSERT_TRUE(std::ranges::equal(std::span(of_reordered).subspan(number * kDim, kDim),
+                                   std::span(sums).subspan(order[number] * kDim, kDim)));
+  }
+  std::vector<float> out(values.size()), out_of_reordered(values.size());
+  deduplicator_->hand_out(unique, {}, sums, out);
+  deduplicator_->hand_out(reordered, {}, of_reordered, out_of_reordered);
+  EXPECT_EQ(out_of_reordered, out);
+}
+
+TEST_P(DeduplicatorTest, AnOrderHasEachUniqueKeyOnce) {
+  std::vector<std::uint64_t> const ids{7, 9, 7};
+  auto const unique = deduplicator_->deduplicate({.ids = ids});
+  for (auto const& order : std::vector<std::vector<std::uint32_t>>{{0}, {0, 1, 2}, {0, 0}, {1, 2}}) {
+    EXPECT_THROW(static_cast<void>(reorder(unique, order)), comm::UsageError);
+  }
 }
 
 TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {

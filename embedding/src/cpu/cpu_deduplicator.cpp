@@ -56,6 +56,34 @@ UniqueKeys take_as_unique(Keys const& keys) {
   return unique;
 }
 
+UniqueKeys reorder(UniqueKeys const& unique, std::span<std::uint32_t const> order) {
+  std::size_t const size = unique.size();
+  comm::expects(order.size() == size, "not one place in the order for each unique key");
+  UniqueKeys reordered{.ids = std::vector<std::uint64_t>(size),
+                       .tables = std::vector<std::uint32_t>(unique.tables.size()),
+                       .table = unique.table,
+                       .counts = std::vector<std::uint32_t>(size),
+                       .numbers = std::vector<std::uint32_t>(unique.numbers.size()),
+                       .members = {},
+                       .begins = std::vector<std::uint32_t>(size + 1)};
+  reordered.members.reserve(unique.members.size());
+  std::vector<bool> is_there(size);
+  for (std::size_t number = 0; number < size; ++number) {
+    std::uint32_t const from = order[number];
+    comm::expects(from < size && !is_there[from], "a unique key is not in the order, or twice");
+    is_there[from] = true;
+    reordered.ids[number] = unique.ids[from];
+    if (!unique.tables.empty()) reordered.tables[number] = unique.tables[from];
+    reordered.counts[number] = unique.counts[from];
+    for (std::size_t at = unique.begins[from]; at < unique.begins[from + 1]; ++at) {
+      reordered.members.push_back(unique.members[at]);
+      reordered.numbers[unique.members[at]] = static_cast<std::uint32_t>(number);
+    }
+    reordered.begins[number + 1] = static_cast<std::uint32_t>(reordered.members.size());
+  }
+  return reordered;
+}
+
 UniqueKeys CpuDeduplicator::deduplicate(Keys const& keys) {
   expect_complete(keys);
   std::lock_guard const lock(mutex_);

@@ -8,6 +8,7 @@
 #include "cuda/segmented_sum.cuh"
 #include "cuda/unique_counts.hpp"
 #include "cuda/unique_numbers.hpp"
+#include "cuda/unique_order.hpp"
 #include "cuda/unique_view.cuh"
 #include "headway/comm/status.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"
@@ -131,6 +132,14 @@ class StreamDeduplicator final : public CudaDeduplicator {
     expect_same(keys, unique);
     DeviceScope const scope(place_.device);
     take_keys_async(keys, unique, place_.stream());
+  }
+
+  void reorder(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
+               CudaUniqueKeys const& reordered) override {
+    expect_complete(unique, unique.ids.size());
+    expect_same(unique.keys(), reordered);
+    DeviceScope const scope(place_.device);
+    reorder_unique_keys_async(unique, order, reordered, place_.stream());
   }
 
   void hand_out(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,

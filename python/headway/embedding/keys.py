@@ -2,7 +2,16 @@
 
 import torch
 
-from headway._embedding import Deduplicator, Keys, UniqueKeys, Workers, first_bucket_of, route, take_as_unique
+from headway._embedding import (
+    Deduplicator,
+    Keys,
+    UniqueKeys,
+    Workers,
+    first_bucket_of,
+    reorder,
+    route,
+    take_as_unique,
+)
 from headway.embedding.merging import table_number
 
 
@@ -27,6 +36,7 @@ __all__ = [
     "first_bucket_of",
     "owned_by",
     "part_of",
+    "reorder",
     "route",
     "table_number",
     "take_as_unique",

@@ -18,8 +18,7 @@ class Part:
     """What a lookup has of one merged table."""
 
     table: Table
-    unique: UniqueKeys  #: of this rank's keys
-    order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
+    unique: UniqueKeys  #: of this rank's keys; where there are several ranks, by owner
     sent_R: list[int] = field(default_factory=list)  #: keys for each owner
     received_R: list[int] = field(default_factory=list)  #: keys from each rank
     received: UniqueKeys | None = None  #: of the keys that this rank owns

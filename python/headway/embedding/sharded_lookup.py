@@ -4,6 +4,7 @@ A step has three exchanges however many features and tables there are: how many 
 counts, and the vectors; and one for gradients, which go back the same way and are added up at each stage in the order
 of the ranks and of their batches. So results do not differ from run to run.
 
+With several ranks unique keys are in the order of their owners, rank by rank, so that what is (U, D) travels as it is.
 On CUDA the host learns U when it learns how many keys come from other ranks, and W never: with one rank it waits for
 nothing. Until then what is (U, D) or (W, D) here has a row for each of the K or V keys, the first of which are set.
 
@@ -76,7 +77,8 @@ class ShardedLookup:
         for table, keys in zip(self.tables, keys_G, strict=True):
             part = Part(table, self._unique(keys, stages=("first", "both")))
             if self._num_ranks > 1:
-                part.order_U, counts_R = _embedding.route(part.unique.keys, self._num_ranks)
+                order_U, counts_R = _embedding.route(part.unique.keys, self._num_ranks)
+                part.unique = _embedding.reorder(part.unique, order_U)
                 counts_GR.append(counts_R)
             parts.append(part)
             self.traffic.add("keys", len(keys))
@@ -109,9 +111,8 @@ class ShardedLookup:
             return
         sent_GR, received_GR = lookup.counts.wait()
         for part, sent_R, received_R in zip(lookup.parts, sent_GR, received_GR, strict=True):
-            assert part.order_U is not None, "there are several ranks"
             part.sent_R, part.received_R = sent_R, received_R
-            part.unique, part.order_U = part.unique.narrow(sum(sent_R)), part.order_U[: sum(sent_R)]
+            part.unique = part.unique.narrow(sum(sent_R))
         lookup.counts = None
 
     def hand_out(
@@ -246,12 +247,8 @@ class ShardedLookup:
         kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """What owners get of this rank's unique keys, and this rank as an owner from all."""
-        routed = []
-        for part, values in zip(lookup.parts, values_U, strict=True):
-            assert part.order_U is not None, "there are several ranks"
-            routed.append(values.index_select(0, part.order_U))
         sent_GR, received_GR = _counts_of(lookup)
-        return self._exchange_values(routed, sent_GR, received_GR, notes, kind=kind)
+        return self._exchange_values(values_U, sent_GR, received_GR, notes, kind=kind)
 
     def _return_values(
         self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor
@@ -260,13 +257,7 @@ class ShardedLookup:
         if self._num_ranks == 1:
             return list(values_V), notes.unsqueeze(0)
         sent_GR, received_GR = _counts_of(lookup)
-        routed_U, notes_RN = self._exchange_values(values_V, received_GR, sent_GR, notes, kind="vector_bytes")
-        values_U = []
-        for part, routed in zip(lookup.parts, routed_U, strict=True):
-            values = torch.empty_like(routed)
-            values[part.order_U] = routed
-            values_U.append(values)
-        return values_U, notes_RN
+        return self._exchange_values(values_V, received_GR, sent_GR, notes, kind="vector_bytes")
 
     def _exchange_values(
         self,

@@ -45,11 +45,10 @@ class GroupFeatures:
 class Part:
     """What a batch has of one group."""
 
-    unique: UniqueKeys
+    unique: UniqueKeys  #: where there are several ranks, by owner
     offsets: torch.Tensor | None  #: (B + 1,) of bags; None: each id is one
     weights_K: torch.Tensor | None
     outputs: list[int]  #: bags of what is handed out: of each feature, where ids are bags, else of all of them
-    order_U: torch.Tensor | None = None  #: its keys by owner; None: there is one rank
     lookup: Lookup | None = None  #: of its keys, where there is one rank
 
     def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -84,18 +83,12 @@ class Batch:
             return
         self.sent_GR, self.received_GR = self.counts.wait()
         for part, sent_R in zip(self.parts, self.sent_GR, strict=True):
-            assert part.order_U is not None, "there are several ranks"
-            part.unique, part.order_U = part.unique.narrow(sum(sent_R)), part.order_U[: sum(sent_R)]
+            part.unique = part.unique.narrow(sum(sent_R))
         self.counts = None
 
     def messages(self) -> list[torch.Tensor]:
         """For each group (U, 2) int64: ids and words, by owner."""
-        messages_G = []
-        for part in self.parts:
-            assert part.order_U is not None, "there are several ranks"
-            keys = part.unique.keys
-            messages_G.append(torch.stack((keys.ids, words_of(keys)), 1).index_select(0, part.order_U))
-        return messages_G
+        return [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in self.parts]
 
     def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
         """The messages of all ranks as TorchRec has features, with words as weights."""
@@ -111,23 +104,19 @@ class Batch:
             length_per_key=sizes,
         )
 
-    def hand_out(self, number: int, routed_UD: torch.Tensor) -> torch.Tensor:
-        """(B, D) of vectors in the order in which owners sent them."""
+    def hand_out(self, number: int, vectors_UD: torch.Tensor) -> torch.Tensor:
+        """(B, D) of the vectors of unique keys."""
         part = self.parts[number]
-        vectors_UD = torch.empty_like(routed_UD)
-        vectors_UD[part.order_U] = routed_UD
         result = self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
         self.keep()
         return result
 
     def add_up(self, number: int, gradients_BD: torch.Tensor) -> torch.Tensor:
-        """(U, D) of gradients in the order in which they go to owners."""
+        """(U, D): sums of gradients, by owner."""
         part = self.parts[number]
         sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=part.weights_K)
-        assert part.order_U is not None, "there are several ranks"
-        routed_UD = sums_UD.index_select(0, part.order_U)
         self.keep()
-        return routed_UD
+        return sums_UD
 
     def join(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """(B, D) for each part, of the gradients of all outputs."""
@@ -210,7 +199,8 @@ class BatchMaker:
             outputs = joined.num_bags if group.pooling is None else [sum(joined.num_bags)]
             part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights, outputs)
             if self._group.size() > 1:
-                part.order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
+                order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
+                part.unique = _embedding.reorder(part.unique, order_U)
                 counts_GR.append(counts_R)
             parts.append(part)
             first = place.stop

@@ -141,8 +141,8 @@ class ReceiveVectors(torch.autograd.Function):
         batch = exchange.batch
         return tuple(
             vectors_BD
-            for number, routed_UD in enumerate(exchange.wait())
-            for vectors_BD in batch.parts[number].split(batch.hand_out(number, routed_UD))
+            for number, vectors_UD in enumerate(exchange.wait())
+            for vectors_BD in batch.parts[number].split(batch.hand_out(number, vectors_UD))
         )
 
     @staticmethod
@@ -150,10 +150,10 @@ class ReceiveVectors(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         exchange: VectorExchange = ctx.exchange
         batch = exchange.batch
-        routed_G = [batch.add_up(number, gradients_BD) for number, gradients_BD in enumerate(batch.join(gradients))]
+        sums_G = [batch.add_up(number, gradients_BD) for number, gradients_BD in enumerate(batch.join(gradients))]
         if ctx.scale != 1:
-            routed_G = [routed_UD * ctx.scale for routed_UD in routed_G]
-        exchange.start(routed_G, batch.sent_GR, batch.received_GR)
+            sums_G = [sums_UD * ctx.scale for sums_UD in sums_G]
+        exchange.start(sums_G, batch.sent_GR, batch.received_GR)
         return gradients[0].new_zeros(1), None, None
 
 

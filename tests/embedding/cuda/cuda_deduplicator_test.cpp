@@ -414,6 +414,47 @@ TEST_F(CudaDeduplicatorTest, RoutesAreThoseOfTheCpu) {
   }
 }
 
+TEST_F(CudaDeduplicatorTest, OrdersOfUniqueKeysAreThoseOfTheCpu) {
+  for (std::size_t const size : {0, 1, 2, 1'000, 100'000}) {
+    for (std::uint64_t const num_ids : {std::uint64_t{1}, std::uint64_t{size / 3 + 1}, std::uint64_t{1} << 40}) {
+      for (std::uint32_t const num_tables : {1U, 3U}) {
+        SCOPED_TRACE(testing::Message() << size << " keys of " << num_ids << " ids and " << num_tables << " tables");
+        auto const batch =
+            random_batch(random_, {.size = size, .num_ids = num_ids, .num_tables = num_tables, .end_of_counts = 10});
+        DeviceBatch const on_device(batch);
+        Room const room(on_device.keys()), reordered(on_device.keys());
+        deduplicator_->deduplicate(on_device.keys(), room.view());
+        auto const unique = cpu_->deduplicate(batch.keys());
+        std::vector<std::uint32_t> order(unique.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(order.begin(), order.end(), random_);
+        DeviceArray<std::uint32_t> const order_on_device(order);
+        deduplicator_->reorder(room.view(), order_on_device.span(), reordered.view());
+        expect_same(reordered.download(size), reorder(unique, order));
+      }
+    }
+  }
+}
+
+TEST_F(CudaDeduplicatorTest, UniqueKeysAreBroughtIntoTheOrderOfTheirOwnersBeforeTheHostKnowsTheirNumber) {
+  constexpr std::size_t kSize = 5'000;
+  auto const batch = random_batch(random_, {.size = kSize, .num_ids = 900, .num_tables = 2, .end_of_counts = 9});
+  DeviceBatch const on_device(batch);
+  for (std::uint32_t const num_known : {0U, 1U, 777U, 5'000U}) {
+    SCOPED_TRACE(testing::Message() << num_known << " known");
+    DeviceArray<std::uint32_t> const on_device_known(1, num_known);
+    auto const keys = on_device.keys(on_device_known.data());
+    Room const room(keys), reordered(keys);
+    deduplicator_->deduplicate(keys, room.view());
+    DeviceArray<std::uint32_t> const order(kSize, 77);
+    DeviceArray<std::int64_t> const counts(7, 77);
+    deduplicator_->route(room.view().keys(), order.span(), counts.span());
+    deduplicator_->reorder(room.view(), order.span(), reordered.view());
+    auto const unique = cpu_->deduplicate(batch.keys(num_known));
+    expect_same(reordered.download(num_known), reorder(unique, route(unique.keys(), 7).order));
+  }
+}
+
 TEST_F(CudaDeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   Batch const batch{.ids = {7, 9, 7}};
   DeviceBatch const on_device(batch);
@@ -436,6 +477,10 @@ TEST_F(CudaDeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   }
 
   deduplicator_->deduplicate(keys, room.view());
+  DeviceBatch const of_others({.ids = {7, 9}});
+  Room const smaller(of_others.keys());
+  EXPECT_THROW(deduplicator_->reorder(room.view(), ones.span(), smaller.view()), comm::UsageError);
+  EXPECT_THROW(deduplicator_->reorder(without_size, ones.span(), room.view()), comm::UsageError);
   DeviceArray<float> const values(6, 1), sums(4, 1);
   auto const add_up = [&](std::size_t dim, std::size_t num_values, std::size_t num_sums) {
     deduplicator_->add_up(room.view(), {}, dim, values.span().first(num_values), sums.span().first(num_sums));

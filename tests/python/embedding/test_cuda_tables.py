@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Workers, route
+from headway._embedding import Deduplicator, Keys, Workers, reorder, route
 from headway.embedding import Eviction, HashTableCollection, NoRoomError, Optimizer, Sgd
 from headway.embedding.keys import take_as_unique
 from table_cases import (
@@ -327,6 +327,14 @@ def find_unique_keys(rank: int) -> None:
     assert len(take_as_unique(keys)) == 5 and not take_as_unique(keys).keys.are_unique
     for ours, theirs in zip(route(keys, 4), route(Keys(ids, tables), 4), strict=True):
         assert torch.equal(ours.cpu(), theirs)
+    order = route(unique.keys, 4)[0]
+    swapped = reorder(unique, order)
+    assert swapped.keys.num_known is not None and len(swapped) == 3
+    assert torch.equal(swapped.keys.ids[:3], unique.keys.ids[order[:3]])
+    assert torch.equal(swapped.keys.ids[swapped.numbers], keys.ids)
+    assert torch.equal(reorder(unique.narrow(3), order[:3]).keys.counts, swapped.narrow(3).keys.counts)
+    with pytest.raises(ValueError, match="not one place in the order for each unique key"):
+        reorder(unique, order[:4])
 
 
 def test_only_the_device_knows_how_many_unique_keys_there_are() -> None:

@@ -42,6 +42,11 @@ class CudaDeduplicator {
   virtual void deduplicate(Keys const& keys, CudaUniqueKeys const& unique) = 0;
   /// The keys of a batch as if all of them were different.
   virtual void take_as_unique(Keys const& keys, CudaUniqueKeys const& unique) = 0;
+  /// What reorder() does; `order` is not checked.
+  /// @param order (unique keys or more)
+  /// @param reordered in other memory than `unique`
+  virtual void reorder(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
+                       CudaUniqueKeys const& reordered) = 0;
   /// Gives each bag the sum of what its known keys have. Without offsets bags of keys that are not known may not be
   /// set.
   /// @param values (unique keys or more, dim)

@@ -10,7 +10,7 @@
 
 namespace headway::embedding {
 
-/// The different keys of a batch, in the order in which they first come.
+/// The different keys of a batch, in the order in which they first come, or as reorder() was told.
 struct UniqueKeys {
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> tables;  ///< Empty where the batch has one for all.
@@ -54,5 +54,11 @@ class Deduplicator {
 
 /// The keys of a batch as if all of them were different.
 [[nodiscard]] UniqueKeys take_as_unique(Keys const& keys);
+
+/// The same unique keys in another order; the members of each stay in the order of the batch. So what belongs to them
+/// is handed out and added up in that order, and need not be moved.
+/// @param order (unique keys) The number of each in `unique`, such as that of a route() to their owners.
+/// @throws comm::UsageError unless every number is there once
+[[nodiscard]] UniqueKeys reorder(UniqueKeys const& unique, std::span<std::uint32_t const> order);
 
 }  // namespace headway::embedding
