@@ -101,9 +101,8 @@ class ShardedLookup:
                 refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
             self.traffic.add("keys_received", number_of(keys))
             self.traffic.add("keys_found", number_of(owned))
-        notes = torch.stack(refused_G) if self._counts_refused else torch.empty(0, device=self._device)
-        lookup.vectors_UD, refused_RG = self._return_values(lookup, vectors_V, notes.to(torch.float32))
-        lookup.refused = refused_RG if self._counts_refused else None
+        refused = torch.stack(refused_G).to(torch.float32) if self._counts_refused else None
+        lookup.vectors_UD, lookup.refused = self._return_values(lookup, vectors_V, refused)
 
     def _take_counts(self, lookup: Lookup) -> None:
         """Waits for the counts, if there are other ranks: U is known from here on."""
@@ -191,6 +190,7 @@ class ShardedLookup:
         ]
         is_there = tensor_on(self._device, [gradients is not None for gradients in gradients_UD], torch.float32)
         received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
+        assert is_there_RG is not None, "they were sent"
         is_any_G = is_there_RG.any(0)
         return received, is_any_G.tolist() if self._device.type == "cpu" else list(is_any_G)
 
@@ -234,28 +234,27 @@ class ShardedLookup:
         if self._num_ranks == 1:
             return [part.unique.keys for part in lookup.parts]
         messages = [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in lookup.parts]
-        notes = torch.empty(0, dtype=torch.int64, device=self._device)
-        received, _ = self._send_values(lookup, messages, notes, kind="id_bytes")
+        received, _ = self._send_values(lookup, messages, kind="id_bytes")
         return [keys_of(message[:, 0], message[:, 1]) for message in received]
 
     def _send_values(
         self,
         lookup: Lookup,
         values_U: Sequence[torch.Tensor],
-        notes: torch.Tensor,
+        notes: torch.Tensor | None = None,
         *,
         kind: TrafficName,
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """What owners get of this rank's unique keys, and this rank as an owner from all."""
         sent_GR, received_GR = _counts_of(lookup)
         return self._exchange_values(values_U, sent_GR, received_GR, notes, kind=kind)
 
     def _return_values(
-        self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor | None
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """What owners have for this rank's unique keys."""
         if self._num_ranks == 1:
-            return list(values_V), notes.unsqueeze(0)
+            return list(values_V), None if notes is None else notes.unsqueeze(0)
         sent_GR, received_GR = _counts_of(lookup)
         return self._exchange_values(values_V, received_GR, sent_GR, notes, kind="vector_bytes")
 
@@ -264,28 +263,34 @@ class ShardedLookup:
         values_G: Sequence[torch.Tensor],
         sent_GR: Sequence[Sequence[int]],
         received_GR: Sequence[Sequence[int]],
-        notes: torch.Tensor,
+        notes: torch.Tensor | None,
         *,
         kind: TrafficName,
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Sends rows of each table's values, rank by rank, all tables in one exchange.
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Sends rows of each table's values, rank by rank, all tables in one exchange; those of one alone as they lie.
 
         Args:
-            notes: (N,) of the same type, for all ranks.
+            notes: (N,) of the same type, for all ranks; None: there are none.
         Returns:
             the values of each table, and (R, N) the notes of all ranks.
         """
-        one_each = [1] * self._num_ranks
-        sent_GR, received_GR = [one_each, *sent_GR], [one_each, *received_GR]
-        widths = [notes.numel(), *(values.size(1) for values in values_G)]
-        send = by_rank([notes.expand(self._num_ranks, -1), *values_G], sent_GR)
+        sent = sum(
+            (len(values) - sent_R[self._rank]) * values.size(1)
+            for values, sent_R in zip(values_G, sent_GR, strict=True)
+        )
+        self.traffic.add(kind, sent * values_G[0].element_size())
+        if notes is not None:
+            one_each = [1] * self._num_ranks
+            values_G = [*values_G, notes.expand(self._num_ranks, -1)]
+            sent_GR, received_GR = [*sent_GR, one_each], [*received_GR, one_each]
+        widths = [values.size(1) for values in values_G]
+        send = by_rank(values_G, sent_GR)
         send_splits, receive_splits = splits(sent_GR, widths), splits(received_GR, widths)
         receive = send.new_empty(sum(receive_splits))
         dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
-        sent = (send.numel() - send_splits[self._rank]) - notes.numel() * (self._num_ranks - 1)
-        self.traffic.add(kind, sent * send.element_size())
-        notes_RN, *values = by_group(receive, received_GR, widths)
-        return values, notes_RN
+        received = by_group(receive, received_GR, widths)
+        notes_RN = None if notes is None else received.pop()
+        return received, notes_RN
 
 
 def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:

@@ -19,6 +19,7 @@ from table_cases import (
     make_tables,
     real_loss,
     records_of,
+    same,
 )
 
 STEPS = 3
@@ -57,6 +58,27 @@ def test_tables_are_bit_identical_to_those_of_one_rank(num_ranks: int, backend: 
             assert all((a == b).all() for a, b in zip(ours, theirs, strict=True)), (optimizer, dedup)
 
 
+def train_one_table(rank: int, strict: bool, *, num_ranks: int | None = None) -> Any:
+    tables = HashTableCollection(
+        tables=[TableConfig("items", dim=8, optimizer=OPTIMIZERS["adagrad"])],
+        features=[FeatureConfig("item", table="items"), FeatureConfig("city", table="items", pooling="sum")],
+        process_group=None if num_ranks else dist.group.WORLD,
+        gradient_reduction="sum",
+        strict=strict,
+    )
+    for step in range(STEPS):
+        batch = join_batches([batch_of(r, step) for r in range(num_ranks)]) if num_ranks else batch_of(rank, step)
+        integer_loss(tables(batch), batch).backward()
+        tables.optimizer.step()
+    return records_of(tables)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_table_alone_is_that_of_one_rank_too(strict: bool) -> None:
+    found = join_records(run_ranks(train_one_table, 3, strict, backend="headway"))
+    assert same(found, train_one_table(0, strict, num_ranks=3))
+
+
 def train_reals(rank: int, num_ranks: int | None = None) -> tuple[Any, Any]:
     group = None if num_ranks else dist.group.WORLD
     tables = make_tables(OPTIMIZERS["adam"], process_group=group)
@@ -72,8 +94,8 @@ def test_real_gradients_give_the_same_bits_from_run_to_run_and_nearly_those_of_o
     first, again = (run_ranks(train_reals, 3, backend="headway") for _ in range(2))
     expected, outputs = train_reals(0, num_ranks=3)
     one, other = (join_records([rank[0] for rank in run]) for run in (first, again))
-    for ours, same, theirs in zip(one, other, expected, strict=True):
-        assert all((a == b).all() for a, b in zip(ours, same, strict=True))
+    assert same(one, other)
+    for ours, theirs in zip(one, expected, strict=True):
         assert all((a == b).all() for a, b in zip(ours[:4], theirs[:4], strict=True))
         assert numpy.allclose(ours[4], theirs[4], rtol=1e-4, atol=1e-5)
     for name, vectors in outputs.items():

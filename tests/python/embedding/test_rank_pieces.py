@@ -1,0 +1,25 @@
+"""Values of several groups go to ranks together, and those of one as they lie."""
+
+from __future__ import annotations
+
+import torch
+from headway.embedding.rank_pieces import by_group, by_rank, splits
+
+
+def test_groups_come_out_of_what_ranks_send() -> None:
+    wide, narrow = torch.arange(6).view(3, 2), torch.arange(6, 10).view(4, 1)
+    counts_GR, widths = [[1, 2], [3, 1]], [2, 1]
+    flat = by_rank([wide, narrow], counts_GR)
+    assert flat.tolist() == [0, 1, 6, 7, 8, 2, 3, 4, 5, 9]
+    assert splits(counts_GR, widths) == [5, 5]
+    for found, values in zip(by_group(flat, counts_GR, widths), (wide, narrow), strict=True):
+        assert torch.equal(found, values)
+
+
+def test_one_group_is_not_copied() -> None:
+    values = torch.arange(6).view(3, 2)
+    flat = by_rank([values], [[1, 2]])
+    (found,) = by_group(flat, [[1, 2]], [2])
+    assert torch.equal(found, values) and found.data_ptr() == values.data_ptr()
+    (nothing,) = by_group(flat[:0], [[0, 0]], [2])
+    assert nothing.shape == (0, 2)
