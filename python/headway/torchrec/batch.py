@@ -17,6 +17,7 @@ from torchrec import KeyedJaggedTensor
 
 from headway import _embedding
 from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
+from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name, tensor_on
 from headway.embedding.key_words import words_of
@@ -111,10 +112,11 @@ class Batch:
         self.keep()
         return result
 
-    def add_up(self, number: int, gradients_BD: torch.Tensor) -> torch.Tensor:
-        """(U, D): sums of gradients, by owner."""
+    def add_up(self, number: int, gradients_BD: torch.Tensor, *, scale: float) -> torch.Tensor:
+        """(U, D): sums of gradients times ``scale``, by owner."""
         part = self.parts[number]
-        sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=part.weights_K)
+        weights_K = scaled_weights(part.weights_K, scale, part.unique)
+        sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=weights_K)
         self.keep()
         return sums_UD
 

@@ -150,9 +150,10 @@ class ReceiveVectors(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         exchange: VectorExchange = ctx.exchange
         batch = exchange.batch
-        sums_G = [batch.add_up(number, gradients_BD) for number, gradients_BD in enumerate(batch.join(gradients))]
-        if ctx.scale != 1:
-            sums_G = [sums_UD * ctx.scale for sums_UD in sums_G]
+        sums_G = [
+            batch.add_up(number, gradients_BD, scale=ctx.scale)
+            for number, gradients_BD in enumerate(batch.join(gradients))
+        ]
         exchange.start(sums_G, batch.sent_GR, batch.received_GR)
         return gradients[0].new_zeros(1), None, None
 
