@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys
+from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.key_words import tables_of
 from headway.embedding.lookup import Part
 from headway.embedding.traffic import number_of
@@ -70,8 +71,8 @@ class Gradient:
 
     def apply(self, table: Table, rows_W: torch.Tensor, *, lr: float, step: int, divisor: float) -> None:
         """One step of the optimizer. Sums that nobody has asked for are applied where they are made."""
-        if self._sums_WD is not None or divisor != 1:
-            table.update(self.keys, rows_W, divided(self.sums_WD(), divisor), lr=lr, step=step)
+        if self._sums_WD is not None:
+            table.update(self.keys, rows_W, divided(self._sums_WD, divisor), lr=lr, step=step)
             return
         bags = self._bags_for_this_stream()
         table.update_bags(
@@ -80,7 +81,7 @@ class Gradient:
             self._unique,
             bags.values_BD,
             offsets=bags.offsets,
-            weights=bags.weights,
+            weights=scaled_weights(bags.weights, 1 / divisor, self._unique),
             lr=lr,
             step=step,
         )

@@ -193,6 +193,21 @@ def test_gradients_are_averaged_over_ranks_as_those_of_ddp() -> None:
     assert run_ranks(mean_gradients, 2) == [-1.0, -1.0]
 
 
+def mean_of_bags(rank: int, gradient_reduction: str) -> Any:
+    tables = make_tables(OPTIMIZERS["adam"], process_group=dist.group.WORLD, gradient_reduction=gradient_reduction)
+    batch = batch_of(rank, 0)
+    loss = integer_loss(tables(batch), batch)
+    (loss / 2 if gradient_reduction == "sum" else loss).backward()
+    tables.optimizer.step()
+    return records_of(tables)
+
+
+def test_a_mean_over_ranks_is_a_sum_of_what_is_divided_before() -> None:
+    of_means, of_sums = (run_ranks(mean_of_bags, 2, reduction) for reduction in ("mean", "sum"))
+    for ours, theirs in zip(of_means, of_sums, strict=True):
+        assert same(ours, theirs)
+
+
 def lose_a_rank(rank: int) -> str:
     tables = make_tables(process_group=dist.group.WORLD)
     batch = make_batch(rank)
