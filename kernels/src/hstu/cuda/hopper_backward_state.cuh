@@ -48,13 +48,50 @@ struct BiasBlock {
   bool is_last = false;
 };
 
-/// What a warp that computes keeps of the gradients of time weights; see HopperTimeGradients.
+/// What a warp keeps of the gradients of time weights, for all lanes.
 struct WarpTimeSums {
-  static constexpr std::int32_t kBuckets = 64;
+  static constexpr std::int32_t kBuckets = 128;
 
   float sums[kBuckets];
   float factor;                           ///< Of gradients of the present tile.
-  std::uint32_t are_above[kWarpThreads];  ///< A byte for each chunk of the present block.
+  std::uint32_t are_above[kWarpThreads];  ///< See HopperTimeGradients.
+
+  __device__ __forceinline__ void begin() {
+    for (std::int32_t i = lane(); i < kBuckets; i += kWarpThreads) sums[i] = 0;
+    __syncwarp();
+  }
+  __device__ __forceinline__ void begin_tile(float factor_of_gradients) {
+    if (is_first_lane()) factor = factor_of_gradients;
+    __syncwarp();
+  }
+
+  /// Four lanes have sums of gradients of two neighbouring buckets each, from `first` on. By all lanes.
+  __device__ __forceinline__ void add(std::int32_t first, float const (&of_two)[2], float* grad_weights) {
+    __syncwarp();
+    if (lane() >= 4) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (of_two[i] == 0) continue;  // There may be no such bucket.
+      std::int32_t const bucket = first + 2 * lane() + i;
+      if (bucket < kBuckets) {
+        sums[bucket] += of_two[i] * factor;
+      } else {
+        atomicAdd(grad_weights + bucket, of_two[i] * factor);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void end(float* grad_weights) const {
+    __syncwarp();
+    for (std::int32_t i = lane(); i < kBuckets; i += kWarpThreads) {
+      if (sums[i] != 0) atomicAdd(grad_weights + i, sums[i]);
+    }
+  }
+
+ private:
+  [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
+    return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+  }
 };
 
 /// Where sums of a block of queries are to be added.
@@ -78,7 +115,7 @@ struct KeyBarriers {
   Barrier keys_full, keys_empty, values_full, values_empty;
 };
 
-/// Behind the tiles in shared memory; behind it the table of times, and sums for gradients of its weights.
+/// Behind the tiles in shared memory; behind it the table of times.
 template <class Shape>
 struct HopperBackwardState : KeyBarriers {
   using KeysPosition = RingPosition<Shape::kKeyStages>;
@@ -95,7 +132,8 @@ struct HopperBackwardState : KeyBarriers {
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
-  std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias> time_sums[4 * Shape::kConsumers];
+  std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias>
+      time_sums[Shape::kThreads / kWarpThreads - 4];  ///< Of all warps but the first four.
   static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
 
   /// The bias's place of a block in the place of queries.
@@ -114,35 +152,22 @@ struct HopperBackwardState : KeyBarriers {
   }
 };
 
-/// Of how many buckets each thread that adds up gradients of time weights has a sum: as many as there is room for.
-template <class Shape>
-[[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::int32_t buckets_kept(std::int64_t num_time_bounds) {
-  constexpr std::uint32_t kBucketBytes = Shape::kBlockKeys * sizeof(float);
-  std::uint32_t const used =
-      Shape::kStateAt + sizeof(HopperBackwardState<Shape>) + TimeTable::size_bytes(num_time_bounds);
-  auto const most = static_cast<std::int32_t>((kMostSharedBytes - used) / kBucketBytes);
-  return num_time_bounds < most ? static_cast<std::int32_t>(num_time_bounds) + 1 : most;
-}
-
-/// The table of times and those sums.
-template <class Shape>
-[[nodiscard]] constexpr std::uint32_t time_gradient_bytes(std::int64_t num_time_bounds) {
-  auto const num_sums = static_cast<std::uint32_t>(buckets_kept<Shape>(num_time_bounds)) * Shape::kBlockKeys;
-  return TimeTable::size_bytes(num_time_bounds) + num_sums * sizeof(float);
-}
-
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_backward_shared_bytes(HstuBias const& bias) {
   constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperBackwardState<Shape>);
-  static_assert(kState + (Shape::kHasBias ? time_gradient_bytes<Shape>(TimeTable::kMostBounds) : 0) <=
-                kMostSharedBytes);
-  static_assert(!Shape::kHasBias || buckets_kept<Shape>(TimeTable::kMostBounds) >= 8);
-  return kState + (bias.has_time() ? time_gradient_bytes<Shape>(bias.num_time_bounds) : 0);
+  static_assert(kState + (Shape::kHasBias ? TimeTable::size_bytes(TimeTable::kMostBounds) : 0) <= kMostSharedBytes);
+  return kState + (bias.has_time() ? TimeTable::size_bytes(bias.num_time_bounds) : 0);
 }
 
 template <class Shape>
 [[nodiscard]] __device__ __forceinline__ HopperBackwardState<Shape>& backward_state() {
   return *reinterpret_cast<HopperBackwardState<Shape>*>(shared_memory() + Shape::kStateAt);
+}
+
+/// Of any warp but the first four.
+template <class Shape>
+[[nodiscard]] __device__ __forceinline__ WarpTimeSums& own_time_sums() {
+  return backward_state<Shape>().time_sums[threadIdx.x / kWarpThreads - 4];
 }
 
 template <class Shape>

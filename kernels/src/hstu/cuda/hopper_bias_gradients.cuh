@@ -1,6 +1,6 @@
 #pragma once
 
-#include "hstu/cuda/hopper_backward_state.cuh"
+#include "hstu/cuda/hopper_time_gradients.cuh"
 
 #include <cstdint>
 
@@ -8,29 +8,21 @@ namespace headway::kernels {
 
 /// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights: of
 /// positions, and of times in chunks with groups of more than two buckets. A thread has a key.
-///
-/// For gradients of time weights a thread has sums of its own in shared memory, so that it adds to them without waiting
-/// for others: of as many buckets as there is room for. A warp's threads have those of the same buckets, which follow
-/// the pairs; what it leaves behind goes to global memory.
 template <class T, class Shape>
 class HopperBiasGradients {
  public:
   explicit __device__ __forceinline__ HopperBiasGradients(HopperBackwardParams const& params)
-      : params_(params),
-        state_(backward_state<Shape>()),
-        thread_(static_cast<std::int32_t>(threadIdx.x % 128)),
-        num_kept_(buckets_kept<Shape>(params.bias.num_time_bounds)) {}
+      : params_(params), state_(backward_state<Shape>()), thread_(static_cast<std::int32_t>(threadIdx.x % 128)) {}
 
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
-    bool const has_time = params_.grad_time_weights != nullptr;
-    if (has_time) clear_time_sums();
+    own_time_sums<Shape>().begin();
     for (std::uint32_t parity = 0;; parity ^= 1) {
       wait(&state_.keys_full, parity);
       if (state_.tiles[parity].is_end) break;
       add_tile(state_.tiles[parity], state_.key_times[parity]);
     }
-    if (has_time) write_time_sums();
+    own_time_sums<Shape>().end(params_.grad_time_weights);
   }
 
  private:
@@ -44,6 +36,7 @@ class HopperBiasGradients {
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile, KeyTimes const& key_times) {
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
+    own_time_sums<Shape>().begin_tile(factor);
     std::int32_t const first_distance = tile.first_key - (mask.num_keys - mask.num_queries);
     for (bool is_last = !tile.is_seen; !is_last;) {
       std::uint32_t const stage = queries_.index;
@@ -52,7 +45,7 @@ class HopperBiasGradients {
       is_last = block.is_last;
       wait(&state_.grads_full[stage], queries_.parity);
       if (params_.grad_position_weights != nullptr) add_positions(stage, first_distance - block.first_query, factor);
-      if (params_.grad_time_weights != nullptr) add_times(stage, key_times, block, factor);
+      if (params_.grad_time_weights != nullptr) add_times(stage, key_times, block);
       release(&state_.grads_empty[stage]);
       release(&state_.bias_empty[bias_.index]);
       queries_.advance();
@@ -110,27 +103,62 @@ class HopperBiasGradients {
     }
   }
 
-  /// A warp those of two strips of keys.
-  __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
-                                            float factor) {
-    TimeBias const& bias = block.time_bias;
-    std::int32_t const lane = thread_ % kWarpThreads, first_strip = thread_ / kWarpThreads * 2;
-    std::uint32_t left = bias.strips[first_strip].mixed | bias.strips[first_strip + 1].mixed;
-    if (left == 0) return;
-    BucketRange const own_range = bias.looked_up(first_strip + lane / TimeBias::kGroups % 2, lane % TimeBias::kGroups);
-    cover({__reduce_min_sync(kAllLanes, own_range.first), __reduce_max_sync(kAllLanes, own_range.last)});
-    std::uint32_t const own = bias.strips[thread_ / 16].mixed;
-    SplitTime const time = keys.time(thread_);
+  /// A warp those of two strips of 16 keys, by chunks.
+  __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys,
+                                            BiasBlock<Shape> const& block) const {
+    std::int32_t const first_strip = thread_ / kWarpThreads * 2;
 #pragma unroll 1
-    for (; left != 0; left &= left - 1) {
-      int const first = __ffs(static_cast<int>(left)) - 1;
-      if ((own >> first & 1) == 0) continue;
+    for (std::int32_t strip = first_strip; strip < first_strip + 2; ++strip) {
 #pragma unroll 1
-      for (int group = first; group < first + TimeBias::kChunkGroups; ++group) {
-        float grads[8];
-        load_eight(stage, thread_, 8 * group, grads);
-        add_group(block.times.pairs + 4 * group, time, grads, factor);
+      for (std::uint32_t left = block.time_bias.strips[strip].mixed; left != 0; left &= left - 1) {
+        add_chunk(stage, keys, block, strip, __ffs(static_cast<int>(left)) - 1);
       }
+    }
+  }
+
+  /// Of 16 keys and 16 queries. A product with ones in a column sums all from a bucket on, so that no pair's bucket is
+  /// looked up.
+  __device__ __forceinline__ void add_chunk(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
+                                            std::int32_t strip, std::int32_t first_group) const {
+    constexpr std::int32_t kColumns = 8;
+    std::int32_t const lane = thread_ % kWarpThreads;
+    std::uint32_t grads[4];
+    load_matrices(grads, shared_memory() + offset_of(stage, 16 * strip + lane % 16, 8 * (first_group + lane / 16)));
+    RowTimes const rows = keys.times_of_rows(16 * strip + lane / 4);
+    float apart[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      TimePair const columns = block.times.pairs[4 * (first_group + i / 2) + lane % 4];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) apart[2 * i + e] = fabsf(time_difference(rows.times[i % 2], columns.times[e]));
+    }
+    TimeTable const table = backward_time_table<Shape>(params_.bias);
+    BucketRange const buckets = block.time_bias.buckets_of_chunk(strip, first_group);
+    // The last column of those before the end is the first behind.
+#pragma unroll 1
+    for (std::int32_t lowest = buckets.first; lowest <= buckets.last; lowest += kColumns - 1) {
+      bool const is_end = buckets.last < lowest + kColumns;
+      std::int32_t const num_columns = is_end ? buckets.last - lowest + 1 : kColumns;
+      float sums[4] = {};
+#pragma unroll 1
+      for (std::int32_t column = 0; column < num_columns; ++column) {
+        std::int32_t const bucket = lowest + column;
+        float const bound = bucket == buckets.first ? -1.0F : table.bound_above(bucket - 1);
+        std::uint32_t from_there[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          from_there[i] = grads[i] & mask_of(apart[2 * i] >= bound, apart[2 * i + 1] >= bound);
+        }
+        std::uint32_t const ones = ones_in_column<T>(static_cast<std::uint32_t>(column));
+        mma_m16n8k16<T>(sums, from_there, {ones, ones});
+      }
+      float from[2];
+      sum_of_rows(sums, from);
+      float const behind = __shfl_down_sync(kAllLanes, from[0], 1);
+      bool const is_last = lane % 4 == 3;
+      float const of_buckets[] = {from[0] - from[1], is_last ? (is_end ? from[1] : 0) : from[1] - behind};
+      own_time_sums<Shape>().add(lowest, of_buckets, params_.grad_time_weights);
+      if (is_end) break;
     }
   }
 
@@ -147,38 +175,6 @@ class HopperBiasGradients {
     }
   }
 
-  /// Of a key and 8 queries.
-  __device__ __forceinline__ void add_group(TimePair const* queries, SplitTime time, float const (&grads)[8],
-                                            float factor) const {
-    float apart[8];
-    std::int32_t buckets[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) apart[i] = fabsf(time_difference(time, queries[i / 2].times[i % 2]));
-    backward_time_table<Shape>(params_.bias).find_buckets(apart, buckets);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) add_to_sum(buckets[i], grads[i], factor);
-  }
-
-  /// Those of buckets that are not kept go to global memory at once.
-  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad, float factor) const {
-    std::int32_t const place = bucket - first_kept_;
-    if (static_cast<std::uint32_t>(place) < static_cast<std::uint32_t>(num_kept_)) {
-      float& sum = time_sums()[place * Shape::kBlockKeys + thread_];
-      sum = fmaf(grad, factor, sum);
-    } else if (grad != 0) {
-      atomicAdd(params_.grad_time_weights + bucket, grad * factor);
-    }
-  }
-
-  /// Keeps sums of these buckets from here on, or if they are too many, of the last ones, which have most pairs as
-  /// buckets of long times are wider.
-  __device__ __forceinline__ void cover(BucketRange const& buckets) {
-    std::int32_t const first = max(buckets.first, buckets.last - num_kept_ + 1);
-    if (first >= first_kept_ && buckets.last < first_kept_ + num_kept_) return;
-    write_time_sums();
-    first_kept_ = first;
-  }
-
   /// Where the gradient of a key and a query is in shared memory, and those of the next queries behind it.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t offset_of(std::uint32_t stage, std::int32_t key,
                                                                           std::int32_t query) {
@@ -186,39 +182,9 @@ class HopperBiasGradients {
            Shape::ScoreTile::offset_of(static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(query));
   }
 
-  /// By bucket and thread, behind the table of times.
-  [[nodiscard]] __device__ __forceinline__ float* time_sums() const {
-    return reinterpret_cast<float*>(shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>) +
-                                    TimeTable::size_bytes(params_.bias.num_time_bounds));
-  }
-  __device__ __forceinline__ void clear_time_sums() const {
-    for (std::int32_t place = 0; place < num_kept_; ++place) time_sums()[place * Shape::kBlockKeys + thread_] = 0;
-    __syncwarp();
-  }
-
-  /// Adds the sums of the warp to those in global memory, and clears them. A lane has a bucket; lanes begin at
-  /// different threads, so that they read different banks.
-  __device__ __forceinline__ void write_time_sums() const {
-    __syncwarp();
-    std::int32_t const lane = thread_ % kWarpThreads, first_thread = thread_ - lane;
-    for (std::int32_t place = lane; place < num_kept_; place += kWarpThreads) {
-      float* const of_threads = time_sums() + place * Shape::kBlockKeys + first_thread;
-      float total = 0;
-#pragma unroll 8
-      for (int i = 0; i < kWarpThreads; ++i) {
-        float& sum = of_threads[(lane + i) % kWarpThreads];
-        total += sum;
-        sum = 0;
-      }
-      if (total != 0) atomicAdd(params_.grad_time_weights + first_kept_ + place, total);
-    }
-    __syncwarp();
-  }
-
   HopperBackwardParams const& params_;
   HopperBackwardState<Shape>& state_;
   std::int32_t thread_;
-  std::int32_t num_kept_, first_kept_ = 0;  ///< Buckets of which a thread has sums.
   RingPosition<Shape::kStages> queries_;
   RingPosition<Shape::kBiasStages> bias_;
 };

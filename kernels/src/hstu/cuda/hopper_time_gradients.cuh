@@ -7,6 +7,27 @@
 
 namespace headway::kernels {
 
+/// Two rows of the second factor of mma_m16n8k16() of which a column has ones, and others zeros.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ std::uint32_t ones_in_column(std::uint32_t column) {
+  return column == threadIdx.x % kWarpThreads / 4 ? pack<T>(1, 1) : 0;
+}
+
+/// Of pairs of two columns, those for which it is true, as bits of both.
+[[nodiscard]] __device__ __forceinline__ std::uint32_t mask_of(bool first, bool second) {
+  return (first ? 0xffffu : 0) | (second ? 0xffff0000u : 0);
+}
+
+/// Sums over all rows of mma_m16n8k16(): of the columns 2t and 2t + 1, with t = lane % 4.
+__device__ __forceinline__ void sum_of_rows(float const (&sums)[4], float (&of_columns)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    of_columns[i] = sums[i] + sums[i + 2];
+#pragma unroll
+    for (int bits = 4; bits < kWarpThreads; bits *= 2) of_columns[i] += __shfl_xor_sync(kAllLanes, of_columns[i], bits);
+  }
+}
+
 /// What a warp that computes adds to the gradients of time weights: gradients of scores that it has in registers, while
 /// products run, of chunks that are not looked up pair by pair. HopperBiasGradients has the others.
 ///
@@ -22,21 +43,10 @@ class HopperTimeGradients {
     return reinterpret_cast<std::uint8_t*>(own().are_above + lane());
   }
 
-  __device__ __forceinline__ void begin() const {
-    for (std::int32_t i = lane(); i < WarpTimeSums::kBuckets; i += kWarpThreads) own().sums[i] = 0;
-    __syncwarp();
-  }
+  __device__ __forceinline__ void begin() const { own().begin(); }
   /// @param factor of its gradients
-  __device__ __forceinline__ void begin_tile(float factor) const {
-    if (is_first_lane()) own().factor = factor;
-    __syncwarp();
-  }
-  __device__ __forceinline__ void end() const {
-    __syncwarp();
-    for (std::int32_t i = lane(); i < WarpTimeSums::kBuckets; i += kWarpThreads) {
-      if (own().sums[i] != 0) atomicAdd(params_.grad_time_weights + i, own().sums[i]);
-    }
-  }
+  __device__ __forceinline__ void begin_tile(float factor) const { own().begin_tile(factor); }
+  __device__ __forceinline__ void end() const { own().end(params_.grad_time_weights); }
 
   /// By all lanes of a warp.
   /// @param grads of scores
@@ -50,7 +60,7 @@ class HopperTimeGradients {
     for (int chunk = 0; chunk < kSteps; ++chunk) {
       if ((strip.mixed >> 2 * chunk & 1) != 0) continue;
       std::uint32_t const offsets[] = {strip.offset_of(2 * chunk), strip.offset_of(2 * chunk + 1)};
-      std::uint32_t const firsts[] = {ones_if_own(offsets[0]), ones_if_own(offsets[1])};
+      std::uint32_t const firsts[] = {ones_in_column<T>(offsets[0]), ones_in_column<T>(offsets[1])};
       if ((strip.alike >> 2 * chunk & 1) != 0) {
         mma_m16n8k16<T>(chunk % 2 == 0 ? sums : more_sums, grads[chunk], firsts);
         continue;
@@ -59,26 +69,19 @@ class HopperTimeGradients {
       std::uint32_t below[4], above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        std::uint32_t const mask =
-            ((bits >> 2 * i & 1) != 0 ? 0xffffu : 0) | ((bits >> 2 * i & 2) != 0 ? 0xffff0000u : 0);
+        std::uint32_t const mask = mask_of((bits >> 2 * i & 1) != 0, (bits >> 2 * i & 2) != 0);
         above[i] = grads[chunk][i] & mask;
         below[i] = grads[chunk][i] & ~mask;
       }
       mma_m16n8k16<T>(sums, below, firsts);
-      std::uint32_t const seconds[] = {ones_if_own(offsets[0] + 1), ones_if_own(offsets[1] + 1)};
+      std::uint32_t const seconds[] = {ones_in_column<T>(offsets[0] + 1), ones_in_column<T>(offsets[1] + 1)};
       mma_m16n8k16<T>(more_sums, above, seconds);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += more_sums[i];
-    float of_buckets[] = {sums[0] + sums[2], sums[1] + sums[3]};
-#pragma unroll
-    for (int bits = 4; bits < kWarpThreads; bits *= 2) {
-#pragma unroll
-      for (float& sum : of_buckets) sum += __shfl_xor_sync(kAllLanes, sum, bits);
-    }
-    if (lane() >= 4) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) add_to_sum(strip.first_bucket + 2 * lane() + i, of_buckets[i]);
+    float of_buckets[2];
+    sum_of_rows(sums, of_buckets);
+    own().add(strip.first_bucket, of_buckets, params_.grad_time_weights);
   }
 
  private:
@@ -87,25 +90,7 @@ class HopperTimeGradients {
   [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
   }
-  [[nodiscard]] static __device__ __forceinline__ WarpTimeSums& own() {
-    return backward_state<Shape>().time_sums[warp()];
-  }
-
-  /// Two of them where the bucket of the strip is that of the thread's column of the second factor.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t ones_if_own(std::uint32_t bucket) {
-    return bucket == threadIdx.x % kWarpThreads / 4 ? pack<T>(1, 1) : 0;
-  }
-
-  /// By one lane.
-  __device__ __forceinline__ void add_to_sum(std::int32_t bucket, float grad) const {
-    if (grad == 0) return;  // There may be no such bucket.
-    if (bucket < WarpTimeSums::kBuckets) {
-      own().sums[bucket] += grad * own().factor;
-    } else {
-      atomicAdd(params_.grad_time_weights + bucket, grad * own().factor);
-    }
-  }
-
+  [[nodiscard]] static __device__ __forceinline__ WarpTimeSums& own() { return own_time_sums<Shape>(); }
   HopperBackwardParams const& params_;
 };
 

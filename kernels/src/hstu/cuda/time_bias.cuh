@@ -17,8 +17,6 @@ struct TimeRange {
 /// The first and the last bucket of time differences.
 struct BucketRange {
   std::int32_t first, last;
-
-  [[nodiscard]] static __device__ __forceinline__ BucketRange none() { return {std::int32_t{1} << 30, -1}; }
 };
 
 /// The same where room is short.
@@ -185,10 +183,11 @@ struct BlockTimeBias {
   Strip strips[kWarps];
   BucketNumbers buckets[kWarps][kGroups];
 
-  /// The buckets of a group that is looked up; of others none.
-  [[nodiscard]] __device__ __forceinline__ BucketRange looked_up(std::int32_t warp, std::int32_t group) const {
-    bool const is_mixed = (strips[warp].mixed >> (group - group % kChunkGroups) & 1) != 0;
-    return is_mixed ? BucketRange{buckets[warp][group].first, buckets[warp][group].last} : BucketRange::none();
+  /// @param group the chunk's first
+  [[nodiscard]] __device__ __forceinline__ BucketRange buckets_of_chunk(std::int32_t strip, std::int32_t group) const {
+    static_assert(kChunkGroups == 2);
+    BucketNumbers const first = buckets[strip][group], second = buckets[strip][group + 1];
+    return {min(first.first, second.first), max(first.last, second.last)};
   }
 
   /// By all lanes of a warp, for others after a barrier.
