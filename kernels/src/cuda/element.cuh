@@ -35,7 +35,21 @@ float2 unpack(std::uint32_t pair) {
   return {to_float(T{static_cast<std::uint16_t>(pair)}), to_float(T{static_cast<std::uint16_t>(pair >> 16)})};
 }
 
+/// Bits of the halves in which both are the same; halves are below 1,024.
+inline std::uint32_t mask_of_equal_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t const different = a ^ b;
+  return ((different & 0xffff) == 0 ? 0xffffu : 0) | (different >> 16 == 0 ? 0xffff0000u : 0);
+}
+
 #else
+
+/// Compares them as float16, by one instruction; such numbers are not normal, but equal to themselves.
+__device__ __forceinline__ std::uint32_t mask_of_equal_halves(std::uint32_t a, std::uint32_t b) {
+  return __heq2_mask(__halves2half2(__ushort_as_half(static_cast<unsigned short>(a)),
+                                    __ushort_as_half(static_cast<unsigned short>(a >> 16))),
+                     __halves2half2(__ushort_as_half(static_cast<unsigned short>(b)),
+                                    __ushort_as_half(static_cast<unsigned short>(b >> 16))));
+}
 
 __device__ __forceinline__ float to_float(Bfloat16 x) { return __uint_as_float(std::uint32_t(x.bits) << 16); }
 __device__ __forceinline__ float to_float(Float16 x) { return __half2float(__ushort_as_half(x.bits)); }

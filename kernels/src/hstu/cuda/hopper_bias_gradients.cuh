@@ -116,50 +116,51 @@ class HopperBiasGradients {
     }
   }
 
-  /// Of 16 keys and 16 queries. A product with ones in a column sums all from a bucket on, so that no pair's bucket is
-  /// looked up.
+  /// Of 16 keys and 16 queries. A product with ones in a column sums those of a bucket.
   __device__ __forceinline__ void add_chunk(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
                                             std::int32_t strip, std::int32_t first_group) const {
     constexpr std::int32_t kColumns = 8;
     std::int32_t const lane = thread_ % kWarpThreads;
-    std::uint32_t grads[4];
+    std::uint32_t grads[4], buckets[4];
     load_matrices(grads, shared_memory() + offset_of(stage, 16 * strip + lane % 16, 8 * (first_group + lane / 16)));
-    RowTimes const rows = keys.times_of_rows(16 * strip + lane / 4);
+    find_buckets(keys.times_of_rows(16 * strip + lane / 4), block.times.pairs + 4 * first_group + lane % 4, buckets);
+    BucketRange const all = block.time_bias.buckets_of_chunk(strip, first_group);
+#pragma unroll 1
+    for (std::int32_t lowest = all.first; lowest <= all.last; lowest += kColumns) {
+      float sums[2][4] = {};  // Of two chains of products.
+#pragma unroll 1
+      for (std::int32_t first = 0; first < min(kColumns, all.last - lowest + 1); first += 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          auto const column = static_cast<std::uint32_t>(first + i);
+          std::uint32_t const bucket = (static_cast<std::uint32_t>(lowest) + column) * 0x10001;
+          std::uint32_t own[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) own[j] = grads[j] & mask_of_equal_halves(buckets[j], bucket);
+          std::uint32_t const ones = ones_in_column<T>(column);
+          mma_m16n8k16<T>(sums[i], own, {ones, ones});
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[0][i] += sums[1][i];
+      float of_buckets[2];
+      sum_of_rows(sums[0], of_buckets);
+      own_time_sums<Shape>().add(lowest, of_buckets, params_.grad_time_weights);
+    }
+  }
+
+  /// Of the pairs that the lane has as a first factor, two in each.
+  /// @param columns times of the lane's queries, in groups of 8
+  __device__ __forceinline__ void find_buckets(RowTimes const& rows, TimePair const* columns,
+                                               std::uint32_t (&packed)[4]) const {
     float apart[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      TimePair const columns = block.times.pairs[4 * (first_group + i / 2) + lane % 4];
+    for (int i = 0; i < 8; ++i)
+      apart[i] = fabsf(time_difference(rows.times[i / 2 % 2], columns[i / 4 * 4].times[i % 2]));
+    std::int32_t buckets[8];
+    backward_time_table<Shape>(params_.bias).find_buckets(apart, buckets);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) apart[2 * i + e] = fabsf(time_difference(rows.times[i % 2], columns.times[e]));
-    }
-    TimeTable const table = backward_time_table<Shape>(params_.bias);
-    BucketRange const buckets = block.time_bias.buckets_of_chunk(strip, first_group);
-    // The last column of those before the end is the first behind.
-#pragma unroll 1
-    for (std::int32_t lowest = buckets.first; lowest <= buckets.last; lowest += kColumns - 1) {
-      bool const is_end = buckets.last < lowest + kColumns;
-      std::int32_t const num_columns = is_end ? buckets.last - lowest + 1 : kColumns;
-      float sums[4] = {};
-#pragma unroll 1
-      for (std::int32_t column = 0; column < num_columns; ++column) {
-        std::int32_t const bucket = lowest + column;
-        float const bound = bucket == buckets.first ? -1.0F : table.bound_above(bucket - 1);
-        std::uint32_t from_there[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          from_there[i] = grads[i] & mask_of(apart[2 * i] >= bound, apart[2 * i + 1] >= bound);
-        }
-        std::uint32_t const ones = ones_in_column<T>(static_cast<std::uint32_t>(column));
-        mma_m16n8k16<T>(sums, from_there, {ones, ones});
-      }
-      float from[2];
-      sum_of_rows(sums, from);
-      float const behind = __shfl_down_sync(kAllLanes, from[0], 1);
-      bool const is_last = lane % 4 == 3;
-      float const of_buckets[] = {from[0] - from[1], is_last ? (is_end ? from[1] : 0) : from[1] - behind};
-      own_time_sums<Shape>().add(lowest, of_buckets, params_.grad_time_weights);
-      if (is_end) break;
-    }
+    for (int i = 0; i < 4; ++i) packed[i] = static_cast<std::uint32_t>(buckets[2 * i] | buckets[2 * i + 1] << 16);
   }
 
   /// Gradients of a key and 8 queries.
