@@ -123,6 +123,9 @@ class HopperBiasGradients {
     std::int32_t const lane = thread_ % kWarpThreads;
     std::uint32_t grads[4], buckets[4];
     load_matrices(grads, shared_memory() + offset_of(stage, 16 * strip + lane % 16, 8 * (first_group + lane / 16)));
+    // Nobody sees a pair of half of the chunks around a diagonal.
+    std::uint32_t const any = (grads[0] | grads[1] | grads[2] | grads[3]) & 0x7fff7fffu;
+    if (!__any_sync(kAllLanes, any != 0)) return;
     find_buckets(keys.times_of_rows(16 * strip + lane / 4), block.times.pairs + 4 * first_group + lane % 4, buckets);
     BucketRange const all = block.time_bias.buckets_of_chunk(strip, first_group);
 #pragma unroll 1
