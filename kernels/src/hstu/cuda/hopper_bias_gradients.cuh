@@ -103,16 +103,15 @@ class HopperBiasGradients {
     }
   }
 
-  /// A warp those of two strips of 16 keys, by chunks.
+  /// A warp those of 16 queries, as around a diagonal all have about as many chunks then.
   __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys,
                                             BiasBlock<Shape> const& block) const {
-    std::int32_t const first_strip = thread_ / kWarpThreads * 2;
+    static_assert(TimeBias::kChunks == 4);
+    std::int32_t const lane = thread_ % kWarpThreads, first_group = thread_ / kWarpThreads * TimeBias::kChunkGroups;
+    bool const is_mixed = lane < TimeBias::kWarps && (block.time_bias.strips[lane].mixed >> first_group & 1) != 0;
 #pragma unroll 1
-    for (std::int32_t strip = first_strip; strip < first_strip + 2; ++strip) {
-#pragma unroll 1
-      for (std::uint32_t left = block.time_bias.strips[strip].mixed; left != 0; left &= left - 1) {
-        add_chunk(stage, keys, block, strip, __ffs(static_cast<int>(left)) - 1);
-      }
+    for (std::uint32_t left = __ballot_sync(kAllLanes, is_mixed); left != 0; left &= left - 1) {
+      add_chunk(stage, keys, block, __ffs(static_cast<int>(left)) - 1, first_group);
     }
   }
 
