@@ -157,8 +157,9 @@ class HopperBiasGradients {
                                                std::uint32_t (&packed)[4]) const {
     float apart[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 8; ++i) {
       apart[i] = fabsf(time_difference(rows.times[i / 2 % 2], columns[i / 4 * 4].times[i % 2]));
+    }
     std::int32_t buckets[8];
     backward_time_table<Shape>(params_.bias).find_buckets(apart, buckets);
 #pragma unroll
