@@ -51,6 +51,8 @@ class RowExchange:
         assert self._work is not None, "start() comes first"
         self._work.wait()
         (received, _), self._tensors, self._work = self._tensors, [], None
+        if received.is_cuda:
+            received.record_stream(torch.cuda.current_stream(received.device))  # What is returned may be a view of it.
         return by_group(received, self._received_GR, self.widths_G)
 
 
