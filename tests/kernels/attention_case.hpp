@@ -24,7 +24,7 @@ struct AttentionCase {
   std::int64_t shortest_gap = 0, longest_gap = 100;  ///< From the time of a token to that of the next.
   std::int64_t padding = 0;                          ///< Elements behind the heads of a token.
   std::int32_t value_dim = 0;                        ///< 0: as `dim`.
-  bool hides_buckets = false;                        ///< By time weights beyond float16, of each third bucket.
+  float hidden_weight = 0;                           ///< If not 0, the time weight of each third bucket.
 
   [[nodiscard]] std::int32_t value_columns() const { return value_dim > 0 ? value_dim : dim; }
 };
@@ -56,7 +56,8 @@ struct AttentionTensors {
     if (!of.time_bounds.empty()) time_weights.resize(of.time_bounds.size() + 1);
     for (float& weight : position_weights) weight = normal(generator);
     for (float& weight : time_weights) weight = normal(generator);
-    for (std::size_t i = 0; of.hides_buckets && i < time_weights.size(); i += 3) time_weights[i] = -2e6F;
+    for (std::size_t i = 0; of.hidden_weight != 0 && i < time_weights.size(); i += 3)
+      time_weights[i] = of.hidden_weight;
   }
 
  private:

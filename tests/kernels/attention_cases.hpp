@@ -135,4 +135,15 @@ inline std::vector<AttentionCase> attention_cases() {
   return cases;
 }
 
+/// Groups of pairs in two buckets, of which the first is hidden: what comes before its weight is lost beside it.
+inline AttentionCase hidden_bucket_case() {
+  return {.name = "HiddenBucket",
+          .num_queries = {300, 65},
+          .num_keys = {300, 65},
+          .options = {.alpha = 0.125},
+          .time_bounds = {100, 350},
+          .longest_gap = 3,
+          .hidden_weight = -1e9F};
+}
+
 }  // namespace headway::kernels

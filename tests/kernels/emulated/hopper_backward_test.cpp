@@ -114,7 +114,8 @@ Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors,
   PaddedRows<T> grad_query(of, no_queries), grad_key(of, no_keys), grad_value(of, no_keys);
   Gradients gradients;
   gradients.position_weights.resize(tensors.position_weights.size());
-  gradients.time_weights.resize(tensors.time_weights.size());
+  constexpr std::size_t kBehind = 16;
+  gradients.time_weights.resize(tensors.time_weights.size() + kBehind);
   HstuBackwardArgs args;
   args.forward = forward_args(of, tensors);
   args.forward.query = query.heads();
@@ -130,6 +131,9 @@ Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors,
   EXPECT_TRUE(grad_query.is_padding_untouched(tensors.query.size()));
   EXPECT_TRUE(grad_key.is_padding_untouched(tensors.key.size()));
   EXPECT_TRUE(grad_value.is_padding_untouched(tensors.key.size()));
+  EXPECT_TRUE(std::all_of(gradients.time_weights.end() - kBehind, gradients.time_weights.end(),
+                          [](float grad) { return grad == 0; }));
+  gradients.time_weights.resize(tensors.time_weights.size());
   gradients.query = grad_query.values(tensors.query.size());
   gradients.key = grad_key.values(tensors.key.size());
   gradients.value = grad_value.values(tensors.key.size());
@@ -197,6 +201,26 @@ TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIs
   AttentionTensors tensors = tensors_of<Bfloat16>(of);
   tensors.max_queries = tensors.max_keys = 199;
   EXPECT_THROW((gradients_of<Bfloat16, BackwardWork::kSequences>(of, tensors, {})), device_emulator::KernelError);
+}
+
+TEST(HopperBackwardOnce, AddsTheBiasOfABucketBesideAHiddenOne) {
+  expect_gradients_are_right<Bfloat16, BackwardWork::kTiles>(hidden_bucket_case(), {}, 6e-3);
+}
+
+TEST(HopperBackwardOnce, WritesNothingBehindGradientsOfTimeWeightsWhereOneIsNotFinite) {
+  for (std::vector<float> const& bounds : {std::vector<float>{100, 350}, linear_bounds(127)}) {
+    AttentionCase const of{.name = "NotFinite",
+                           .num_queries = {200},
+                           .num_keys = {200},
+                           .options = {.alpha = 0.125},
+                           .time_bounds = bounds,
+                           .longest_gap = 20};
+    AttentionTensors tensors = tensors_of<Float16>(of);
+    tensors.grad_out[tensors.grad_out.size() / 2] = INFINITY;
+    Gradients const gradients = gradients_of<Float16, BackwardWork::kTiles>(of, tensors, {});
+    EXPECT_TRUE(std::any_of(gradients.time_weights.begin(), gradients.time_weights.end(),
+                            [](float grad) { return !std::isfinite(grad); }));
+  }
 }
 
 TEST(HopperBackwardOnce, AddsInTurnsIfItIsToBeDeterministic) {

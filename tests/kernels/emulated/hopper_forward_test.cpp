@@ -87,8 +87,12 @@ TEST(HopperForwardOnce, HidesBucketsByWeightsBeyondFloat16) {
                          .options = {.alpha = 0.125},
                          .time_bounds = linear_bounds(300),
                          .longest_gap = 20,
-                         .hides_buckets = true};
+                         .hidden_weight = -2e6F};
   expect_forward_is_right<Float16>(of, AsyncTiming::kEarly, 1e-3);
+}
+
+TEST(HopperForwardOnce, AddsTheBiasOfABucketBesideAHiddenOne) {
+  expect_forward_is_right<Bfloat16>(hidden_bucket_case(), AsyncTiming::kEarly, 4e-3);
 }
 
 TEST(HopperForwardOnce, StopsAtQueriesWithoutKeysRatherThanWaitForTheirBias) {

@@ -4,8 +4,8 @@
 // one warp brings tiles (TMA), two warpgroups multiply (wgmma), a warp for each adds its sums for the gradients of
 // queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. Where sequences are
 // short a block takes all tiles of a head of a sequence, in order, and makes gradients of queries itself
-// (HopperOwnQuerySums). With a bias a fourth warp prepares it, and another warpgroup adds up the gradients of its
-// weights.
+// (HopperOwnQuerySums). With a bias a fourth warp prepares it, and another warpgroup adds up those gradients of its
+// weights that the two do not.
 
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"

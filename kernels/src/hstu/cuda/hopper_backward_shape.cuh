@@ -18,7 +18,7 @@ struct HopperBackwardShape {
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
-  /// One more brings tiles, and one adds up gradients of bias weights.
+  /// One more brings tiles, and one adds up gradients of bias weights, but for what those do.
   static constexpr int kThreads = 128 * (kConsumers + (kHasBias ? 2 : 1));
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;

@@ -30,7 +30,7 @@ struct QueryBlockInfo {
   std::int32_t tile = 0;  ///< Its number among those of sums.
   std::int32_t first_query = 0;
   std::int32_t turn = 0;          ///< Tiles of keys that add to its sums before.
-  std::uint32_t bias_parity = 0;  ///< See BiasBlock.
+  std::uint32_t bias_parity = 0;  ///< See bias_stage_of().
   bool is_whole = false, is_last = false;
   bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
   std::uint32_t seen_parts = 0;                 ///< Bits of the warpgroups of whose keys something is seen.
@@ -66,13 +66,15 @@ struct WarpTimeSums {
   }
 
   /// Four lanes have sums of gradients of two neighbouring buckets each, from `first` on. By all lanes.
-  __device__ __forceinline__ void add(std::int32_t first, float const (&of_two)[2], float* grad_weights) {
+  /// @param last bucket that there is. Sums of others may be not numbers, if one gradient is none.
+  __device__ __forceinline__ void add(std::int32_t first, std::int32_t last, float const (&of_two)[2],
+                                      float* grad_weights) {
     __syncwarp();
     if (lane() >= 4) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (of_two[i] == 0) continue;  // There may be no such bucket.
       std::int32_t const bucket = first + 2 * lane() + i;
+      if (of_two[i] == 0 || bucket > last) continue;
       if (bucket < kBuckets) {
         sums[bucket] += of_two[i] * factor;
       } else {

@@ -7,7 +7,7 @@
 namespace headway::kernels {
 
 /// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights: of
-/// positions, and of times in chunks with groups of more than two buckets. A thread has a key.
+/// positions, and of times in chunks that are looked up pair by pair (BlockTimeBias).
 template <class T, class Shape>
 class HopperBiasGradients {
  public:
@@ -147,7 +147,7 @@ class HopperBiasGradients {
       for (int i = 0; i < 4; ++i) sums[0][i] += sums[1][i];
       float of_buckets[2];
       sum_of_rows(sums[0], of_buckets);
-      own_time_sums<Shape>().add(lowest, of_buckets, params_.grad_time_weights);
+      own_time_sums<Shape>().add(lowest, all.last, of_buckets, params_.grad_time_weights);
     }
   }
 

@@ -81,7 +81,8 @@ class HopperTimeGradients {
     for (int i = 0; i < 4; ++i) sums[i] += more_sums[i];
     float of_buckets[2];
     sum_of_rows(sums, of_buckets);
-    own().add(strip.first_bucket, of_buckets, params_.grad_time_weights);
+    auto const last_bucket = static_cast<std::int32_t>(params_.bias.num_time_bounds);
+    own().add(strip.first_bucket, last_bucket, of_buckets, params_.grad_time_weights);
   }
 
  private:

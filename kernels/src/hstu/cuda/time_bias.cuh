@@ -100,6 +100,14 @@ struct StripBias {
   alignas(16) float below[kGroups];
   Step steps[kGroups];
 
+  /// Whether one comparison gives the bias of all pairs in these buckets. To a weight that hides a bucket, such as
+  /// -1e9, no rise could be added.
+  [[nodiscard]] static __device__ __forceinline__ bool holds(TimeTable const& table, BucketRange const& buckets) {
+    constexpr float kMostBelow = 1024;
+    if (buckets.last == buckets.first) return true;
+    return buckets.last == buckets.first + 1 && fabsf(table.weight(buckets.first)) <= kMostBelow;
+  }
+
   /// @param is_left_out whether others add it
   [[nodiscard]] static __device__ __forceinline__ Group group_of(TimeTable const& table, BucketRange const& buckets,
                                                                  bool is_left_out) {
@@ -157,8 +165,8 @@ __device__ __forceinline__ void add_below(float (&scores)[4 * kGroups], float fa
 }
 
 /// The time bias of a block of scores, in shared memory. Chunks of kChunk columns are looked up pair by pair where they
-/// have groups in more than two buckets, or in two with times far from their base; or where their buckets are too far
-/// from those of other chunks, so that the others of 16 rows lie in kWindow neighbouring ones.
+/// have groups that StripBias does not hold, or in two buckets with times far from their base; or where their buckets
+/// are too far from those of other chunks, so that the others of 16 rows lie in kWindow neighbouring ones.
 template <int kRows, int kColumns, int kChunk>
 struct BlockTimeBias {
   static constexpr int kWarps = kRows / 16, kGroups = kColumns / 8;
@@ -212,7 +220,8 @@ struct BlockTimeBias {
       TimeRange const own_rows = rows.ranges[warp], own_columns = columns.ranges[group];
       BucketRange const own = buckets_between(table, own_rows, own_columns);
       bool const is_near = own_rows.is_near_base() && own_columns.is_near_base();
-      bool const are_many = is_in_chunk(own.last > own.first + (is_near ? 1 : 0));
+      bool const is_told = own.last == own.first || (is_near && StripBias<kGroups>::holds(table, own));
+      bool const are_many = is_in_chunk(!is_told);
       std::int32_t const last = max_of_strip(are_many ? -1 : own.last);
       bool const is_mixed = is_in_chunk(are_many || own.first <= last - kWindow);
       std::int32_t const first = -max_of_strip(is_mixed ? -last : -own.first);

@@ -44,7 +44,8 @@ struct TimeValues {
     int const own_group = lane() % kGroups;
     TimeRange const own_columns = columns.ranges[own_group], own_rows = rows.ranges[row / 16];
     BucketRange const own = buckets_between(table, own_rows, own_columns);
-    Parts const of_warp = parts_of(own, __all_sync(kAllLanes, own_rows.is_near_base() && own_columns.is_near_base()));
+    bool const is_near = __all_sync(kAllLanes, own_rows.is_near_base() && own_columns.is_near_base());
+    Parts const of_warp = parts_of(own, is_near && StripBias<kGroups>::holds(table, own));
     bool const is_found = (of_warp.found >> (own_group - own_group % kPartGroups) & 1) != 0;
     auto const own_bias = StripBias<kGroups>::group_of(table, own, is_found);
     wait();
@@ -129,9 +130,8 @@ struct TimeValues {
   [[nodiscard]] static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % kWarpThreads); }
 
   /// @param own buckets of the lane's group
-  /// @param are_near times to their base, so that all their high parts are 0; else pairs of several buckets are left to
-  /// be found one by one
-  [[nodiscard]] static __device__ __forceinline__ Parts parts_of(BucketRange const& own, bool are_near) {
+  /// @param is_told whether StripBias gives their bias where they are several; else pairs are found one by one
+  [[nodiscard]] static __device__ __forceinline__ Parts parts_of(BucketRange const& own, bool is_told) {
     auto const parts_with = [](bool is_so) {
       std::uint32_t bits = __ballot_sync(kAllLanes, is_so);
 #pragma unroll
@@ -139,8 +139,8 @@ struct TimeValues {
       return bits & (0x11111111u >> (kWarpThreads - kGroups));
     };
     static_assert(kPartGroups == 4);
-    std::uint32_t const several = parts_with(own.first != own.last), many = parts_with(own.last > own.first + 1);
-    return {several, are_near ? many : several};
+    bool const are_several = own.first != own.last;
+    return {parts_with(are_several), parts_with(are_several && !is_told)};
   }
 };
 
