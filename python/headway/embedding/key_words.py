@@ -20,6 +20,11 @@ def words_of(keys: Keys) -> torch.Tensor:
     return torch.stack((tables_of(keys), keys.counts), 1).view(torch.int64).squeeze(1)
 
 
+def messages_of(keys: Keys) -> torch.Tensor:
+    """(K, 2) int64: id and word of each key."""
+    return torch.stack((keys.ids, words_of(keys)), 1)
+
+
 def keys_of(ids_K: torch.Tensor, words_K: torch.Tensor) -> Keys:
     """The reverse; ids and words are int64."""
     tables_K, counts_K = words_K.unsqueeze(1).view(torch.int32).t().contiguous()

@@ -23,7 +23,7 @@ from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
-from headway.embedding.key_words import keys_of, words_of
+from headway.embedding.key_words import keys_of, messages_of
 from headway.embedding.lookup import Lookup, Part
 from headway.embedding.rank_pieces import by_group, by_rank, splits
 from headway.embedding.split_counts import SplitCounts
@@ -233,7 +233,7 @@ class ShardedLookup:
         """The keys of each table that this rank owns, with their counts, rank by rank."""
         if self._num_ranks == 1:
             return [part.unique.keys for part in lookup.parts]
-        messages = [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in lookup.parts]
+        messages = [messages_of(part.unique.keys) for part in lookup.parts]
         received, _ = self._send_values(lookup, messages, kind="id_bytes")
         return [keys_of(message[:, 0], message[:, 1]) for message in received]
 

@@ -20,7 +20,7 @@ from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name, tensor_on
-from headway.embedding.key_words import words_of
+from headway.embedding.key_words import messages_of
 from headway.embedding.merging import table_number
 from headway.embedding.rank_pieces import join_rows
 from headway.embedding.split_counts import SplitCounts
@@ -89,7 +89,7 @@ class Batch:
 
     def messages(self) -> list[torch.Tensor]:
         """For each group (U, 2) int64: ids and words, by owner."""
-        return [torch.stack((part.unique.keys.ids, words_of(part.unique.keys)), 1) for part in self.parts]
+        return [messages_of(part.unique.keys) for part in self.parts]
 
     def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
         """The messages of all ranks as TorchRec has features, with words as weights."""

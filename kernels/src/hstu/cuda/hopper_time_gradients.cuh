@@ -92,6 +92,7 @@ class HopperTimeGradients {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
   }
   [[nodiscard]] static __device__ __forceinline__ WarpTimeSums& own() { return own_time_sums<Shape>(); }
+
   HopperBackwardParams const& params_;
 };
 
