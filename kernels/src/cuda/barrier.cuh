@@ -106,6 +106,10 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  /// After so many steps; of a ring whose size is a power of two this needs no register of its own.
+  [[nodiscard]] static __device__ __forceinline__ RingPosition after(std::uint32_t steps) {
+    return {steps % kSize, steps / kSize % 2};
+  }
   [[nodiscard]] __device__ __forceinline__ RingPosition previous() const {
     return index == 0 ? RingPosition{kSize - 1, parity ^ 1} : RingPosition{index - 1, parity};
   }

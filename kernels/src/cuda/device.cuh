@@ -25,6 +25,17 @@ __device__ __forceinline__ int this_warpgroup() {
 /// Of its warp.
 [[nodiscard]] __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
+/// The thread of its warpgroup, read anew: what is computed of it is not kept in registers from one call to the next.
+[[nodiscard]] __device__ __forceinline__ int reread_thread() {
+#if defined(HEADWAY_DEVICE_EMULATOR)
+  auto const thread = threadIdx.x;
+#else
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+#endif
+  return static_cast<int>(thread % 128);
+}
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline std::byte* shared_memory() { return device_emulator::this_thread().block->shared(); }

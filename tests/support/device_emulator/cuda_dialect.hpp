@@ -199,4 +199,11 @@ inline int __reduce_max_sync(unsigned mask, int value) {
   return value;
 }
 inline int __reduce_min_sync(unsigned mask, int value) { return ~__reduce_max_sync(mask, ~value); }
+/// Bytes of two words, of which those of `high` have numbers from 4 on; `numbers` has 4 bits for each.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned numbers) {
+  unsigned long long const both = (unsigned long long)high << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (numbers >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline unsigned __activemask() { return 1u << headway::device_emulator::this_thread().lane(); }

@@ -11,8 +11,10 @@ struct FragmentPlace {
   std::int32_t row = 0, column = 0;  ///< The first; the other row is 8 further.
 
   /// @param first_row of the warpgroup
-  explicit __device__ __forceinline__ FragmentPlace(std::int32_t first_row) {
-    auto const thread = static_cast<std::int32_t>(threadIdx.x % 128);
+  explicit __device__ __forceinline__ FragmentPlace(std::int32_t first_row)
+      : FragmentPlace(first_row, static_cast<std::int32_t>(threadIdx.x % 128)) {}
+  /// @param thread of the warpgroup
+  __device__ __forceinline__ FragmentPlace(std::int32_t first_row, std::int32_t thread) {
     row = first_row + thread / 32 * 16 + thread % 32 / 4;
     column = thread % 4 * 2;
   }

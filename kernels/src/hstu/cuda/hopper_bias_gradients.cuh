@@ -158,7 +158,7 @@ class HopperBiasGradients {
     float apart[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      apart[i] = fabsf(time_difference(rows.times[i / 2 % 2], columns[i / 4 * 4].times[i % 2]));
+      apart[i] = fabsf(time_difference(rows.times[i / 2 % 2], columns[i / 4 * 4].time(i % 2)));
     }
     std::int32_t buckets[8];
     backward_time_table<Shape>(params_.bias).find_buckets(apart, buckets);

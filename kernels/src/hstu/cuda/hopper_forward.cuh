@@ -39,9 +39,11 @@ __device__ __forceinline__ void init_forward_barriers(HstuBias const& bias) {
         init_barrier(&state.bias_full[i], 1);
         init_barrier(&state.bias_empty[i], time_warps + kComputingWarps);
       }
-      for (int i = 0; i < Shape::kConsumers; ++i) {
-        init_barrier(&state.times_full[i], 4);
-        init_barrier(&state.times_empty[i], 4);
+      for (int stage = 0; stage < Shape::kTimeStages; ++stage) {
+        for (int i = 0; i < Shape::kConsumers; ++i) {
+          init_barrier(&state.times_full[stage][i], 4);
+          init_barrier(&state.times_empty[stage][i], 4);
+        }
       }
     }
     fence_barrier_init();

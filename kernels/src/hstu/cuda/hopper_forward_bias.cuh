@@ -4,61 +4,219 @@
 #include "hstu/cuda/hopper_forward_state.cuh"
 
 #include <cstdint>
+#include <limits>
 
 namespace headway::kernels {
 
-/// A warpgroup that finds time biases for those that compute.
+/// A warpgroup that finds time biases for those that compute (TimeValues).
 template <class T, class Shape>
 class HopperForwardBias {
  public:
   explicit __device__ __forceinline__ HopperForwardBias(HopperForwardParams const& params)
-      : params_(params), state_(forward_state<Shape>()) {}
+      : params_(params),
+        state_(forward_state<Shape>()),
+        table_(forward_time_memory<Shape>(), params.bias),
+        rounded_(forward_time_memory<Shape>() + TimeTable::size_bytes(params.bias.num_time_bounds)) {}
 
   __device__ __forceinline__ void run() {
-    fill_time_table();
-    for (RingPosition<Shape::kTileStages> tile;; tile.advance()) {
-      wait(&state_.tile_known[tile.index], tile.parity);
-      if (state_.tiles[tile.index].is_end) return;
-      for (bool is_last = false; !is_last;) is_last = take_block(state_.query_times[tile.index]);
-      release(&state_.tile_empty[tile.index]);
+    fill_tables();
+    begin_slots();
+    // One of two copies, so that it is not asked for each pair.
+    if (RoundedTimeWeights::can_hold(table_)) {
+      take_tiles<true>();
+    } else {
+      take_tiles<false>();
     }
   }
 
  private:
+  using Values = HopperForwardTimeValues<Shape>;
+  using Parts = typename Values::Parts;
+  using Strip = StripBias<Values::kGroups>;
+  using QueryTimes = BlockTimes<Shape::kBlockQueries, 16>;
+  static_assert(Shape::kConsumers * Values::kGroups <= kWarpThreads);
+
+  /// A lane has one group of 8 columns in 16 rows of one warpgroup that computes.
+  struct Own {
+    int thread = reread_thread();  ///< So that there are registers for several pairs at a time.
+    int warp = thread / kWarpThreads, lane = thread % kWarpThreads;
+    int group = lane % Values::kGroups, consumer = lane / Values::kGroups % Shape::kConsumers;
+  };
+
   static __device__ __forceinline__ void meet() {
     constexpr int kBarrier = 3;
     sync_named(kBarrier, 128);
   }
 
-  __device__ __forceinline__ void fill_time_table() const {
-    forward_time_table<Shape>(params_.bias)
-        .fill(params_.bias, params_.half_alpha, static_cast<int>(threadIdx.x % 128), 128, meet);
+  __device__ __forceinline__ void fill_tables() {
+    auto const thread = static_cast<int>(threadIdx.x % 128);
+    table_.fill(params_.bias, params_.half_alpha, thread, 128, meet);
+    meet();
+    if (RoundedTimeWeights::can_hold(table_)) rounded_.template fill<T>(table_, thread, 128);
     meet();
   }
 
+  /// As if there was a block without parts before the first.
+  __device__ __forceinline__ void begin_slots() const {
+    Own const own;
+    if (own.lane == 0) {
+      for (Values& values : state_.time_values) values.stages[time_place().previous().index].parts[own.warp] = {};
+    }
+    __syncwarp();
+  }
+
+  /// @tparam kIsRounded whether there are rounded weights
+  template <bool kIsRounded>
+  __device__ __forceinline__ void take_tiles() {
+    for (RingPosition<Shape::kTileStages> tile;; tile.advance()) {
+      wait(&state_.tile_known[tile.index], tile.parity);
+      if (state_.tiles[tile.index].is_end) return;
+      see_tile(state_.tiles[tile.index]);
+      for (bool is_last = false; !is_last;) is_last = take_block<kIsRounded>(state_.query_times[tile.index]);
+      release(&state_.tile_empty[tile.index]);
+    }
+  }
+
+  /// Which keys each 16 rows see, a lane one of the rows.
+  __device__ __forceinline__ void see_tile(QueryTileInfo const& tile) const {
+    static_assert(Shape::kConsumers * 16 == kWarpThreads);
+    HstuSequenceMask const& mask = tile.sequence.mask;
+    Own const own;
+    int const consumer = own.lane / 16;
+    std::int32_t const query = tile.first_query + 64 * consumer + 16 * own.warp + own.lane % 16;
+    HstuKeyRange const range = mask.keys_seen_by(query);
+    std::int32_t const token = mask.token_of(query);
+#pragma unroll
+    for (int i = 0; i < Shape::kConsumers; ++i) {
+      std::int32_t const begin = i == consumer ? min(range.begin, token) : std::numeric_limits<std::int32_t>::max();
+      std::int32_t const end = i == consumer ? max(range.end, token + 1) : 0;
+      state_.time_values[i].seen[own.warp] = {__reduce_min_sync(kAllLanes, begin), __reduce_max_sync(kAllLanes, end)};
+    }
+    __syncwarp();
+  }
+
   /// @returns whether it was the last of the tile
-  __device__ __forceinline__ bool take_block(BlockTimes<Shape::kBlockQueries, 16> const& query_times) {
-    wait(&state_.bias_full[bias_.index], bias_.parity);
-    ForwardBiasBlock<Shape> const& block = state_.bias_blocks[bias_.index];
+  template <bool kIsRounded>
+  __device__ __forceinline__ bool take_block(QueryTimes const& query_times) {
+    auto const place = bias_place();
+    wait(&state_.bias_full[place.index], place.parity);
+    ForwardBiasBlock<Shape> const& block = state_.bias_blocks[place.index];
     bool const is_last = block.is_last;
+    find_groups<kIsRounded>(query_times, block);
 #pragma unroll 1
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      FragmentPlace const place(64 * i);
-      state_.time_values[i].template find<T>(forward_time_table<Shape>(params_.bias), query_times, place.row,
-                                             block.times, place.column,
-                                             [&] { wait(&state_.times_empty[i], parity_ ^ 1); });
-      release(&state_.times_full[i]);
+      find_parts<kIsRounded>(i, query_times, block.times);
+      release(&state_.times_full[time_place().index][i]);
     }
-    release(&state_.bias_empty[bias_.index]);
-    bias_.advance();
-    parity_ ^= 1;
+    release(&state_.bias_empty[bias_place().index]);
+    ++num_blocks_;
     return is_last;
+  }
+
+  /// The bias of groups in one bucket or in two, a lane that of one, and which parts are to be found. All is left in
+  /// shared memory, as registers are few.
+  template <bool kIsRounded>
+  __device__ __forceinline__ void find_groups(QueryTimes const& query_times,
+                                              ForwardBiasBlock<Shape> const& block) const {
+    Own const own;
+    TimeRange const rows = query_times.ranges[4 * own.consumer + own.warp], columns = block.times.ranges[own.group];
+    BucketRange const buckets = buckets_between<kIsRounded>(table_, rows, columns);
+    bool const is_near = __all_sync(kAllLanes, rows.is_near_base() && columns.is_near_base());
+    std::int32_t const first_group = own.group - own.group % Values::kPartGroups;
+    std::int32_t const first_key = block.first_key + 8 * first_group;
+    HstuKeyRange const seen = state_.time_values[own.consumer].seen[own.warp];
+    bool const is_seen = first_key < seen.end && first_key + 8 * Values::kPartGroups > seen.begin;
+    bool const are_several = is_seen && buckets.first != buckets.last;
+    Parts const before = parts_before(own.consumer, own.warp);
+    Parts const parts{parts_with(own.consumer, are_several),
+                      parts_with(own.consumer, are_several && !(is_near && Strip::holds(table_, buckets))),
+                      before.slot(before.num_found())};
+    auto const bias = Strip::group_of(table_, buckets, (parts.found >> first_group & 1) != 0);
+    auto const place = time_place();
+#pragma unroll
+    for (int i = 0; i < Shape::kConsumers; ++i) wait(&state_.times_empty[place.index][i], place.parity ^ 1);
+    auto& stage = state_.time_values[own.consumer].stages[place.index];
+    stage.strips[own.warp].set(own.group, bias);
+    if (own.group == 0) stage.parts[own.warp] = parts;
+    __syncwarp();
+  }
+
+  /// Of the block before, which has slots until it has been added; where there is one stage, it has been.
+  [[nodiscard]] __device__ __forceinline__ Parts parts_before(int i, int warp) const {
+    if constexpr (Shape::kTimeStages == 1) return {};
+    return state_.time_values[i].stages[time_place().previous().index].parts[warp];
+  }
+
+  /// The first groups of parts with a group of which something is so.
+  /// @param i number of the warpgroup that computes
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t parts_with(int i, bool is_so) {
+    static_assert(Values::kPartGroups == 4);
+    std::uint32_t bits = __ballot_sync(kAllLanes, is_so);
+#pragma unroll
+    for (int groups = 1; groups < Values::kPartGroups; groups *= 2) bits |= bits >> groups;
+    return bits >> Values::kGroups * i & (0x11111111u >> (kWarpThreads - Values::kGroups));
+  }
+
+  /// The bias of each pair in parts.
+  /// @param i number of the warpgroup that computes
+  template <bool kIsRounded>
+  __device__ __forceinline__ void find_parts(int i, QueryTimes const& query_times,
+                                             BlockTimes<Shape::kBlockKeys, 8> const& times) const {
+    Own const own;
+    Values& values = state_.time_values[i];
+    Parts const parts = values.stages[time_place().index].parts[own.warp];
+    if (parts.found == 0) return;
+    int const num_free = Values::kSlots - parts_before(i, own.warp).num_found();
+    FragmentPlace const place(64 * i, own.thread);
+    RowTimes const rows = query_times.times_of_rows(place.row);
+    int number = 0;
+    // One piece of code for all: unrolled, fetching instructions would take longer than running them.
+#pragma unroll 1
+    for (std::uint32_t left = parts.found; left != 0; left &= left - 1, ++number) {
+      if (number == num_free) {
+        auto const before = time_place().previous();
+        wait(&state_.times_empty[before.index][i], before.parity);
+      }
+      TimePair const* const columns = times.pairs + 4 * (__ffs(static_cast<int>(left)) - 1) + place.column / 2;
+      typename Values::Slot& slot = values.slots[own.warp][parts.slot(number)];
+#pragma unroll 1
+      for (int group = 0; group < Values::kPartGroups; ++group) {
+        TimePair const pair = columns[4 * group];
+        float apart[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) apart[j] = fabsf(time_difference(rows.times[j / 2], pair.time(j % 2)));
+        std::uint32_t packed[2];
+        if constexpr (kIsRounded) {
+          rounded_.find(apart, packed);
+        } else {
+          find_rounded(apart, packed);
+        }
+        slot.values[group][own.lane] = {packed[0], packed[1]};
+      }
+    }
+  }
+
+  __device__ __forceinline__ void find_rounded(float const (&apart)[4], std::uint32_t (&packed)[2]) const {
+    std::int32_t buckets[4];
+    table_.find_buckets(apart, buckets);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      packed[i] = RoundedTimeWeights::pack_bounded<T>(table_.weight(buckets[2 * i]), table_.weight(buckets[2 * i + 1]));
+    }
+  }
+
+  [[nodiscard]] __device__ __forceinline__ auto bias_place() const {
+    return RingPosition<Shape::kBiasStages>::after(num_blocks_);
+  }
+  [[nodiscard]] __device__ __forceinline__ auto time_place() const {
+    return RingPosition<Shape::kTimeStages>::after(num_blocks_);
   }
 
   HopperForwardParams const& params_;
   HopperForwardState<Shape>& state_;
-  RingPosition<Shape::kBiasStages> bias_;
-  std::uint32_t parity_ = 0;  ///< Of values.
+  TimeTable table_;
+  RoundedTimeWeights rounded_;
+  std::uint32_t num_blocks_ = 0;  ///< Done.
 };
 
 }  // namespace headway::kernels

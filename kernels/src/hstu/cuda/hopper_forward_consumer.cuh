@@ -131,10 +131,11 @@ class HopperForwardConsumer {
       factor = 1;
     }
     if (params_.bias.has_time()) {
-      wait(&state_.times_full[warpgroup_], times_parity_);
-      state_.time_values[warpgroup_].template add_to<T>(scores, factor, rows.times, block.times, rows.place.column);
-      release(&state_.times_empty[warpgroup_]);
-      times_parity_ ^= 1;
+      wait(&state_.times_full[times_.index][warpgroup_], times_.parity);
+      state_.time_values[warpgroup_].template add_to<T>(scores, factor, times_.index, rows.times, block.times,
+                                                        rows.place.column);
+      release(&state_.times_empty[times_.index][warpgroup_]);
+      times_.advance();
     }
     release(&state_.bias_empty[bias_.index]);
     bias_.advance();
@@ -240,7 +241,7 @@ class HopperForwardConsumer {
   RingPosition<Shape::kQueryStages> query_;
   RingPosition<Shape::kKeyStages> key_, value_;
   RingPosition<Shape::kBiasStages> bias_;
-  std::uint32_t times_parity_ = 0;
+  RingPosition<Shape::kTimeStages> times_;
 };
 
 }  // namespace headway::kernels

@@ -167,6 +167,7 @@ class HopperForwardBiasProducer {
           ForwardBiasBlock<Shape>& block = state_.bias_blocks[bias_.index];
           prepare(block, tile, first_key);
           if (is_first_lane()) {
+            block.first_key = first_key;
             block.is_last = blocks.is_done();
             arrive(&state_.bias_full[bias_.index]);
           }

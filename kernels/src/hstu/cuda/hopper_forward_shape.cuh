@@ -20,7 +20,8 @@ struct HopperForwardShape {
   /// beside 80.
   static constexpr int kBlockKeys = kDim < 256 ? 128 : kHasBias ? 64 : 80;
   static constexpr int kKeyStages = 2;
-  static constexpr int kBiasStages = kDim < 256 ? 3 : 2;  ///< What a bias needs is prepared ahead.
+  static constexpr int kBiasStages = kDim < 256 ? 4 : 2;  ///< What a bias needs is prepared ahead.
+  static constexpr int kTimeStages = kDim < 256 ? 2 : 1;  ///< Time biases are found ahead.
   static constexpr int kTileStages = 2;                   ///< What is said of a tile of queries is known a tile ahead.
   /// With two the next queries come while the last products with the present ones run. Where there is no room for both,
   /// a bias needs it more.

@@ -35,10 +35,14 @@ template <class Shape>
 struct ForwardBiasBlock {
   BlockTimes<Shape::kBlockKeys, 8> times;
   PositionBand<Shape::kBlockQueries, Shape::kBlockKeys> positions;
+  std::int32_t first_key = 0;
   bool is_last = false;  ///< Of a tile.
 };
 
-/// Behind the tiles in shared memory; behind it the table of times.
+template <class Shape>
+using HopperForwardTimeValues = TimeValues<Shape::kBlockKeys, Shape::kTimeStages>;
+
+/// Behind the tiles in shared memory; behind it the table of times and their rounded weights.
 template <class Shape>
 struct HopperForwardState {
   /// What is said of a tile is known before its queries are there; all warps but the one that brings them empty it.
@@ -47,19 +51,25 @@ struct HopperForwardState {
   Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
-  Barrier times_full[Shape::kConsumers], times_empty[Shape::kConsumers];  ///< Of TimeValues.
+  /// Of TimeValues.
+  Barrier times_full[Shape::kTimeStages][Shape::kConsumers], times_empty[Shape::kTimeStages][Shape::kConsumers];
   QueryTileInfo tiles[Shape::kTileStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
   std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kTileStages];
   std::conditional_t<Shape::kHasBias, ForwardBiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
-  std::conditional_t<Shape::kHasBias, TimeValues<Shape::kBlockKeys>, NoBias> time_values[Shape::kConsumers];
+  std::conditional_t<Shape::kHasBias, HopperForwardTimeValues<Shape>, NoBias> time_values[Shape::kConsumers];
 };
+
+[[nodiscard]] constexpr std::uint32_t forward_time_bytes(std::int64_t num_bounds) {
+  return TimeTable::size_bytes(num_bounds) + RoundedTimeWeights::size_bytes(num_bounds);
+}
+static_assert(forward_time_bytes(RoundedTimeWeights::kMostBounds) <= forward_time_bytes(TimeTable::kMostBounds));
 
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_forward_shared_bytes(HstuBias const& bias) {
   constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperForwardState<Shape>);
-  static_assert(kState + (Shape::kHasBias ? TimeTable::size_bytes(TimeTable::kMostBounds) : 0) <= kMostSharedBytes);
-  return kState + (bias.has_time() ? TimeTable::size_bytes(bias.num_time_bounds) : 0);
+  static_assert(kState + (Shape::kHasBias ? forward_time_bytes(TimeTable::kMostBounds) : 0) <= kMostSharedBytes);
+  return kState + (bias.has_time() ? forward_time_bytes(bias.num_time_bounds) : 0);
 }
 
 template <class Shape>
@@ -68,8 +78,8 @@ template <class Shape>
 }
 
 template <class Shape>
-[[nodiscard]] __device__ __forceinline__ TimeTable forward_time_table(HstuBias const& bias) {
-  return {shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>), bias};
+[[nodiscard]] __device__ __forceinline__ std::byte* forward_time_memory() {
+  return shared_memory() + Shape::kStateAt + sizeof(HopperForwardState<Shape>);
 }
 
 }  // namespace headway::kernels

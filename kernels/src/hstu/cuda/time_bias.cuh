@@ -26,19 +26,25 @@ struct alignas(4) BucketNumbers {
 static_assert(TimeTable::kMostBounds < 1 << 16);
 
 /// Of all differences of times in one range from times in another.
+/// @tparam kIsPlain whether it is known that no cell of the table has several bounds
+template <bool kIsPlain = false>
 [[nodiscard]] __device__ __forceinline__ BucketRange buckets_between(TimeTable const& table, TimeRange const& a,
                                                                      TimeRange const& b) {
   float const least = time_difference(a.least, b.most), most = time_difference(a.most, b.least);
   // A maximum of zeros may be -0, which is in no cell.
   float const apart[] = {fabsf(fmaxf(fmaxf(least, -most), 0.0F)), fabsf(fmaxf(-least, most))};
   std::int32_t buckets[2];
-  table.find_buckets(apart, buckets);
+  table.find_buckets<kIsPlain>(apart, buckets);
   return {buckets[0], buckets[1]};
 }
 
-/// Of two neighbouring columns.
+/// Of two neighbouring columns. Low parts lie together, as often they are all that is loaded.
 struct alignas(16) TimePair {
-  SplitTime times[2];
+  float2 low, high;
+
+  [[nodiscard]] __device__ __forceinline__ SplitTime time(int i) const {
+    return i == 0 ? SplitTime{high.x, low.x} : SplitTime{high.y, low.y};
+  }
 };
 
 /// The times of the two rows of a thread.
@@ -65,7 +71,8 @@ struct BlockTimes {
     for (int pair = lane; pair < kTokens / 2; pair += kWarpThreads) {
       long long const times[] = {__ldg(first + min(2 * pair, num_times - 1)),
                                  __ldg(first + min(2 * pair + 1, num_times - 1))};
-      pairs[pair] = {{{times[0], base}, {times[1], base}}};
+      SplitTime const first_time(times[0], base), second_time(times[1], base);
+      pairs[pair] = {{first_time.low, second_time.low}, {first_time.high, second_time.high}};
       long long least = min(times[0], times[1]), most = max(times[0], times[1]);
       for (int bits = 1; bits < kLanes; bits *= 2) {
         least = min(least, __shfl_xor_sync(kAllLanes, least, bits));
@@ -77,7 +84,7 @@ struct BlockTimes {
   }
 
   [[nodiscard]] __device__ __forceinline__ SplitTime time(std::int32_t token) const {
-    return pairs[token / 2].times[token % 2];
+    return pairs[token / 2].time(token % 2);
   }
   /// @param row of a thread, the first of two (FragmentPlace)
   [[nodiscard]] __device__ __forceinline__ RowTimes times_of_rows(std::int32_t row) const {
@@ -104,18 +111,18 @@ struct StripBias {
   /// -1e9, no rise could be added.
   [[nodiscard]] static __device__ __forceinline__ bool holds(TimeTable const& table, BucketRange const& buckets) {
     constexpr float kMostBelow = 1024;
-    if (buckets.last == buckets.first) return true;
-    return buckets.last == buckets.first + 1 && fabsf(table.weight(buckets.first)) <= kMostBelow;
+    bool const is_added_to = fabsf(table.weight(buckets.first)) <= kMostBelow;
+    return (buckets.last == buckets.first) | ((buckets.last == buckets.first + 1) & is_added_to);  // Without branches.
   }
 
   /// @param is_left_out whether others add it
   [[nodiscard]] static __device__ __forceinline__ Group group_of(TimeTable const& table, BucketRange const& buckets,
                                                                  bool is_left_out) {
-    float const infinity = __uint_as_float(0x7f800000);
-    if (is_left_out) return {0, {infinity, 0}};
-    float const weight = table.weight(buckets.first);
-    if (buckets.last == buckets.first) return {weight, {infinity, 0}};  // The last bucket has no bound.
-    return {weight, {table.bound_above(buckets.first), table.weight(buckets.last) - weight}};
+    // All are loaded, so that there are no branches. The last bucket has no bound, and none is asked for.
+    float const weight = table.weight(buckets.first), last_weight = table.weight(buckets.last);
+    float const bound = table.bound_above(buckets.first);
+    bool const has_step = !is_left_out & (buckets.last != buckets.first);
+    return {is_left_out ? 0 : weight, {has_step ? bound : __uint_as_float(0x7f800000), last_weight - weight}};
   }
   __device__ __forceinline__ void set(std::int32_t group, Group const& bias) {
     below[group] = bias.below;
@@ -135,19 +142,19 @@ struct StripBias {
 
   /// Of kCount groups from `first` on, of all columns.
   /// @param pairs times of the thread's columns in the first of all groups
-  /// @param apart gives the time between one of the thread's rows and a column
+  /// @param rows low parts of the times of the thread's rows
   /// @returns bits of the thread's pairs in these groups, of those from the bounds on
-  template <int kCount, class Apart>
+  template <int kCount>
   __device__ __forceinline__ std::uint32_t add_rises(float (&scores)[4 * kGroups], int first, TimePair const* pairs,
-                                                     Apart apart) const {
+                                                     float const (&rows)[2]) const {
     std::uint32_t are_above = 0;
 #pragma unroll
     for (int group = first; group < first + kCount; ++group) {
       Step const step = steps[group];
-      TimePair const pair = pairs[4 * group];
+      float2 const columns = pairs[4 * group].low;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (apart(i / 2, pair.times[i % 2]) >= step.bound) {
+        if (fabsf(rows[i / 2] - (i % 2 == 0 ? columns.x : columns.y)) >= step.bound) {
           scores[4 * group + i] += step.rise;
           are_above |= 1u << (4 * (group - first) + i);
         }
@@ -251,7 +258,7 @@ __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float fa
                                               Columns const& columns, RowTimes const& rows, std::int32_t column,
                                               TimeTable const& table, std::uint32_t seen, std::uint8_t* are_above) {
   static_assert(kScores == 4 * Bias::kGroups);
-  auto const apart_near_base = [&rows](int row, SplitTime time) { return fabsf(rows.times[row].low - time.low); };
+  float const low_rows[] = {rows.times[0].low, rows.times[1].low};
   add_below(scores, factor, below);
   TimePair const* const pairs = columns.pairs + column / 2;
 #pragma unroll
@@ -259,7 +266,7 @@ __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float fa
     int const first = chunk * Bias::kChunkGroups;
     if ((strip.alike >> first & 1) != 0) continue;
     are_above[chunk] = static_cast<std::uint8_t>(
-        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, apart_near_base));
+        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, low_rows));
   }
   std::uint32_t mixed = strip.mixed & seen;
   // One piece of code for all chunks.
@@ -270,7 +277,7 @@ __device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float fa
     std::int32_t buckets[4 * Bias::kChunkGroups];
 #pragma unroll
     for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
-      apart[i] = fabsf(time_difference(rows.times[i % 4 / 2], pairs[4 * (first + i / 4)].times[i % 2]));
+      apart[i] = fabsf(time_difference(rows.times[i % 4 / 2], pairs[4 * (first + i / 4)].time(i % 2)));
     }
     table.find_buckets(apart, buckets);
 #pragma unroll

@@ -1,9 +1,10 @@
 #pragma once
 
-#include "cuda/device.cuh"
+#include "cuda/element.cuh"
 #include "headway/kernels/hstu_attention.hpp"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::kernels {
 
@@ -13,6 +14,7 @@ struct SplitTime {
   float high = 0, low = 0;
 
   SplitTime() = default;
+  __device__ __forceinline__ SplitTime(float high, float low) : high(high), low(low) {}
   __device__ __forceinline__ SplitTime(std::int64_t time, std::int64_t base) {
     std::int64_t const relative = time - base;
     high = static_cast<float>(relative >> 24);
@@ -33,6 +35,11 @@ class TimeTable {
  public:
   static constexpr int kCells = 64 * 8 + 1;
   static constexpr std::int64_t kMostBounds = 1023;
+
+  struct alignas(8) Cell {
+    float bound;         ///< The first above the cell's begin.
+    std::int32_t first;  ///< Bounds up to there.
+  };
 
   [[nodiscard]] static constexpr std::uint32_t size_bytes(std::int64_t num_bounds) {
     return kCells * sizeof(Cell) + static_cast<std::uint32_t>(2 * num_bounds + 2) * sizeof(float);
@@ -56,15 +63,15 @@ class TimeTable {
   }
 
   /// Several at a time, which wait for shared memory together.
-  template <int kCount>
+  /// @tparam kIsPlain whether it is known that no cell has several bounds
+  template <bool kIsPlain = false, int kCount>
   __device__ __forceinline__ void find_buckets(float const (&apart)[kCount], std::int32_t (&buckets)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      std::uint32_t const place = __float_as_uint(apart[i]) >> 20;
-      Cell const cell = cells_[max(place, kPlaceOfOne - 1) - (kPlaceOfOne - 1)];
+      Cell const cell = cells_[cell_of(apart[i])];
       buckets[i] = cell.first + (apart[i] >= cell.bound ? 1 : 0);
     }
-    if (!is_crowded()) return;
+    if (kIsPlain || !is_crowded()) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       while (buckets[i] < num_bounds_ && apart[i] >= bounds_[buckets[i]]) ++buckets[i];
@@ -77,16 +84,19 @@ class TimeTable {
     return bucket[0];
   }
 
+  /// Whether some cell has several bounds.
+  [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t cell_of(float apart) {
+    return max(__float_as_uint(apart) >> 20, kPlaceOfOne - 1) - (kPlaceOfOne - 1);
+  }
+  [[nodiscard]] __device__ __forceinline__ Cell cell(std::int32_t number) const { return cells_[number]; }
+
   [[nodiscard]] __device__ __forceinline__ float weight(std::int32_t bucket) const { return weights_[bucket]; }
   /// Between a bucket and the next.
   [[nodiscard]] __device__ __forceinline__ float bound_above(std::int32_t bucket) const { return bounds_[bucket]; }
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_buckets() const { return num_bounds_ + 1; }
 
  private:
-  struct alignas(8) Cell {
-    float bound;         ///< The first above the cell's begin.
-    std::int32_t first;  ///< Bounds up to there.
-  };
   static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Of 1.0: its bits but for the last 20.
 
   __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
@@ -104,9 +114,6 @@ class TimeTable {
       if (is_crowded) bounds_[num_bounds_] = 1;
     }
   }
-
-  /// Whether some cell has several bounds.
-  [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
 
   [[nodiscard]] static __device__ __forceinline__ float begin_of(int cell) {
     return cell == 0 ? 0.0F : __uint_as_float((kPlaceOfOne - 1 + static_cast<std::uint32_t>(cell)) << 20);
@@ -128,6 +135,71 @@ class TimeTable {
   Cell* cells_ = nullptr;
   float *weights_ = nullptr, *bounds_ = nullptr;
   std::int32_t num_bounds_ = 0;
+};
+
+/// The weights of a TimeTable's cells, rounded to 16 bits: one load tells that of a time difference. In shared memory;
+/// for tables of few bounds, of which no cell has several.
+class RoundedTimeWeights {
+ public:
+  /// So many take, with these weights, no more room than the most bounds without.
+  static constexpr std::int64_t kMostBounds = 510;
+
+  [[nodiscard]] static constexpr std::uint32_t size_bytes(std::int64_t num_bounds) {
+    return num_bounds <= kMostBounds ? TimeTable::kCells * sizeof(Cell) : 0;
+  }
+  [[nodiscard]] static __device__ __forceinline__ bool can_hold(TimeTable const& table) {
+    return table.num_buckets() <= kMostBounds + 1 && !table.is_crowded();
+  }
+
+  /// Of `memory` as large as size_bytes().
+  explicit __device__ __forceinline__ RoundedTimeWeights(std::byte* memory) : cells_(reinterpret_cast<Cell*>(memory)) {}
+
+  /// By `num_threads` threads, which meet before they look anything up.
+  template <class T>
+  __device__ __forceinline__ void fill(TimeTable const& table, int thread, int num_threads) const {
+    for (int i = thread; i < TimeTable::kCells; i += num_threads) {
+      TimeTable::Cell const cell = table.cell(i);
+      std::int32_t const above = min(cell.first + 1, table.num_buckets() - 1);
+      cells_[i] = {cell.bound, pack_bounded<T>(table.weight(cell.first), table.weight(above))};
+    }
+  }
+
+  /// Several at a time, which wait for shared memory together.
+  /// @returns two in each
+  template <int kCount>
+  __device__ __forceinline__ void find(float const (&apart)[2 * kCount], std::uint32_t (&weights)[kCount]) const {
+    Cell found[2 * kCount];
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) found[i] = cells_[TimeTable::cell_of(apart[i])];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      std::uint32_t of_two[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        Cell const& cell = found[2 * i + j];
+        of_two[j] = apart[2 * i + j] >= cell.bound ? cell.weights >> 16 : cell.weights;
+      }
+      weights[i] = __byte_perm(of_two[0], of_two[1], 0x5410);
+    }
+  }
+
+  /// In the range of T: SiLU of less is 0, and of more beyond it.
+  template <class T>
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t pack_bounded(float low, float high) {
+    constexpr float kMost = 65504;
+    auto const bounded = [](float weight) {
+      return std::is_same_v<T, Float16> ? fminf(fmaxf(weight, -kMost), kMost) : weight;
+    };
+    return pack<T>(bounded(low), bounded(high));
+  }
+
+ private:
+  struct alignas(8) Cell {
+    float bound;
+    std::uint32_t weights;  ///< Below the bound, and from there on in the upper half.
+  };
+
+  Cell* cells_;
 };
 
 }  // namespace headway::kernels
