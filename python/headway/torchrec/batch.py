@@ -19,8 +19,8 @@ from headway import _embedding
 from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
-from headway.embedding.devices import place_name, tensor_on
-from headway.embedding.key_words import messages_of
+from headway.embedding.devices import place_name
+from headway.embedding.key_words import keys_of, messages_of
 from headway.embedding.merging import table_number
 from headway.embedding.rank_pieces import join_rows
 from headway.embedding.split_counts import SplitCounts
@@ -50,7 +50,11 @@ class Part:
     offsets: torch.Tensor | None  #: (B + 1,) of bags; None: each id is one
     weights_K: torch.Tensor | None
     outputs: list[int]  #: bags of what is handed out: of each feature, where ids are bags, else of all of them
-    lookup: Lookup | None = None  #: of its keys, where there is one rank
+    lookup: Lookup | None = None  #: of the keys that this rank was asked for
+
+    def found(self) -> Lookup:
+        assert self.lookup is not None, "keys are looked up before"
+        return self.lookup
 
     def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
         """By output."""
@@ -67,8 +71,7 @@ class Part:
 
 @dataclass(eq=False)
 class Batch:
-    """Kept from the exchange of ids until the gradients of their vectors are sent; of one rank, which has no exchange,
-    until its rows have learned."""
+    """Kept from the exchange of ids until the rows of this rank have learned."""
 
     parts: list[Part]
     deduplicator: Deduplicator
@@ -90,20 +93,6 @@ class Batch:
     def messages(self) -> list[torch.Tensor]:
         """For each group (U, 2) int64: ids and words, by owner."""
         return [messages_of(part.unique.keys) for part in self.parts]
-
-    def received(self, messages_G: Sequence[torch.Tensor]) -> KeyedJaggedTensor:
-        """The messages of all ranks as TorchRec has features, with words as weights."""
-        rows_V2 = messages_G[0] if len(messages_G) == 1 else torch.cat(list(messages_G))
-        ids_V, words_V = rows_V2.t().contiguous()
-        sizes = [len(message) for message in messages_G]
-        return KeyedJaggedTensor(
-            keys=_names(len(messages_G)),
-            values=ids_V,
-            weights=words_V,
-            lengths=tensor_on(rows_V2.device, sizes, torch.int64),
-            stride=1,
-            length_per_key=sizes,
-        )
 
     def hand_out(self, number: int, vectors_UD: torch.Tensor) -> torch.Tensor:
         """(B, D) of the vectors of unique keys."""
@@ -131,20 +120,31 @@ class Batch:
             self.kept.keep(self.parts)
 
 
-class OwnKeys(KeyedJaggedTensor):  # type: ignore[misc]
-    """What the one rank that there is asks itself for, in the place of what others ask for: its batch.
+class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
+    """What this rank is asked for by all ranks. It has no ids as TorchRec sees them.
 
-    It has no ids as TorchRec sees them.
+    Args:
+        batch: what this rank asks for.
+        messages_G: (V, 2) int64 of each group, rank by rank; None: the batch is all, as there is one rank.
+        nothing: (G) int64 zeros.
     """
 
-    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
+    def __init__(self, batch: Batch, messages_G: Sequence[torch.Tensor] | None, nothing: torch.Tensor) -> None:
         sizes = [0] * len(batch.parts)
-        super().__init__(_names(len(sizes)), nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
-        self.batch = batch
+        names = [f"group_{number}" for number in range(len(sizes))]
+        super().__init__(names, nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
+        self.batch, self._messages_G = batch, messages_G
 
+    def unique(self) -> list[UniqueKeys]:
+        """Those of each group, each once."""
+        if self._messages_G is None:
+            return [part.unique for part in self.batch.parts]
+        return [self.batch.deduplicator.deduplicate(keys_of(*messages.t())) for messages in self._messages_G]
 
-def _names(num_groups: int) -> list[str]:
-    return [f"group_{number}" for number in range(num_groups)]
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        super().record_stream(stream)
+        for messages in self._messages_G or ():
+            messages.record_stream(stream)
 
 
 class BatchMaker:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import Awaitable, NoWait
 
 from headway.embedding.rank_pieces import by_group, by_rank, splits
-from headway.torchrec.batch import Batch, OwnKeys
+from headway.torchrec.batch import AskedKeys, Batch
 
 
 class RowExchange:
@@ -65,27 +64,27 @@ class CountsAwaitable(Awaitable):  # type: ignore[misc]
     In the place of what TorchRec's ``KJTAllToAll`` gives, which needs to know the counts when it begins.
     """
 
-    def __init__(self, batch: Batch, group: dist.ProcessGroup) -> None:
+    def __init__(self, batch: Batch, group: dist.ProcessGroup, nothing: torch.Tensor) -> None:
         super().__init__()
-        self.batch, self._group = batch, group
+        self.batch, self._group, self._nothing = batch, group, nothing
 
     def _wait_impl(self) -> IdsAwaitable:
         batch = self.batch
         batch.take_counts()
         exchange = RowExchange([2] * len(batch.parts), self._group)
         exchange.start(batch.messages(), batch.sent_GR, batch.received_GR)
-        return IdsAwaitable(batch, exchange)
+        return IdsAwaitable(batch, exchange, self._nothing)
 
 
 class IdsAwaitable(Awaitable):  # type: ignore[misc]
-    """Gives them as kernels take them."""
+    """Gives them as ``TableLookup`` takes them."""
 
-    def __init__(self, batch: Batch, exchange: RowExchange) -> None:
+    def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
         super().__init__()
-        self._batch, self._exchange = batch, exchange
+        self._batch, self._exchange, self._nothing = batch, exchange, nothing
 
-    def _wait_impl(self) -> KeyedJaggedTensor:
-        return self._batch.received(self._exchange.wait())
+    def _wait_impl(self) -> AskedKeys:
+        return AskedKeys(self._batch, self._exchange.wait(), self._nothing)
 
 
 class Here(NoWait):  # type: ignore[misc]
@@ -99,7 +98,7 @@ class OwnKeysAwaitable(Here):
     """Of a batch whose keys stay with the only rank; gives an awaitable of them, as if they had travelled."""
 
     def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
-        super().__init__(Here(OwnKeys(batch, nothing)))
+        super().__init__(Here(AskedKeys(batch, None, nothing)))
         self.batch = batch
 
 
@@ -115,23 +114,25 @@ class VectorExchange(RowExchange):
 
 
 class SendVectors(torch.autograd.Function):
-    """Starts to send an owner's vectors, flat and group by group; gives a token for ``ReceiveVectors``."""
+    """Starts to send an owner's vectors, whose rows are found; gives a token for ``ReceiveVectors``.
+
+    Tokens have no values: they make autograd call us.
+    """
 
     @staticmethod
-    def forward(ctx: Any, vectors: torch.Tensor, exchange: VectorExchange) -> torch.Tensor:
+    def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange) -> torch.Tensor:
         ctx.exchange = exchange
-        batch, widths_G = exchange.batch, exchange.widths_G
-        sizes = [sum(counts) * width for counts, width in zip(batch.received_GR, widths_G, strict=True)]
-        flat_G = torch.split(vectors, sizes)
-        values_G = [flat.view(-1, width) for flat, width in zip(flat_G, widths_G, strict=True)]
-        exchange.start(values_G, batch.received_GR, batch.sent_GR)
-        return vectors.new_zeros(1)
+        batch = exchange.batch
+        exchange.start([part.found().hand_out() for part in batch.parts], batch.received_GR, batch.sent_GR)
+        return token.new_empty(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, token: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, token: torch.Tensor) -> tuple[None, None]:
         exchange: VectorExchange = ctx.exchange
-        return join([values.reshape(-1) for values in exchange.wait()]), None
+        for part, gradients_VD in zip(exchange.batch.parts, exchange.wait(), strict=True):
+            part.found().learn(gradients_VD)
+        return None, None
 
 
 class ReceiveVectors(torch.autograd.Function):
@@ -157,7 +158,7 @@ class ReceiveVectors(torch.autograd.Function):
             for number, gradients_BD in enumerate(batch.join(gradients))
         ]
         exchange.start(sums_G, batch.sent_GR, batch.received_GR)
-        return gradients[0].new_zeros(1), None, None
+        return gradients[0].new_empty(0), None, None
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

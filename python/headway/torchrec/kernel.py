@@ -1,6 +1,6 @@
 """The part of a rank of some merged tables, as a kernel of TorchRec.
 
-V keys that other ranks ask for, W of them unique, D columns.
+V keys that ranks ask for, W of them unique, D columns.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec import KeyedJaggedTensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from headway._embedding import Deduplicator, KeyStatus, Table, UniqueKeys, Workers
-from headway.embedding.key_words import keys_of
+from headway._embedding import KeyStatus, Table, UniqueKeys, Workers
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
 from headway.embedding.table_records import TablePart
@@ -39,7 +37,7 @@ class Lookup:
     generation: int  #: of the table, whose rows are where they were if it has the same one
 
     def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, D): sums of vectors, one for each bag of the batch's keys; without ``offsets`` each key is a bag."""
+        """(B, D): sums of vectors, one for each bag of the V keys; without ``offsets`` each key is a bag."""
         return self.table.gather_bags(self.unique, self.rows_W, offsets=offsets, weights=weights)
 
     def learn(
@@ -64,11 +62,9 @@ class Lookup:
 
 
 class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]
-    """Looks unique keys of all ranks up, and learns their vectors in backward.
+    """Looks unique keys of all ranks up; what it gives hands out their vectors, and learns in backward.
 
-    Its input has for each rank the ids of its batch, each once, and their words (``key_words``) as weights; where there
-    is one rank ``look_up()`` takes its keys as they are. With ``eval()`` nothing is inserted or counted. On CUDA it
-    does not wait for the device.
+    With ``eval()`` nothing is inserted or counted. On CUDA it does not wait for the device.
     """
 
     def __init__(
@@ -81,9 +77,6 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self._seed = members[0].seed
         self._workers = workers
         self._device = device
-        self._deduplicator = Deduplicator(workers, device)
-        # Makes autograd call us; no parameter of the model.
-        self._anchor = torch.zeros(1, dtype=torch.float32, device=device, requires_grad=True)
         self.learning_rate = self.merged.config.optimizer.lr
         self._statuses_W: torch.Tensor | None = None  #: of the last lookup
         self._optimizer = TableOptimizer(self)
@@ -106,14 +99,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self.table, self.updates = table, updates_of(read)
         self.begin_step()
 
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """(V, D), in the order of the keys."""
-        keys = keys_of(features.values(), features.weights())
-        lookup = self.look_up(self._deduplicator.deduplicate(keys))
-        vectors_VD: torch.Tensor = _HandOut.apply(self._anchor, lookup)  # type: ignore[no-untyped-call]
-        return vectors_VD
-
-    def look_up(self, unique: UniqueKeys) -> Lookup:
+    def forward(self, unique: UniqueKeys) -> Lookup:
         look = self.table.find_or_insert if self.training else self.table.find
         rows_W, self._statuses_W = look(unique.keys)
         return Lookup(self, self.table, unique, rows_W, generation=self.table.generation)
@@ -187,16 +173,3 @@ class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
         kernel = self._kernel()
         if kernel is not None:
             kernel.learning_rate = float(self.param_groups[0]["lr"])
-
-
-class _HandOut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, lookup: Lookup) -> torch.Tensor:
-        ctx.lookup = lookup
-        return lookup.hand_out()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradients_VD: torch.Tensor) -> tuple[None, None]:
-        ctx.lookup.learn(gradients_VD.contiguous())
-        return None, None

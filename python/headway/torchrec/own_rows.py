@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from headway.torchrec.batch import Batch
-from headway.torchrec.kernel import Lookup
 
 
 class HandOutRows(torch.autograd.Function):
@@ -23,7 +22,7 @@ class HandOutRows(torch.autograd.Function):
         outputs = tuple(
             vectors_BD
             for part in batch.parts
-            for vectors_BD in part.split(_found(part.lookup).hand_out(offsets=part.offsets, weights=part.weights_K))
+            for vectors_BD in part.split(part.found().hand_out(offsets=part.offsets, weights=part.weights_K))
         )
         batch.keep()
         return outputs
@@ -33,11 +32,6 @@ class HandOutRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
         batch: Batch = ctx.batch
         for part, gradients_BD in zip(batch.parts, batch.join(gradients), strict=True):
-            _found(part.lookup).learn(gradients_BD, offsets=part.offsets, weights=part.weights_K)
+            part.found().learn(gradients_BD, offsets=part.offsets, weights=part.weights_K)
         batch.keep()
         return None, None
-
-
-def _found(lookup: Lookup | None) -> Lookup:
-    assert lookup is not None, "keys are looked up before"
-    return lookup

@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from headway._embedding import Workers
 from headway.embedding.config import Pooling
 from headway.embedding.devices import resolve_device
-from headway.torchrec.batch import BatchMaker, GroupFeatures, OwnKeys
+from headway.torchrec.batch import AskedKeys, BatchMaker, GroupFeatures
 from headway.torchrec.exchange import (
     CountsAwaitable,
     Here,
@@ -81,25 +81,24 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | OwnKeysAwaitable:
         batch = self._maker.make(sparse_features)
-        return OwnKeysAwaitable(batch, self._nothing) if self._pg.size() == 1 else CountsAwaitable(batch, self._pg)
+        if self._pg.size() == 1:
+            return OwnKeysAwaitable(batch, self._nothing)
+        return CountsAwaitable(batch, self._pg, self._nothing)
 
 
 class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """A kernel for each group; their vectors come flat, one group after the other, as dimensions may differ."""
+    """A kernel for each group; ``VectorDist`` reads vectors where these find them."""
 
     def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], workers: Workers, **others: Any) -> None:
         self._workers = workers  # TorchRec's constructor makes kernels.
         super().__init__(grouped_configs, **others)
-        self._feature_splits = [1] * len(grouped_configs)  # IdDist makes one feature of each group.
         self._token = torch.zeros(0, device=others["device"], requires_grad=True)  # No parameter of the model.
 
-    def forward(self, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
-        """With one rank it has no values: ``VectorDist`` reads vectors where they are."""
-        if not isinstance(sparse_features, OwnKeys):
-            vectors: torch.Tensor = super().forward(sparse_features)
-            return vectors
-        for kernel, part in zip(self._emb_modules, sparse_features.batch.parts, strict=True):
-            part.lookup = kernel.look_up(part.unique)
+    def forward(self, sparse_features: AskedKeys) -> torch.Tensor:
+        """A token without values."""
+        parts = sparse_features.batch.parts
+        for kernel, part, unique in zip(self._emb_modules, parts, sparse_features.unique(), strict=True):
+            part.lookup = kernel(unique)
         return self._token
 
     def _create_embedding_kernel(
@@ -124,7 +123,7 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
             outputs = HandOutRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
             return Here(_arrange(outputs, self._groups, varying=varying))
         exchange = VectorExchange(batch, [group.dim for group in self._groups], self._pg)
-        token = SendVectors.apply(local_embs.reshape(-1), exchange)  # type: ignore[no-untyped-call]
+        token = SendVectors.apply(local_embs, exchange)  # type: ignore[no-untyped-call]
         return _FeatureVectors(token, exchange, self._groups, varying)
 
 
