@@ -22,9 +22,11 @@ class SplitCounts:
     def __init__(
         self, sent_GR: Sequence[torch.Tensor], group: dist.ProcessGroup | None, stream: torch.cuda.Stream | None
     ) -> None:
-        self._sent_RG = torch.stack(list(sent_GR), 1)
-        self._received_RG = torch.empty_like(self._sent_RG)
-        self._work = dist.all_to_all_single(self._received_RG, self._sent_RG, group=group, async_op=True)
+        # Together, so that one copy brings them to the host.
+        self._counts_2RG = sent_GR[0].new_empty(2, len(sent_GR[0]), len(sent_GR))
+        sent_RG, received_RG = self._counts_2RG
+        torch.stack(list(sent_GR), 1, out=sent_RG)
+        self._work = dist.all_to_all_single(received_RG, sent_RG, group=group, async_op=True)
         self._event: torch.cuda.Event | None = None
         if stream is not None:
             self._fetch(stream)
@@ -33,11 +35,10 @@ class SplitCounts:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._work.wait()
-            on_host = []
-            for counts in (self._sent_RG, self._received_RG):
-                counts.record_stream(stream)
-                on_host.append(torch.empty_like(counts, device="cpu", pin_memory=True).copy_(counts, non_blocking=True))
-            self._sent_RG, self._received_RG = on_host
+            counts_2RG = self._counts_2RG
+            counts_2RG.record_stream(stream)
+            self._counts_2RG = torch.empty_like(counts_2RG, device="cpu", pin_memory=True)
+            self._counts_2RG.copy_(counts_2RG, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(stream)
 
@@ -47,4 +48,5 @@ class SplitCounts:
             self._work.wait()
         else:
             self._event.synchronize()
-        return self._sent_RG.t().tolist(), self._received_RG.t().tolist()
+        sent_GR, received_GR = self._counts_2RG.transpose(1, 2).tolist()
+        return sent_GR, received_GR
