@@ -14,18 +14,14 @@ def tables_of(keys: Keys) -> torch.Tensor:
     return torch.full((len(keys),), keys.table, dtype=torch.int64, device=keys.ids.device).to(torch.int32)
 
 
-def words_of(keys: Keys) -> torch.Tensor:
-    """(K,) int64 of keys that have counts."""
-    assert keys.counts is not None, "keys that travel have counts"
-    return torch.stack((tables_of(keys), keys.counts), 1).view(torch.int64).squeeze(1)
-
-
 def messages_of(keys: Keys) -> torch.Tensor:
-    """(K, 2) int64: id and word of each key."""
-    return torch.stack((keys.ids, words_of(keys)), 1)
+    """(K, 2) int64: id and word of each key; they have counts."""
+    assert keys.counts is not None, "keys that travel have counts"
+    halves_K2 = keys.ids.unsqueeze(1).view(torch.int32)
+    return torch.cat((halves_K2, tables_of(keys).unsqueeze(1), keys.counts.unsqueeze(1)), 1).view(torch.int64)
 
 
-def keys_of(ids_K: torch.Tensor, words_K: torch.Tensor) -> Keys:
-    """The reverse; ids and words are int64."""
-    tables_K, counts_K = words_K.unsqueeze(1).view(torch.int32).t().contiguous()
-    return Keys(ids_K.contiguous(), tables_K, counts=counts_K)
+def keys_of(messages_K2: torch.Tensor) -> Keys:
+    """The reverse."""
+    tables_K, counts_K = messages_K2.view(torch.int32)[:, 2:].t().contiguous()
+    return Keys(messages_K2[:, 0].contiguous(), tables_K, counts=counts_K)

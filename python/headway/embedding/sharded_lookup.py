@@ -235,7 +235,7 @@ class ShardedLookup:
             return [part.unique.keys for part in lookup.parts]
         messages = [messages_of(part.unique.keys) for part in lookup.parts]
         received, _ = self._send_values(lookup, messages, kind="id_bytes")
-        return [keys_of(message[:, 0], message[:, 1]) for message in received]
+        return [keys_of(messages) for messages in received]
 
     def _send_values(
         self,

@@ -139,7 +139,7 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
         """Those of each group, each once."""
         if self._messages_G is None:
             return [part.unique for part in self.batch.parts]
-        return [self.batch.deduplicator.deduplicate(keys_of(*messages.t())) for messages in self._messages_G]
+        return [self.batch.deduplicator.deduplicate(keys_of(messages)) for messages in self._messages_G]
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         super().record_stream(stream)
