@@ -210,6 +210,13 @@ void define_deduplicator(py::module_& module) {
            }),
            py::arg("workers"), py::arg("device") = py::none())
       .def("deduplicate", &TensorDeduplicator::deduplicate, WithoutGil())
+      .def(
+          "sort_by_owner",
+          [](TensorDeduplicator& deduplicator, UniqueTensors const& unique, std::uint32_t num_ranks) {
+            auto [order, counts] = deduplicator.route(unique.keys(), num_ranks);
+            return std::pair(deduplicator.reorder(unique, order), std::move(counts));
+          },
+          WithoutGil())
       .def("hand_out", pass_bags(&TensorDeduplicator::hand_out), WithoutGil(), py::arg("unique"), py::arg("values"),
            py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none())
       .def("add_up", pass_bags(&TensorDeduplicator::add_up), WithoutGil(), py::arg("unique"), py::arg("values"),

@@ -77,8 +77,7 @@ class ShardedLookup:
         for table, keys in zip(self.tables, keys_G, strict=True):
             part = Part(table, self._unique(keys, stages=("first", "both")))
             if self._num_ranks > 1:
-                order_U, counts_R = _embedding.route(part.unique.keys, self._num_ranks)
-                part.unique = _embedding.reorder(part.unique, order_U)
+                part.unique, counts_R = self._deduplicator.sort_by_owner(part.unique, self._num_ranks)
                 counts_GR.append(counts_R)
             parts.append(part)
             self.traffic.add("keys", len(keys))

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from headway import _embedding
 from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
@@ -201,8 +200,7 @@ class BatchMaker:
             outputs = joined.num_bags if group.pooling is None else [sum(joined.num_bags)]
             part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights, outputs)
             if self._group.size() > 1:
-                order_U, counts_R = _embedding.route(part.unique.keys, self._group.size())
-                part.unique = _embedding.reorder(part.unique, order_U)
+                part.unique, counts_R = self._deduplicator.sort_by_owner(part.unique, self._group.size())
                 counts_GR.append(counts_R)
             parts.append(part)
             first = place.stop

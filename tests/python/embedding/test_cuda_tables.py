@@ -327,11 +327,13 @@ def find_unique_keys(rank: int) -> None:
     assert len(take_as_unique(keys)) == 5 and not take_as_unique(keys).keys.are_unique
     for ours, theirs in zip(route(keys, 4), route(Keys(ids, tables), 4), strict=True):
         assert torch.equal(ours.cpu(), theirs)
-    order = route(unique.keys, 4)[0]
+    order, counts = route(unique.keys, 4)
     swapped = reorder(unique, order)
     assert swapped.keys.num_known is not None and len(swapped) == 3
     assert torch.equal(swapped.keys.ids[:3], unique.keys.ids[order[:3]])
     assert torch.equal(swapped.keys.ids[swapped.numbers], keys.ids)
+    by_owner, counts_R = Deduplicator(Workers(1), device).sort_by_owner(unique, 4)
+    assert torch.equal(by_owner.keys.ids[:3], swapped.keys.ids[:3]) and torch.equal(counts_R, counts)
     assert torch.equal(reorder(unique.narrow(3), order[:3]).keys.counts, swapped.narrow(3).keys.counts)
     with pytest.raises(ValueError, match="not one place in the order for each unique key"):
         reorder(unique, order[:4])

@@ -22,7 +22,7 @@ from headway.embedding import (
     Uniform,
 )
 from headway.embedding.anchor import Anchor
-from headway.embedding.keys import Deduplicator, Keys, Workers, reorder, take_as_unique
+from headway.embedding.keys import Deduplicator, Keys, Workers, reorder, route, take_as_unique
 from headway.embedding.merging import table_number
 from table_cases import (
     OPTIMIZERS,
@@ -446,6 +446,17 @@ def test_unique_keys_in_another_order_have_values_in_that_order() -> None:
     for wrong in ([0, 1], [0, 0, 1], [1, 2, 3]):
         with pytest.raises(ValueError, match="in the order"):
             reorder(unique, torch.tensor(wrong, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_unique_keys_sorted_by_owner_are_those_of_each_rank_in_turn(num_ranks: int) -> None:
+    deduplicator = Deduplicator(Workers(1))
+    unique = deduplicator.deduplicate(Keys(torch.arange(40) % 17))
+    order, counts = route(unique.keys, num_ranks)
+    by_owner, counts_R = deduplicator.sort_by_owner(unique, num_ranks)
+    assert counts_R.tolist() == counts.tolist() and len(counts_R) == num_ranks
+    assert by_owner.keys.ids.tolist() == reorder(unique, order).keys.ids.tolist()
+    assert by_owner.keys.ids[by_owner.numbers].tolist() == (torch.arange(40) % 17).tolist()
 
 
 def test_an_anchor_tells_of_the_gradients_that_are_known() -> None:
