@@ -11,27 +11,29 @@ import torch
 
 
 def by_rank(values_G: Sequence[torch.Tensor], counts_GR: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Flat: all that goes to rank 0, group by group, then all that goes to rank 1, and so on; of one group no copy."""
+    """Flat: all that goes to rank 0, group by group, then all that goes to rank 1, and so on; of one group its rows."""
     if len(values_G) == 1:
-        return values_G[0].reshape(-1)
+        return values_G[0].contiguous()
     pieces_GR = [torch.split(values, list(counts)) for values, counts in zip(values_G, counts_GR, strict=True)]
     return torch.cat([piece.reshape(-1) for rank in zip(*pieces_GR, strict=True) for piece in rank])
 
 
-def by_group(flat: torch.Tensor, counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[torch.Tensor]:
+def by_group(values: torch.Tensor, counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[torch.Tensor]:
     """The reverse: for each group (rows, width), rank by rank."""
     if len(widths_G) == 1:
-        return [flat.view(-1, widths_G[0])]
+        return [values]
     sizes = [
         count * width for rank in zip(*counts_GR, strict=True) for count, width in zip(rank, widths_G, strict=True)
     ]
-    pieces = torch.split(flat, sizes)
+    pieces = torch.split(values, sizes)
     num_groups = len(widths_G)
     return [torch.cat(pieces[number::num_groups]).view(-1, width) for number, width in enumerate(widths_G)]
 
 
 def splits(counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[int]:
-    """How many values belong to each rank."""
+    """How much of ``by_rank()`` belongs to each rank: values, or rows of one group."""
+    if len(widths_G) == 1:
+        return list(counts_GR[0])
     return [
         sum(count * width for count, width in zip(rank, widths_G, strict=True)) for rank in zip(*counts_GR, strict=True)
     ]

@@ -285,7 +285,7 @@ class ShardedLookup:
         widths = [values.size(1) for values in values_G]
         send = by_rank(values_G, sent_GR)
         send_splits, receive_splits = splits(sent_GR, widths), splits(received_GR, widths)
-        receive = send.new_empty(sum(receive_splits))
+        receive = send.new_empty(sum(receive_splits), *send.shape[1:])
         dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
         received = by_group(receive, received_GR, widths)
         notes_RN = None if notes is None else received.pop()

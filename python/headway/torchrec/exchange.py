@@ -39,7 +39,7 @@ class RowExchange:
     ) -> None:
         sent = by_rank(rows_G, sent_GR)
         send_splits, receive_splits = splits(sent_GR, self.widths_G), splits(received_GR, self.widths_G)
-        received = sent.new_empty(sum(receive_splits))
+        received = sent.new_empty(sum(receive_splits), *sent.shape[1:])
         self._tensors, self._received_GR = [received, sent], received_GR
         self._work = dist.all_to_all_single(
             received, sent, receive_splits, send_splits, group=self._group, async_op=True

@@ -18,8 +18,15 @@ def test_groups_come_out_of_what_ranks_send() -> None:
 
 def test_one_group_is_not_copied() -> None:
     values = torch.arange(6).view(3, 2)
-    flat = by_rank([values], [[1, 2]])
-    (found,) = by_group(flat, [[1, 2]], [2])
+    rows = by_rank([values], [[1, 2]])
+    assert splits([[1, 2]], [2]) == [1, 2]
+    (found,) = by_group(rows, [[1, 2]], [2])
     assert torch.equal(found, values) and found.data_ptr() == values.data_ptr()
-    (nothing,) = by_group(flat[:0], [[0, 0]], [2])
+    (nothing,) = by_group(rows[:0], [[0, 0]], [2])
     assert nothing.shape == (0, 2)
+
+
+def test_rows_of_one_group_are_sent_from_memory_without_gaps() -> None:
+    values = torch.arange(12).view(4, 3)[:, :2]
+    rows = by_rank([values], [[3, 1]])
+    assert torch.equal(rows, values) and rows.is_contiguous()
