@@ -191,8 +191,8 @@ class BatchMaker:
         if ids.device != self._device:
             raise ValueError(f"ids must be on {place_name(self._device)}, not on {place_name(ids.device)}")
         parts, counts_GR, first = [], [], 0
-        ids_F = torch.split(ids, features.length_per_key())
-        lengths_F = torch.split(features.lengths(), features.stride_per_key())
+        ids_F = ids.split_with_sizes(features.length_per_key())
+        lengths_F = features.lengths().split_with_sizes(features.stride_per_key())
         for group, joiner in zip(self._groups, self._joiners, strict=True):
             place = slice(first, first + group.num_features)
             weights_F = _weights_of(features)[place] if group.weighted else [None] * group.num_features
