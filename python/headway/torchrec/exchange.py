@@ -55,10 +55,17 @@ class RowExchange:
         return by_group(received, self._received_GR, self.widths_G)
 
 
+class InnerAwaitable(Awaitable):  # type: ignore[misc]
+    """Is waited for inside the wait for another one, whose name a profile has already, and not this one's."""
+
+    def wait(self) -> Any:
+        return self._wait_impl()
+
+
 # Ids
 
 
-class CountsAwaitable(Awaitable):  # type: ignore[misc]
+class CountsAwaitable(InnerAwaitable):
     """Of a batch whose counts are on their way; gives the awaitable of the ids that this rank was asked for.
 
     In the place of what TorchRec's ``KJTAllToAll`` gives, which needs to know the counts when it begins.
@@ -76,7 +83,7 @@ class CountsAwaitable(Awaitable):  # type: ignore[misc]
         return IdsAwaitable(batch, exchange, self._nothing)
 
 
-class IdsAwaitable(Awaitable):  # type: ignore[misc]
+class IdsAwaitable(InnerAwaitable):
     """Gives them as ``TableLookup`` takes them."""
 
     def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
@@ -87,11 +94,8 @@ class IdsAwaitable(Awaitable):  # type: ignore[misc]
         return AskedKeys(self._batch, self._exchange.wait(), self._nothing)
 
 
-class Here(NoWait):  # type: ignore[misc]
-    """Gives what is there already, which is no step of its own in a profile."""
-
-    def wait(self) -> Any:
-        return self._obj
+class Here(InnerAwaitable, NoWait):  # type: ignore[misc]
+    """Gives what is there already."""
 
 
 class OwnKeysAwaitable(Here):

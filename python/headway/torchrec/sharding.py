@@ -23,6 +23,7 @@ from headway.torchrec.batch import AskedKeys, BatchMaker, GroupFeatures
 from headway.torchrec.exchange import (
     CountsAwaitable,
     Here,
+    InnerAwaitable,
     OwnKeysAwaitable,
     ReceiveVectors,
     SendVectors,
@@ -127,7 +128,7 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
         return _FeatureVectors(token, exchange, self._groups, varying)
 
 
-class _FeatureVectors(Awaitable):  # type: ignore[misc]
+class _FeatureVectors(InnerAwaitable):
     """Of several ranks, from which vectors are on their way."""
 
     def __init__(
