@@ -35,12 +35,15 @@ def renamed_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What ``HSTUStack.load_state_dict()`` takes, out of a checkpoint of the authors' code.
 
     Args:
-        state: of a whole model or of its layers; whatever is not of a layer, such as embeddings, is left out.
+        state: of a whole model or of its layers; whatever is not of a layer, such as embeddings, is left out. Of a
+            model with several stacks only those of one.
 
     Raises:
-        ValueError: no layer is in it, or a layer has a weight that is not known here.
+        ValueError: no layer is in it, a layer has a weight that is not known here, or two weights are the same one of
+            a stack, as where a model has two.
     """
-    renamed = {}
+    renamed: dict[str, Tensor] = {}
+    old_names: dict[str, str] = {}
     for name, tensor in state.items():
         found = _LAYER.search(name)
         if found is None:
@@ -48,7 +51,10 @@ def renamed_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         layer, inner = found.groups()
         if inner not in _NAMES:
             raise ValueError(f"{name}: HSTU layers have no such weight; known are {', '.join(_NAMES)}")
-        renamed[f"layers.{layer}.{_NAMES[inner]}"] = tensor.t() if inner in _TRANSPOSED else tensor
+        new = f"layers.{layer}.{_NAMES[inner]}"
+        if new in renamed:
+            raise ValueError(f"{old_names[new]} and {name} are both {new}: give the weights of one stack")
+        renamed[new], old_names[new] = tensor.t() if inner in _TRANSPOSED else tensor, name
     if not renamed:
         raise ValueError("no weight of an HSTU layer: names have _attention_layers.N. or _stu_layers.N. in them")
     return renamed

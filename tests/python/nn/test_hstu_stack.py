@@ -171,3 +171,11 @@ def test_a_checkpoint_of_something_else_is_refused() -> None:
         renamed_state({"attention_layers.0.in_proj_weight": random(2)})
     with pytest.raises(ValueError, match=r"_attention_layers.0._k: HSTU layers have no such weight"):
         renamed_state({"_attention_layers.0._k": random(2)})
+
+
+def test_a_checkpoint_of_two_stacks_is_refused_and_not_mixed() -> None:
+    state = {f"{of_stack}._attention_layers.0._uvqk": random(6, 28) for of_stack in ("_users", "_items")}
+    message = r"_users._attention_layers.0._uvqk and _items._attention_layers.0._uvqk are both layers.0.uvqk_weight"
+    with pytest.raises(ValueError, match=message):
+        renamed_state(state)
+    renamed_state({name: each for name, each in state.items() if name.startswith("_items.")})
