@@ -22,6 +22,7 @@ NUM_CHUNKS = 256
 RECORDS = "records"
 
 _BUCKETS_PER_CHUNK = _embedding.NUM_VIRTUAL_BUCKETS // NUM_CHUNKS
+_PARTS = frozenset(f"{chunk:03d}.{part}" for chunk in range(NUM_CHUNKS) for part in range(2))
 
 #: Tables, each with some of its records.
 ReadRecords = list[tuple[str, Records]]
@@ -45,7 +46,7 @@ def take_records(
     """Removes the records from a state, and reads those that ``import_records()`` puts into the tables of each part.
 
     As in ``Module._load_from_state_dict``, what is wrong is added to the lists: tables that the state has not, others
-    that it has, and what is missing of a table or does not fit.
+    that it has, names that no state has, and what is missing of a table or does not fit.
 
     Returns:
         by part, what it must have from now on: nothing if all of it stays as it is, as it does where records do not
@@ -58,10 +59,14 @@ def take_records(
         records = state.pop(name)
         if records is None:  # As what torch.distributed.checkpoint was not to load.
             continue
+        table, part_of_chunk = short.rsplit(f".{RECORDS}.", 1)
+        if part_of_chunk not in _PARTS:
+            unexpected_keys.append(name)
+            continue
         if not isinstance(records, AnyRecords):
-            error_msgs.append(f"table {_table_of(short)}: {name} is a {type(records).__name__}, and no records")
+            error_msgs.append(f"table {table}: {name} is a {type(records).__name__}, and no records")
             return [[] for _ in parts]
-        loaded.setdefault(_table_of(short), {})[short] = records
+        loaded.setdefault(table, {})[short] = records
     tables = [table for part in parts for table in part.names]
     missing_keys.extend(f"{prefix}{table}.{RECORDS}" for table in tables if table not in loaded)
     unexpected_keys.extend(f"{prefix}{table}.{RECORDS}" for table in loaded if table not in tables)
@@ -117,10 +122,6 @@ def _names_of(table: str, part: TablePart) -> Iterator[tuple[str, tuple[int, int
         name = f"{table}.{RECORDS}.{chunk:03d}"
         yield f"{name}.0", (first, min(end, last)) if has_first else None
         yield f"{name}.1", rest if has_last else None
-
-
-def _table_of(name: str) -> str:
-    return name.rsplit(f".{RECORDS}.", 1)[0]
 
 
 def _read_records(part: TablePart, loaded: Mapping[str, Mapping[str, AnyRecords]]) -> ReadRecords:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,17 @@ def test_states_of_other_tables_are_refused_by_name() -> None:
             )
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "tables.more.records"'):
         trained().load_state_dict(state | {"tables.more.records.000.0": state["tables.users.records.000.0"]})
+
+
+@pytest.mark.parametrize("part", ["256.0", "085.2", "85.0", "other"])
+def test_records_under_names_that_no_state_has_are_unexpected(part: str) -> None:
+    model, other = trained(), trained(range(5, 6))
+    strange = f"tables.items.records.{part}"
+    state = model.state_dict() | {strange: model.state_dict()["tables.items.records.085.0"]}
+    with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: "{re.escape(strange)}"\.'):
+        trained().load_state_dict(state)
+    assert other.load_state_dict(state, strict=False).unexpected_keys == [strange]
+    assert same(records_of(other.tables), records_of(model.tables))
 
 
 def of_table(name: str, records: list[Any]) -> list[Any]:
