@@ -376,6 +376,37 @@ TEST_P(TableLifeTest, RowsBeyondTheLimitMayAllBecomeFloat32) {
   EXPECT_EQ(batch.vectors, Vector(5'000 * kDim, 0.5F));
 }
 
+TEST_P(TableLifeTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
+  auto options = options_of();
+  options.hot_count = 3;
+  auto const table = GetParam().make(options);
+  table->begin_step(5, 5);
+  Vector vectors(6 * kDim, 0.1F);
+  std::fill(vectors.begin() + 3 * kDim, vectors.end(), 0.3F);
+  std::vector<KeyStatus> statuses(6);
+  table->import_records({.ids = {1, 2, 3, 1, 2, 3},
+                         .tables = std::vector<std::uint32_t>(6, 0),
+                         .counts = {2, 1, 4, 2, 3, 2},
+                         .steps = {1, 1, 1, 2, 2, 2},
+                         .vectors = vectors,
+                         .states = {}},
+                        statuses);
+  std::vector<KeyStatus> expected(3, KeyStatus::kInserted);
+  expected.resize(6, KeyStatus::kFound);
+  EXPECT_EQ(statuses, expected);
+  EXPECT_EQ(table->size().cold_rows, 2U);
+  EXPECT_EQ(table->statistics().promoted, 0U) << "counts of one key do not add up";
+  auto batch = batch_of({1, 2, 3});
+  batch.find(*table);
+  Vector const cold(kDim, widen(round_to_nearest(0.3F)));
+  EXPECT_EQ(batch.vector(0), cold);
+  EXPECT_EQ(batch.vector(1), Vector(kDim, 0.3F));
+  EXPECT_EQ(batch.vector(2), cold);
+  auto const exported = table->export_records(batch.keys());
+  EXPECT_EQ(exported.counts, (std::vector<std::uint32_t>{2, 3, 2}));
+  EXPECT_EQ(exported.steps, std::vector<std::uint32_t>(3, 2));
+}
+
 TEST_P(TableLifeTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
   auto options = options_of();
   options.initializer = Initializer::constant(1);

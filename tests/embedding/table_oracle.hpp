@@ -66,12 +66,23 @@ class Oracle {
 
   std::vector<KeyStatus> import_records(Records const& records) {
     std::size_t const width = state_size();
-    return insert(records.keys(), records.counts, {}, [&](std::size_t i, Row& row) {
-      write(row, std::span(records.vectors).subspan(i * options_.dim, options_.dim));
-      row.state = copy_of(std::span(records.states).subspan(i * width, width));
-      row.count = records.counts[i];
-      row.step = records.steps[i];
-    });
+    auto const keys = records.keys();
+    std::map<Id, std::size_t> last_of;
+    for (std::size_t i = 0; i < keys.size(); ++i) last_of[id_of(keys[i])] = i;
+    std::vector<KeyStatus> statuses(keys.size(), KeyStatus::kFound);
+    std::set<Id> seen, refused;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      Id const id = id_of(keys[i]);
+      if (!seen.insert(id).second) continue;
+      std::size_t const last = last_of[id];
+      statuses[i] = look_up_or_insert(id, records.counts[last], {}, refused);
+      auto& row = rows.at(id);
+      write(row, std::span(records.vectors).subspan(last * options_.dim, options_.dim));
+      row.state = copy_of(std::span(records.states).subspan(last * width, width));
+      row.count = records.counts[last];
+      row.step = records.steps[last];
+    }
+    return statuses;
   }
 
   void erase(Keys const& keys) {

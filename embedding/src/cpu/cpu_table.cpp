@@ -1,5 +1,6 @@
 #include "cpu/cpu_table.hpp"
 
+#include "cpu/cpu_deduplicator.hpp"
 #include "cpu/member_sums.hpp"
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
@@ -202,6 +203,10 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   expect_one_each(keys, records.steps.size(), "steps");
   expect_values(keys, records.vectors.size(), dim, "vectors");
   expect_values(keys, records.states.size(), width, "states");
+  if (options_.hot_count > 0) {
+    auto const unique = CpuDeduplicator(workers_).deduplicate(keys);
+    if (unique.size() < keys.size()) return import_last_of_each(records, unique, statuses);
+  }
   // The counts of lookups that are over decide on the precision, but do not add up.
   insert(
       keys, {.counts = keys.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
@@ -214,6 +219,30 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
                             .step = records.steps[i],
                             .state = width > state.size() ? records.states[(i + 1) * width - 1] : 0};
       });
+}
+
+void CpuTable::import_last_of_each(Records const& records, UniqueKeys const& unique, std::span<KeyStatus> statuses) {
+  expect_one_each(records.keys(), statuses.empty() ? records.ids.size() : statuses.size(), "statuses");
+  std::size_t const dim = options_.dim, width = state_size();
+  Records last{.ids = unique.ids, .tables = unique.tables, .counts = {}, .steps = {}, .vectors = {}, .states = {}};
+  auto const append = [](std::vector<float>& to, std::vector<float> const& from, std::size_t i, std::size_t size) {
+    auto const begin = from.begin() + static_cast<std::ptrdiff_t>(i * size);
+    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(size));
+  };
+  for (std::size_t number = 0; number < unique.size(); ++number) {
+    std::size_t const i = unique.members[unique.begins[number + 1] - 1];
+    last.counts.push_back(records.counts[i]);
+    last.steps.push_back(records.steps[i]);
+    append(last.vectors, records.vectors, i, dim);
+    append(last.states, records.states, i, width);
+  }
+  std::vector<KeyStatus> of_unique(unique.size());
+  import_records(last, of_unique);
+  for (std::size_t i = 0; i < statuses.size(); ++i) {
+    std::size_t const number = unique.numbers[i];
+    bool const is_first = unique.members[unique.begins[number]] == i;
+    statuses[i] = !is_first && of_unique[number] == KeyStatus::kInserted ? KeyStatus::kFound : of_unique[number];
+  }
 }
 
 template <class Announce, class Visit>

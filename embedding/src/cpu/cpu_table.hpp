@@ -5,6 +5,7 @@
 #include "cpu/striped_batch.hpp"
 #include "cpu/table_rows.hpp"
 #include "cpu/worker_pool.hpp"
+#include "headway/embedding/deduplicator.hpp"
 #include "headway/embedding/table.hpp"
 #include "stripe_map.hpp"
 
@@ -93,6 +94,9 @@ class CpuTable final : public Table {
   /// keys earlier `announce(i)`.
   template <class Announce, class Visit>
   void insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce, Visit visit);
+  /// Imports of records whose keys repeat the last of each. Where rows may be cold counts decide on the precision, and
+  /// those of one key would add up.
+  void import_last_of_each(Records const& records, UniqueKeys const& unique, std::span<KeyStatus> statuses);
   /// A row for a key that was looked up `count` times.
   [[nodiscard]] RowWord make_row(Stripe& stripe, Key key, std::uint32_t count);
   /// Counts a lookup of a row that was there, and gives it float32 if it is due.

@@ -75,6 +75,7 @@ class CudaTable final : public Table {
     std::uint32_t min_count = 1;  ///< After which a key gets a row.
     bool is_limited = true;       ///< By max_rows.
     bool fills_vectors = true;    ///< Of new rows; else the caller does.
+    bool last_holds = false;      ///< Of a key that repeats its last count alone decides on the precision.
   };
   /// Of a batch whose keys are all different, or the unique keys of one; in memory of the device.
   struct Outcome {

@@ -176,16 +176,16 @@ void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome c
       [unique, batch = view_of(keys, rules.otherwise), min_count = rules.min_count, words = plan.words.data(),
        members = plan.members.data(), begins = plan.begins.data(), crossings = plan.crossings.data(),
        crossing_counts = plan.crossing_counts.data(), firsts = plan.firsts.data(),
-       first_counts = plan.first_counts.data()] __device__(std::uint64_t u) {
+       first_counts = plan.first_counts.data(), last_holds = rules.last_holds] __device__(std::uint64_t u) {
         if (u >= unique.size()) return;
         firsts[u] = members[begins[u]];
-        first_counts[u] = batch.count(firsts[u]);
+        first_counts[u] = batch.count(last_holds ? members[begins[u + 1] - 1] : firsts[u]);
         crossings[u] = kNever;
         RowWord const word = words[u];
         if (is_row(word)) return;
         std::uint32_t count = is_pending(word) ? pending_count_of(word) : 0;
         for (std::uint32_t m = begins[u]; m < begins[u + 1]; ++m) {
-          count = saturating_sum(count, batch.count(members[m]));
+          count = saturating_sum(count, m == begins[u] ? first_counts[u] : batch.count(members[m]));
           if (count < min_count) continue;
           crossings[u] = members[m];
           crossing_counts[u] = count;
@@ -308,8 +308,8 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
   DeviceBuffer<RowId> rows(on_host.size(), stream);
   DeviceBuffer<KeyStatus> device_statuses(on_host.size(), stream);
   Keys const keys{.ids = ids.span(), .tables = tables.span(), .counts = counts.span()};
-  // The counts of lookups that are over decide on the precision, but do not add up.
-  insert(keys, {.min_count = 0, .is_limited = false, .fills_vectors = false},
+  // The counts of lookups that are over decide on the precision, but those of one key do not add up.
+  insert(keys, {.min_count = 0, .is_limited = false, .fills_vectors = false, .last_holds = true},
          {.rows = rows.data(), .statuses = device_statuses.data()}, stream);
   auto const is_written = last_of_each(keys, stream);
   write_vectors(keys, rows.span(), vectors.span(), is_written, stream);

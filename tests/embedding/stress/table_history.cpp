@@ -302,8 +302,7 @@ void TableHistory::clear() {
 }
 
 void TableHistory::import_records() {
-  // By which count of a key that repeats its precision is chosen is not said.
-  auto batch = plan_.options.hot_count > 0 ? draw_different_keys() : draw_batch();
+  auto batch = draw_batch();
   std::size_t const num_keys = batch.ids.size();
   Records records;
   records.ids = batch.ids;

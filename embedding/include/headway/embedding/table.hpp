@@ -195,7 +195,8 @@ class Table {
   /// All that is known of keys. @throws comm::UsageError if one has no row
   [[nodiscard]] virtual Records export_records(Keys const& keys) const = 0;
   /// Puts keys in, or replaces what was known of them, with no regard to max_rows: what is too much goes when the next
-  /// step begins, if there is a policy. Of a key that repeats the last one holds.
+  /// step begins, if there is a policy. Of a key that repeats the last one holds, as if the others were not there: its
+  /// count alone decides on the precision of a new row.
   virtual void import_records(Records const& records, std::span<KeyStatus> statuses) = 0;
 };
 
