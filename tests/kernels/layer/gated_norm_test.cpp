@@ -157,6 +157,20 @@ TEST_P(GatedNorms, AreTheSameBitsEachTime) {
   }
 }
 
+TEST_P(GatedNorms, HaveGradientsOfEqualNumbersHoweverLarge) {
+  constexpr std::int64_t kColumns = 5;
+  std::vector<float> const x(kColumns, 0x1p119F), grad_out{1, 2, 3, 4, 5};
+  GatedNorm const args{.eps = 1e-6, .num_rows = 1, .num_columns = kColumns, .x = {place_->array(x).data(), kColumns}};
+  auto const out = place_->room<float>(kColumns), statistics = place_->room<float>(2);
+  place_->gated_norm(args, out.data(), statistics.data());
+  auto const grad_x = place_->room<float>(kColumns);
+  place_->gated_norm_backward({.forward = args,
+                               .statistics = statistics.data(),
+                               .grad_out = {place_->array(grad_out).data(), kColumns},
+                               .grad_x = grad_x.data()});
+  expect_near<float>(grad_x, {-2000, -1000, 0, 1000, 2000}, "grad_x");
+}
+
 TEST_P(GatedNorms, OfNoRowsHaveGradientsOfZero) {
   auto const weight = place_->array(std::vector<float>(8, 1));
   auto const grad_weight = place_->room<float>(8), grad_bias = place_->room<float>(8);

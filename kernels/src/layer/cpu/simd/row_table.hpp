@@ -123,11 +123,20 @@ struct NormGradient {
       s = u * sigmoid_of_u;
     }
     centred = ((row.form == GateForm::kGateThenNorm ? x * s : x) - row.mean) * row.inverse;
+    if (i + Simd<Real>::kLanes > row.num_columns) clear_behind(row.num_columns - i);
     normed = centred * load_or(row.weight, i, Real(1)) + load_or(row.bias, i, Real(0));
     bool const is_one = row.form == GateForm::kNone || row.form == GateForm::kGateThenNorm;
     VectorOf<Real> const last = load_vector(row.parts[num_parts(row.form) - 1] + i);
     grad_normed = is_one ? last : last * s;
     if (row.form == GateForm::kConcatNorm) grad_normed += load_vector(row.parts[1] + i);
+  }
+
+ private:
+  /// Behind the last column zeros are no numbers of the row: a large mean makes them infinite.
+  void clear_behind(std::int64_t num_lanes) {
+    for (std::int64_t lane = 0; lane < Simd<Real>::kLanes; ++lane) {
+      if (lane >= num_lanes) centred[lane] = 0;
+    }
   }
 };
 
