@@ -43,20 +43,27 @@ class HSTULayer(nn.Module):
         self.uvqk_weight = nn.Parameter(torch.empty(config.dim, sum(config.projection_widths)))
         self.output_weight = nn.Parameter(torch.empty(config.output_width, config.dim))
         has_norm_bias = config.affine and config.norm == "layer"
-        self._add("uvqk_bias", sum(config.projection_widths), 0.0, config.projection_bias)
-        self._add("output_bias", config.dim, 0.0, config.output_bias)
-        self._add("input_norm_weight", config.dim, 1.0, config.affine)
-        self._add("input_norm_bias", config.dim, 0.0, has_norm_bias)
-        self._add("output_norm_weight", config.gate_width, 1.0, config.affine)
-        self._add("output_norm_bias", config.gate_width, 0.0, has_norm_bias)
+        self._add("uvqk_bias", sum(config.projection_widths), config.projection_bias)
+        self._add("output_bias", config.dim, config.output_bias)
+        self._add("input_norm_weight", config.dim, config.affine)
+        self._add("input_norm_bias", config.dim, has_norm_bias)
+        self._add("output_norm_weight", config.gate_width, config.affine)
+        self._add("output_norm_bias", config.gate_width, has_norm_bias)
         self.bias = RelativeBias(
             max_length=config.max_length,
             position=config.position_bias,
             num_time_buckets=config.num_time_buckets,
             time_bucket_width=config.time_bucket_width,
         )
-        nn.init.xavier_uniform_(self.uvqk_weight)
-        nn.init.xavier_uniform_(self.output_weight)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weights anew, but for those of ``bias``, which draws its own."""
+        for name, parameter in self.named_parameters(recurse=False):
+            if parameter.dim() == 2:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.constant_(parameter, 1.0 if name.endswith("norm_weight") else 0.0)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Gives (T, E) of the type of ``x`` for x (T, E).
@@ -110,8 +117,8 @@ class HSTULayer(nn.Module):
         of_bias = ("position_weights", "time_weights")
         return LayerWeights(*(getattr(self.bias if name in of_bias else self, name) for name in LayerWeights._fields))
 
-    def _add(self, name: str, num_columns: int, value: float, is_there: bool) -> None:
-        self.register_parameter(name, nn.Parameter(torch.full((num_columns,), value)) if is_there else None)
+    def _add(self, name: str, num_columns: int, is_there: bool) -> None:
+        self.register_parameter(name, nn.Parameter(torch.empty(num_columns)) if is_there else None)
 
     def _step(self, x: Tensor, attention: LayerAttention) -> LayerStep:
         device = x.device.type
@@ -135,6 +142,12 @@ class HSTULayer(nn.Module):
             raise ValueError(f"sequences of up to {sequences.max_length} tokens; the layer takes {config.max_length}")
         if config.num_time_buckets > 0 and (sequences.times is None or sequences.query_times is None):
             raise ValueError("a layer with time buckets needs times and query_times of its sequences")
+        bounds = self.bias.time_bounds
+        if bounds is not None and bounds.device != x.device:
+            raise ValueError(
+                f"bounds of time buckets are on {bounds.device}, and x on {x.device}: move the layer, from meta by "
+                "to_empty() before it loads a state"
+            )
 
 
 def _copy_of(rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens of all of them, N bounds between buckets.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -27,18 +28,32 @@ class RelativeBias(nn.Module):
         self.register_parameter("position_weights", _table(2 * max_length - 1) if position else None)
         has_time = num_time_buckets > 0
         self.register_parameter("time_weights", _table(num_time_buckets + 1) if has_time else None)
-        bounds = log_time_bounds(num_time_buckets, width=time_bucket_width) if has_time else None
+        self._bounds = _bounds_of(num_time_buckets, time_bucket_width)
         # As bits, which stay as they are when the module changes its type.
-        self.register_buffer("_bound_bits", None if bounds is None else bounds.view(torch.int32), persistent=False)
+        bits = torch.tensor(self._bounds).view(torch.int32) if has_time else None
+        self.register_buffer("_bound_bits", bits, persistent=False)
+        self.reset_parameters()
 
     @property
     def time_bounds(self) -> Tensor | None:
         """(``num_time_buckets``,) float32."""
         return None if self._bound_bits is None else self._bound_bits.view(torch.float32)
 
+    def reset_parameters(self) -> None:
+        """Draws the tables anew."""
+        for table in self.parameters():
+            nn.init.normal_(table, std=_INITIAL_STD)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RelativeBias:
+        """Writes the bounds again: to_empty() leaves none, and a state has none to load."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._bound_bits is not None:
+            self._bound_bits.copy_(torch.tensor(self._bounds, device="cpu").view(torch.int32))
+        return self
+
 
 def _table(num_weights: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(num_weights).normal_(std=_INITIAL_STD))
+    return nn.Parameter(torch.empty(num_weights))
 
 
 def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
@@ -58,9 +73,13 @@ def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
     Raises:
         ValueError: ``width`` is not above 0, or the last bucket begins beyond float32.
     """
+    return torch.tensor(_bounds_of(num_buckets, width))
+
+
+def _bounds_of(num_buckets: int, width: float) -> list[float]:
     if not width > 0:
         raise ValueError(f"width must be above 0, not {width}")
-    return torch.tensor([_first_of_bucket(bucket, width) for bucket in range(1, num_buckets + 1)])
+    return [_first_of_bucket(bucket, width) for bucket in range(1, num_buckets + 1)]
 
 
 def _first_of_bucket(bucket: int, width: float) -> float:

@@ -166,6 +166,38 @@ def test_checkpoints_of_the_production_code_load() -> None:
         assert torch.equal(loaded[f"layers.{i}.output_norm_weight"], state[f"{prefix}_output_norm_weight"])
 
 
+@pytest.mark.parametrize("layer", [HSTUConfig.research(**SIZES), HSTUConfig.production(**SIZES)])
+def test_a_stack_of_the_meta_device_loads_what_another_saved(layer: HSTUConfig) -> None:
+    stack, sequences, x = stack_of(layer), batch_of(), tokens(6)
+    with torch.device("meta"):
+        empty = HSTUStack(stack.config)
+    empty.to(torch.float64).to_empty(device="cpu").load_state_dict(stack.state_dict())
+    torch.testing.assert_close(empty.eval()(x, sequences), stack(x, sequences), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("attention", ["kernel", "reference"])
+def test_a_stack_without_memory_for_its_bounds_is_refused(attention: Any) -> None:
+    stack = stack_of(HSTUConfig.research(**SIZES, attention=attention))
+    with torch.device("meta"):
+        empty = HSTUStack(stack.config)
+    empty.load_state_dict(stack.state_dict(), assign=True)  # Bounds are in no state.
+    with pytest.raises(ValueError, match=r"bounds of time buckets are on meta, and x on cpu: .* to_empty\(\)"):
+        empty(tokens(6), batch_of())
+
+
+@pytest.mark.parametrize("layer", [HSTUConfig.research(**SIZES), HSTUConfig.production(**SIZES)])
+def test_a_stack_of_the_meta_device_can_draw_its_weights_by_itself(layer: HSTUConfig) -> None:
+    stack = stack_of(layer)
+    with torch.device("meta"):
+        empty = HSTUStack(stack.config).to_empty(device="cpu")
+    torch.manual_seed(4)
+    for each in empty.layers:  # In the order in which a layer is made.
+        each.bias.reset_parameters()
+        each.reset_parameters()
+    for name, value in empty.to(torch.float64).state_dict().items():
+        assert torch.equal(value, stack.state_dict()[name]), name
+
+
 def test_a_checkpoint_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="no weight of an HSTU layer"):
         renamed_state({"attention_layers.0.in_proj_weight": random(2)})

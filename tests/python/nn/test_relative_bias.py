@@ -37,6 +37,13 @@ def test_bounds_keep_their_type_when_the_module_changes_its_own() -> None:
     torch.testing.assert_close(bias.time_bounds, log_time_bounds(128), rtol=0, atol=0)
 
 
+def test_bounds_are_there_once_a_module_of_the_meta_device_gets_memory() -> None:
+    with torch.device("meta"):
+        bias = RelativeBias(max_length=3, position=True, num_time_buckets=128, time_bucket_width=0.301)
+        bias.to_empty(device="cpu")
+    torch.testing.assert_close(bias.time_bounds, log_time_bounds(128), rtol=0, atol=0)
+
+
 def test_tokens_ask_at_the_time_of_the_next_one() -> None:
     times, offsets = torch.tensor([1, 5, 9, 2, 7]), torch.tensor([0, 3, 3, 5, 5])
     assert next_times(times, offsets).tolist() == [5, 9, 9, 7, 7]
