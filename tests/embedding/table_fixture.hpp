@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -92,6 +93,13 @@ inline Batch batch_of(std::vector<std::uint64_t> ids) {
   Batch batch{.ids = std::move(ids)};
   batch.tables.assign(batch.ids.size(), 0);
   return batch;
+}
+
+/// Ids from `first` on, of table 0.
+inline Batch batch_from(std::uint64_t first, std::size_t size) {
+  std::vector<std::uint64_t> ids(size);
+  std::iota(ids.begin(), ids.end(), first);
+  return batch_of(std::move(ids));
 }
 
 inline Vector initial_vector(Id id) {

@@ -1,0 +1,226 @@
+// Which rows of a table go when there are too many, and which stay.
+
+#include "headway/embedding/routing.hpp"
+#include "table_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <tuple>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+class TableEvictionTest : public TableTest {};
+
+std::set<std::uint64_t> ids_of(Table const& table) {
+  auto const listed = table.list(0, kNumVirtualBuckets);
+  return {listed.ids.begin(), listed.ids.end()};
+}
+
+std::set<std::uint64_t> ids_from(std::uint64_t first, std::size_t size) {
+  auto const batch = batch_from(first, size);
+  return {batch.ids.begin(), batch.ids.end()};
+}
+
+TableOptions evicting_options(std::size_t max_rows, std::size_t high_water, std::size_t low_water,
+                              EvictionPolicy policy = EvictionPolicy::kLeastRecentlyUsed) {
+  auto options = options_of(max_rows);
+  options.eviction = policy;
+  options.high_water = high_water;
+  options.low_water = low_water;
+  return options;
+}
+
+constexpr std::array kPolicies{EvictionPolicy::kLeastRecentlyUsed, EvictionPolicy::kLeastFrequentlyUsed};
+
+TEST_P(TableEvictionTest, RowsInUseAreNeverEvicted) {
+  auto options = options_of(3);
+  options.eviction = EvictionPolicy::kLeastRecentlyUsed;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  auto first = batch_of({1, 2, 3});
+  first.find_or_insert(*table);
+  table->begin_step(2, 1);  // Step 1 has not been updated yet.
+  auto second = batch_of({4});
+  second.find_or_insert(*table);
+  EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kNoRoom}));
+  auto const generation = table->generation();
+  EXPECT_EQ(table->evict(0), 0U);
+  table->begin_step(3, 2);
+  second.find_or_insert(*table);
+  EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kInserted}));
+  EXPECT_EQ(table->statistics().evicted, 1U);
+  EXPECT_GT(table->generation(), generation);
+}
+
+TEST_P(TableEvictionTest, RowsOfABatchStayWhenItMakesRoomForItsOthers) {
+  auto options = options_of(4);
+  options.eviction = EvictionPolicy::kLeastFrequentlyUsed;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  batch_of({1, 2, 3, 4, 2, 3, 4}).find_or_insert(*table);
+  table->begin_step(2, 2);
+  auto batch = batch_of({1, 5});  // 1 was looked up least.
+  batch.find_or_insert(*table);
+  EXPECT_EQ(batch.statuses, (std::vector{KeyStatus::kFound, KeyStatus::kInserted}));
+}
+
+TEST_P(TableEvictionTest, OfRowsAlikeThoseOfTheLowestHashesGo) {
+  for (auto const policy : kPolicies) {
+    auto const table = GetParam().make(evicting_options(10'000, 10'000, 10'000, policy));
+    table->begin_step(1, 1);
+    auto batch = batch_from(0, 3'000);
+    batch.find_or_insert(*table);
+    table->begin_step(2, 2);
+    std::ranges::sort(batch.ids, {}, [](std::uint64_t id) { return hash_of({.id = id}).low; });
+    std::size_t num_evicted = 0;
+    for (std::size_t const left : {2'999, 2'998, 1'000, 1, 0}) {
+      num_evicted += table->evict(left);
+      ASSERT_EQ(num_evicted, 3'000 - left);
+      auto const stays = std::span(batch.ids).last(left);
+      ASSERT_EQ(ids_of(*table), std::set<std::uint64_t>(stays.begin(), stays.end()));
+    }
+    EXPECT_EQ(table->evict(0), 0U);
+  }
+}
+
+TEST_P(TableEvictionTest, CountsAndStepsOfAnySizeAreCompared) {
+  for (auto const policy : kPolicies) {
+    auto random = random_source(21);
+    auto const table = GetParam().make(evicting_options(10'000, 10'000, 10'000, policy));
+    std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, std::uint64_t> by_score;
+    std::uint64_t next = 0;
+    for (std::uint32_t const step : {0U, 1U, 255U, 1'000U, 1U << 20, (1U << 31) - 1, 1U << 31, 0xfffffffeU}) {
+      table->begin_step(step, 0);
+      auto batch = batch_from(next, 200);
+      next += 200;
+      for (auto const id : batch.ids) {
+        // Of all magnitudes, and many that are equal.
+        batch.counts.push_back(std::max(1U, static_cast<std::uint32_t>(random() >> (32 + random() % 32))));
+        auto const count = batch.counts.back();
+        auto const hash = hash_of({.id = id}).low;
+        bool const by_step = policy == EvictionPolicy::kLeastRecentlyUsed;
+        by_score[by_step ? std::tuple(step, count, hash) : std::tuple(count, step, hash)] = id;
+      }
+      batch.find_or_insert(*table);
+    }
+    table->begin_step(0xffffffff, 0xffffffff);
+    while (!by_score.empty()) {
+      std::size_t const left = by_score.size() - 1 - random() % std::min<std::size_t>(by_score.size(), 300);
+      ASSERT_EQ(table->evict(left), by_score.size() - left);
+      while (by_score.size() > left) by_score.erase(by_score.begin());
+      std::set<std::uint64_t> stays;
+      for (auto const& [score, id] : by_score) stays.insert(id);
+      ASSERT_EQ(ids_of(*table), stays);
+    }
+  }
+}
+
+TEST_P(TableEvictionTest, NothingIsEvictedUpToTheHighWater) {
+  auto const table = GetParam().make(evicting_options(200, 100, 50));
+  table->begin_step(1, 1);
+  batch_from(0, 100).find_or_insert(*table);
+  table->begin_step(2, 2);
+  table->begin_step(3, 3);
+  EXPECT_EQ(table->evict(100), 0U);
+  EXPECT_EQ(table->size().rows, 100U);
+  batch_from(100, 1).find_or_insert(*table);
+  table->begin_step(4, 1);  // All are in use.
+  EXPECT_EQ(table->size().rows, 101U);
+  table->begin_step(5, 3);
+  EXPECT_EQ(table->size().rows, 50U);
+  EXPECT_TRUE(ids_of(*table).contains(100));
+  EXPECT_EQ(table->statistics().evicted, 51U);
+}
+
+TEST_P(TableEvictionTest, StepsThatFollowEachOtherEvictWhatIsTooManyByThen) {
+  auto const table = GetParam().make(evicting_options(200, 100, 50));
+  for (std::uint32_t step = 1; step <= 2; ++step) {
+    table->begin_step(step, step);
+    batch_from(60 * step, 60).find_or_insert(*table);
+  }
+  table->begin_step(3, 1);
+  table->begin_step(3, 2);  // Takes the 60 rows of step 1, though 70 are too many.
+  table->begin_step(4, 3);  // And leaves 60, as these are fewer than 100.
+  table->begin_step(5, 5);
+  EXPECT_EQ(ids_of(*table), ids_from(120, 60));
+  batch_from(500, 60).find_or_insert(*table);
+  table->begin_step(6, 5);
+  table->begin_step(7, 6);
+  table->begin_step(8, 8);
+  EXPECT_EQ(ids_of(*table), ids_from(500, 60));
+  EXPECT_EQ(table->statistics().evicted, 120U);
+}
+
+TEST_P(TableEvictionTest, AnInsertionHasTheRoomThatItsStepHasMade) {
+  auto const table = GetParam().make(evicting_options(100, 80, 40));
+  table->begin_step(1, 1);
+  batch_from(0, 90).find_or_insert(*table);
+  table->begin_step(2, 2);
+  auto second = batch_from(1'000, 60);
+  second.find_or_insert(*table);
+  EXPECT_EQ(second.statuses, std::vector(60, KeyStatus::kInserted));
+  EXPECT_EQ(table->size().rows, 100U);
+  EXPECT_EQ(table->statistics().evicted, 50U);
+  // 60 are too many for the low water, but only the 40 of step 1 may go.
+  auto third = batch_from(2'000, 10);
+  third.find_or_insert(*table);
+  EXPECT_EQ(third.statuses, std::vector(10, KeyStatus::kInserted));
+  EXPECT_EQ(table->statistics().evicted, 90U);
+  EXPECT_EQ(table->size().rows, 70U);
+  // 31 have no room, and nothing may go.
+  auto fourth = batch_from(3'000, 31);
+  fourth.find_or_insert(*table);
+  auto expected = std::vector(31, KeyStatus::kInserted);
+  expected.back() = KeyStatus::kNoRoom;
+  EXPECT_EQ(fourth.statuses, expected);
+  EXPECT_EQ(table->statistics().evicted, 90U);
+  EXPECT_EQ(table->statistics().refused, 1U);
+}
+
+TEST_P(TableEvictionTest, OfABatchThatIsMoreThanAllRowsTheFirstKeysGetThem) {
+  auto const table = GetParam().make(evicting_options(50, 50, 25));
+  table->begin_step(1, 1);
+  batch_from(0, 30).find_or_insert(*table);
+  table->begin_step(2, 2);
+  auto batch = batch_from(1'000, 80);
+  batch.ids.front() = 7;  // Which stays.
+  batch.find_or_insert(*table);
+  EXPECT_EQ(batch.statuses.front(), KeyStatus::kFound);
+  for (std::size_t i = 1; i < 80; ++i) {
+    EXPECT_EQ(batch.statuses[i], i < 50 ? KeyStatus::kInserted : KeyStatus::kNoRoom) << i;
+  }
+  EXPECT_EQ(table->statistics().evicted, 29U);
+  EXPECT_EQ(table->size().rows, 50U);
+}
+
+TEST_P(TableEvictionTest, RowsThatWereEvictedAreGivenToOthers) {
+  auto const table = GetParam().make(evicting_options(1'000, 900, 100));
+  for (std::uint32_t step = 1; step <= 50; ++step) {
+    table->begin_step(step, step);
+    auto batch = batch_from(1'000 * step, 890);
+    batch.find_or_insert(*table);
+    ASSERT_EQ(batch.statuses, std::vector(890, KeyStatus::kInserted));
+    for (std::size_t i = 0; i < 890; ++i) ASSERT_EQ(batch.vector(i), initial_vector(batch.id(i)));
+    std::ranges::sort(batch.rows);
+    ASSERT_EQ(std::ranges::adjacent_find(batch.rows), batch.rows.end());
+    table->update(batch.keys(), batch.rows, Vector(890 * kDim, 1), {.learning_rate = 1});
+  }
+  auto const size = table->size();
+  auto const one = GetParam().make(evicting_options(1'000, 900, 100));
+  batch_from(0, 1'000).find_or_insert(*one);
+  EXPECT_LE(size.row_bytes, one->size().row_bytes);
+}
+
+INSTANTIATE_TABLES(TableEvictionTest);
+
+}  // namespace
+}  // namespace headway::embedding
