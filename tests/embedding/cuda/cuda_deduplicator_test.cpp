@@ -1,223 +1,18 @@
 // Duplicates in batches of keys on a CUDA device, against what the CPU says of them.
 
-#include "headway/embedding/cuda_deduplicator.hpp"
-
-#include "device_array.hpp"
+#include "deduplicator_fixture.hpp"
 #include "headway/comm/status.hpp"
-#include "headway/embedding/cuda_table.hpp"
 #include "headway/embedding/routing.hpp"
 
-#include <gtest/gtest.h>
-
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <numeric>
-#include <random>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace headway::embedding {
 namespace {
-
-struct Batch {
-  std::vector<std::uint64_t> ids{};
-  std::vector<std::uint32_t> tables{};
-  std::uint32_t table = 0;
-  std::vector<std::uint32_t> counts{};
-
-  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
-  /// The first of them.
-  [[nodiscard]] Keys keys(std::size_t size) const {
-    auto const head = [size](auto const& column) { return std::span(column).first(std::min(column.size(), size)); };
-    return {.ids = head(ids), .tables = head(tables), .table = table, .counts = head(counts)};
-  }
-};
-
-class DeviceBatch {
- public:
-  explicit DeviceBatch(Batch const& batch)
-      : ids_(batch.ids), tables_(batch.tables), counts_(batch.counts), table_(batch.table) {}
-
-  [[nodiscard]] Keys keys(std::uint32_t const* num_known = nullptr) const {
-    return {.ids = ids_.span(),
-            .tables = tables_.span(),
-            .table = table_,
-            .counts = counts_.span(),
-            .num_known = num_known};
-  }
-
- private:
-  DeviceArray<std::uint64_t> ids_;
-  DeviceArray<std::uint32_t> tables_, counts_;
-  std::uint32_t table_;
-};
-
-/// Room for the unique keys of a batch.
-class Room {
- public:
-  explicit Room(Keys const& keys)
-      : ids_(keys.size(), 77),
-        tables_(keys.tables.size(), 77),
-        counts_(keys.size(), 77),
-        numbers_(keys.size(), 0xfffffff0),
-        members_(keys.size(), 0xfffffff0),
-        begins_(keys.size() + 1, 77),
-        size_(1, 77),
-        table_(keys.table) {}
-
-  [[nodiscard]] CudaUniqueKeys view() const {
-    return {.ids = ids_.span(),
-            .tables = tables_.span(),
-            .table = table_,
-            .counts = counts_.span(),
-            .numbers = numbers_.span(),
-            .members = members_.span(),
-            .begins = begins_.span(),
-            .size = size_.data()};
-  }
-  [[nodiscard]] std::size_t size() const { return size_.all()[0]; }
-  /// @param num_keys the known ones
-  [[nodiscard]] UniqueKeys download(std::size_t num_keys) const {
-    std::size_t const num_unique = size();
-    return {.ids = ids_.first(num_unique),
-            .tables = tables_.first(tables_.span().empty() ? 0 : num_unique),
-            .table = table_,
-            .counts = counts_.first(num_unique),
-            .numbers = numbers_.first(num_keys),
-            .members = members_.first(num_keys),
-            .begins = begins_.first(num_unique + 1)};
-  }
-
- private:
-  DeviceArray<std::uint64_t> ids_;
-  DeviceArray<std::uint32_t> tables_, counts_, numbers_, members_, begins_, size_;
-  std::uint32_t table_;
-};
-
-void expect_same(UniqueKeys const& actual, UniqueKeys const& expected) {
-  EXPECT_EQ(actual.size(), expected.size());
-  EXPECT_TRUE(actual.ids == expected.ids);
-  EXPECT_TRUE(actual.tables == expected.tables);
-  EXPECT_EQ(actual.table, expected.table);
-  EXPECT_TRUE(actual.counts == expected.counts);
-  EXPECT_TRUE(actual.numbers == expected.numbers);
-  EXPECT_TRUE(actual.members == expected.members);
-  EXPECT_TRUE(actual.begins == expected.begins);
-}
-
-struct BatchKind {
-  std::size_t size = 0;
-  std::uint64_t num_ids = 1;
-  std::uint32_t num_tables = 1;
-  std::uint64_t end_of_counts = 0;  ///< 0: there are none.
-};
-
-Batch random_batch(std::mt19937_64& random, BatchKind const& kind) {
-  Batch batch{.table = kind.num_tables == 1 ? 9U : 0U};
-  for (std::size_t i = 0; i < kind.size; ++i) {
-    // A few ids come most of the time.
-    batch.ids.push_back(random() % (random() % kind.num_ids + 1) * 0x9e3779b97f4a7c15);
-    if (kind.num_tables > 1) batch.tables.push_back(static_cast<std::uint32_t>(random() % kind.num_tables));
-    if (kind.end_of_counts > 0) batch.counts.push_back(static_cast<std::uint32_t>(random() % kind.end_of_counts));
-  }
-  return batch;
-}
-
-/// Of which sums are exact.
-std::vector<float> random_integers(std::mt19937_64& random, std::size_t size) {
-  std::vector<float> values(size);
-  for (auto& value : values) value = static_cast<float>(static_cast<int>(random() % 17) - 8);
-  return values;
-}
-
-struct HostBags {
-  std::vector<std::int64_t> offsets{};
-  std::vector<float> weights{};
-
-  [[nodiscard]] Bags view() const { return {.offsets = offsets, .weights = weights}; }
-  [[nodiscard]] std::size_t size(std::size_t num_keys) const { return offsets.empty() ? num_keys : offsets.size() - 1; }
-};
-
-/// Bags of 0 to 20 keys, and a long one.
-std::vector<std::int64_t> random_offsets(std::mt19937_64& random, std::size_t num_keys) {
-  auto const end = static_cast<std::int64_t>(num_keys);
-  std::vector<std::int64_t> offsets{0, 0, end / 3};
-  while (offsets.back() < end) {
-    offsets.push_back(std::min(end, offsets.back() + static_cast<std::int64_t>(random() % 21)));
-  }
-  offsets.push_back(end);
-  return offsets;
-}
-
-/// Each key alone and in bags, with weights and without.
-std::vector<HostBags> all_kinds_of_bags(std::mt19937_64& random, std::size_t num_keys) {
-  auto const offsets = random_offsets(random, num_keys);
-  auto const weights = random_integers(random, num_keys);
-  return {{}, {.weights = weights}, {.offsets = offsets}, {.offsets = offsets, .weights = weights}};
-}
-
-class CudaDeduplicatorTest : public testing::Test {
- protected:
-  void SetUp() override {
-    int num_devices = 0;
-    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
-    // One that does not wait for the default stream.
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    deduplicator_ = make_cuda_deduplicator(place());
-  }
-  [[nodiscard]] CudaPlace place() const {
-    return {.device = 0, .current_stream = [this] { return stream_; }};
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) check(cudaStreamDestroy(stream_), "cudaStreamDestroy");
-  }
-
-  std::vector<float> hand_out(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
-                              std::size_t out_size) {
-    DeviceArray<std::int64_t> const offsets(bags.offsets);
-    DeviceArray<float> const weights(bags.weights), from(values), out(out_size, -99);
-    deduplicator_->hand_out(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
-                            out.span());
-    return out.all();
-  }
-  std::vector<float> add_up(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
-                            std::size_t sums_size) {
-    DeviceArray<std::int64_t> const offsets(bags.offsets);
-    DeviceArray<float> const weights(bags.weights), from(values), sums(sums_size, -99);
-    deduplicator_->add_up(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
-                          sums.span());
-    return sums.all();
-  }
-  void expect_sums_of_cpu(Batch const& batch, std::size_t dim) {
-    DeviceBatch const on_device(batch);
-    Room const room(on_device.keys());
-    deduplicator_->deduplicate(on_device.keys(), room.view());
-    auto const unique = cpu_->deduplicate(batch.keys());
-    for (auto const& bags : all_kinds_of_bags(random_, batch.ids.size())) {
-      SCOPED_TRACE(testing::Message() << "dim " << dim << " offsets " << bags.offsets.size() << " weights "
-                                      << bags.weights.size());
-      std::size_t const num_bags = bags.size(batch.ids.size());
-      auto const of_unique = random_integers(random_, unique.size() * dim);
-      auto const of_bags = random_integers(random_, num_bags * dim);
-      std::vector<float> out(of_bags.size()), sums(of_unique.size());
-      cpu_->hand_out(unique, bags.view(), of_unique, out);
-      cpu_->add_up(unique, bags.view(), of_bags, sums);
-      EXPECT_TRUE(hand_out(room, bags, dim, of_unique, out.size()) == out);
-      EXPECT_TRUE(add_up(room, bags, dim, of_bags, sums.size()) == sums);
-    }
-  }
-
-  std::mt19937_64 random_{5};
-  std::unique_ptr<Deduplicator> cpu_ = make_cpu_deduplicator();
-  cudaStream_t stream_ = nullptr;
-  std::unique_ptr<CudaDeduplicator> deduplicator_;
-};
 
 TEST_F(CudaDeduplicatorTest, UniqueKeysAreThoseOfTheCpu) {
   for (std::size_t const size : {0, 1, 31, 1'000, 100'000}) {
@@ -239,7 +34,7 @@ TEST_F(CudaDeduplicatorTest, UniqueKeysAreThoseOfTheCpu) {
 }
 
 TEST_F(CudaDeduplicatorTest, CountsOfKeysAddUpAsFarAsTheyFit) {
-  Batch const batch{.ids = {7, 9, 7, 8, 8, 6, 6}, .counts = {2, 3, 4, 0xffffffff, 9, 0xfffffff0, 0xf}};
+  HostBatch const batch{.ids = {7, 9, 7, 8, 8, 6, 6}, .counts = {2, 3, 4, 0xffffffff, 9, 0xfffffff0, 0xf}};
   DeviceBatch const on_device(batch);
   Room const room(on_device.keys());
   deduplicator_->deduplicate(on_device.keys(), room.view());
@@ -260,105 +55,6 @@ TEST_F(CudaDeduplicatorTest, KeysMayBeTakenAsUnique) {
       EXPECT_EQ(add_up(room, {}, 4, values, values.size()), values);
     }
   }
-}
-
-TEST_F(CudaDeduplicatorTest, BagsGetTheSumsOfTheirKeysAndGiveThemBack) {
-  for (std::size_t const dim : {1, 3, 5, 8, 64, 130, 1'024}) {
-    for (std::size_t const size : {0, 1, 31, 1'000}) {
-      expect_sums_of_cpu(random_batch(random_, {.size = size, .num_ids = size / 3 + 1, .num_tables = 2}), dim);
-    }
-  }
-  expect_sums_of_cpu(random_batch(random_, {.size = 100'000, .num_ids = 30'000}), 8);
-}
-
-TEST_F(CudaDeduplicatorTest, KeysMayHaveMembersInAnyNumberOfChunks) {
-  // Runs around chunks of 64 members and windows of 32 chunks.
-  Batch batch;
-  std::uint64_t id = 0;
-  for (std::size_t const run : {64, 1, 63, 65, 127, 1, 128, 64, 2'048, 2'112, 2'113, 1, 2'049, 4'096, 1, 1, 9'999}) {
-    batch.ids.insert(batch.ids.end(), run, id++);
-  }
-  expect_sums_of_cpu(batch, 4);
-  expect_sums_of_cpu(batch, 3);
-  std::shuffle(batch.ids.begin(), batch.ids.end(), random_);
-  expect_sums_of_cpu(batch, 68);
-}
-
-TEST_F(CudaDeduplicatorTest, OneKeyMayHaveNearlyAllMembers) {
-  Batch batch{.ids = std::vector<std::uint64_t>(200'000, 42)};
-  for (std::size_t i = 0; i < batch.ids.size(); i += 997) batch.ids[i] = i;
-  expect_sums_of_cpu(batch, 8);
-  expect_sums_of_cpu(batch, 5);
-}
-
-TEST_F(CudaDeduplicatorTest, SumsHaveTheSameBitsInAllRunsWhateverTheAlignment) {
-  constexpr std::size_t kSize = 50'000, kDim = 16;
-  auto batch = random_batch(random_, {.size = kSize, .num_ids = 1'000});
-  for (std::size_t i = 0; i < kSize; i += 3) batch.ids[i] = 42;
-  DeviceBatch const on_device(batch);
-  Room const room(on_device.keys());
-  deduplicator_->deduplicate(on_device.keys(), room.view());
-  auto const unique = cpu_->deduplicate(batch.keys());
-  std::vector<float> values(kSize * kDim), expected(unique.size() * kDim);
-  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random_);
-  cpu_->add_up(unique, {}, values, expected);
-  auto const sums = add_up(room, {}, kDim, values, expected.size());
-  for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(sums[i], expected[i], 2e-3) << i;
-  EXPECT_TRUE(add_up(room, {}, kDim, values, expected.size()) == sums);
-
-  values.insert(values.begin(), 0);
-  DeviceArray<float> const shifted(values), out(expected.size(), -99);
-  deduplicator_->add_up(room.view(), {}, kDim, shifted.span().subspan(1), out.span());
-  EXPECT_TRUE(out.all() == sums);
-}
-
-TEST_F(CudaDeduplicatorTest, RowsLearnFromBagsTheSameInAllRuns) {
-  constexpr std::size_t kSize = 50'000, kDim = 16;
-  auto batch = random_batch(random_, {.size = kSize, .num_ids = 20'000});
-  for (std::size_t i = 0; i < kSize; i += 3) batch.ids[i] = 42;
-  auto bags = all_kinds_of_bags(random_, kSize).back();
-  // Of weights whose sum is 0 rounding is left, which Adagrad divides by its own size.
-  for (float& weight : bags.weights) weight = std::abs(weight) + 1;
-  std::vector<float> gradients(bags.size(kSize) * kDim);
-  for (auto& value : gradients) value = std::normal_distribution<float>(0, 1)(random_);
-  TableOptions const options{.dim = kDim,
-                             .initializer = Initializer::uniform(-1, 1, 3),
-                             .optimizer = {.kind = kernels::OptimizerKind::kRowWiseAdagrad}};
-  kernels::OptimizerStep const step{.learning_rate = 0.1};
-  auto const unique = cpu_->deduplicate(batch.keys());
-  std::vector<RowId> rows_of_cpu(unique.size());
-  std::vector<float> before(unique.size() * kDim), expected(before.size());
-  auto const of_cpu = make_cpu_table(options);
-  of_cpu->find_or_insert(unique.keys(), rows_of_cpu, {});
-  of_cpu->gather(unique.keys(), rows_of_cpu, before);
-  of_cpu->update_bags(unique.keys(), rows_of_cpu, unique.of_keys(), bags.view(), gradients, step);
-  of_cpu->gather(unique.keys(), rows_of_cpu, expected);
-
-  DeviceBatch const on_device(batch);
-  Room const room(on_device.keys());
-  deduplicator_->deduplicate(on_device.keys(), room.view());
-  DeviceArray<std::int64_t> const offsets(bags.offsets);
-  DeviceArray<float> const weights(bags.weights), from(gradients);
-  DeviceArray<std::uint32_t> const none(1, 0);
-  // Keys and rows beyond those that the device knows of hold anything.
-  auto const learn = [&](std::uint32_t const* num_known) {
-    auto const table = make_cuda_table(options, place());
-    auto const view = room.view();
-    auto keys = view.keys();
-    DeviceArray<RowId> const rows(kSize, RowId{0x77777777});
-    table->find_or_insert(keys, rows.span(), {});
-    keys.num_known = num_known == nullptr ? keys.num_known : num_known;
-    table->update_bags(keys, rows.span(), {.numbers = view.numbers, .members = view.members, .begins = view.begins},
-                       {.offsets = offsets.span(), .weights = weights.span()}, from.span(), step);
-    DeviceArray<float> const out(kSize * kDim, 0);
-    table->gather(view.keys(), rows.span(), out.span());
-    static_cast<void>(table->size());
-    return out.first(expected.size());
-  };
-  auto const learned = learn(nullptr);
-  for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(learned[i], expected[i], 1e-4) << i;
-  EXPECT_TRUE(learn(nullptr) == learned);
-  EXPECT_TRUE(learn(none.data()) == before);
 }
 
 TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {
@@ -456,7 +152,7 @@ TEST_F(CudaDeduplicatorTest, UniqueKeysAreBroughtIntoTheOrderOfTheirOwnersBefore
 }
 
 TEST_F(CudaDeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
-  Batch const batch{.ids = {7, 9, 7}};
+  HostBatch const batch{.ids = {7, 9, 7}};
   DeviceBatch const on_device(batch);
   auto const keys = on_device.keys();
   Room const room(keys);

@@ -1,0 +1,196 @@
+#pragma once
+
+#include "device_array.hpp"
+#include "headway/embedding/cuda_deduplicator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+namespace headway::embedding {
+
+struct HostBatch {
+  std::vector<std::uint64_t> ids{};
+  std::vector<std::uint32_t> tables{};
+  std::uint32_t table = 0;
+  std::vector<std::uint32_t> counts{};
+
+  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
+  /// The first of them.
+  [[nodiscard]] Keys keys(std::size_t size) const {
+    auto const head = [size](auto const& column) { return std::span(column).first(std::min(column.size(), size)); };
+    return {.ids = head(ids), .tables = head(tables), .table = table, .counts = head(counts)};
+  }
+};
+
+class DeviceBatch {
+ public:
+  explicit DeviceBatch(HostBatch const& batch)
+      : ids_(batch.ids), tables_(batch.tables), counts_(batch.counts), table_(batch.table) {}
+
+  [[nodiscard]] Keys keys(std::uint32_t const* num_known = nullptr) const {
+    return {.ids = ids_.span(),
+            .tables = tables_.span(),
+            .table = table_,
+            .counts = counts_.span(),
+            .num_known = num_known};
+  }
+
+ private:
+  DeviceArray<std::uint64_t> ids_;
+  DeviceArray<std::uint32_t> tables_, counts_;
+  std::uint32_t table_;
+};
+
+/// Room for the unique keys of a batch.
+class Room {
+ public:
+  explicit Room(Keys const& keys)
+      : ids_(keys.size(), 77),
+        tables_(keys.tables.size(), 77),
+        counts_(keys.size(), 77),
+        numbers_(keys.size(), 0xfffffff0),
+        members_(keys.size(), 0xfffffff0),
+        begins_(keys.size() + 1, 77),
+        size_(1, 77),
+        table_(keys.table) {}
+
+  [[nodiscard]] CudaUniqueKeys view() const {
+    return {.ids = ids_.span(),
+            .tables = tables_.span(),
+            .table = table_,
+            .counts = counts_.span(),
+            .numbers = numbers_.span(),
+            .members = members_.span(),
+            .begins = begins_.span(),
+            .size = size_.data()};
+  }
+  [[nodiscard]] std::size_t size() const { return size_.all()[0]; }
+  /// @param num_keys the known ones
+  [[nodiscard]] UniqueKeys download(std::size_t num_keys) const {
+    std::size_t const num_unique = size();
+    return {.ids = ids_.first(num_unique),
+            .tables = tables_.first(tables_.span().empty() ? 0 : num_unique),
+            .table = table_,
+            .counts = counts_.first(num_unique),
+            .numbers = numbers_.first(num_keys),
+            .members = members_.first(num_keys),
+            .begins = begins_.first(num_unique + 1)};
+  }
+
+ private:
+  DeviceArray<std::uint64_t> ids_;
+  DeviceArray<std::uint32_t> tables_, counts_, numbers_, members_, begins_, size_;
+  std::uint32_t table_;
+};
+
+inline void expect_same(UniqueKeys const& actual, UniqueKeys const& expected) {
+  EXPECT_EQ(actual.size(), expected.size());
+  EXPECT_TRUE(actual.ids == expected.ids);
+  EXPECT_TRUE(actual.tables == expected.tables);
+  EXPECT_EQ(actual.table, expected.table);
+  EXPECT_TRUE(actual.counts == expected.counts);
+  EXPECT_TRUE(actual.numbers == expected.numbers);
+  EXPECT_TRUE(actual.members == expected.members);
+  EXPECT_TRUE(actual.begins == expected.begins);
+}
+
+struct BatchKind {
+  std::size_t size = 0;
+  std::uint64_t num_ids = 1;
+  std::uint32_t num_tables = 1;
+  std::uint64_t end_of_counts = 0;  ///< 0: there are none.
+};
+
+inline HostBatch random_batch(std::mt19937_64& random, BatchKind const& kind) {
+  HostBatch batch{.table = kind.num_tables == 1 ? 9U : 0U};
+  for (std::size_t i = 0; i < kind.size; ++i) {
+    // A few ids come most of the time.
+    batch.ids.push_back(random() % (random() % kind.num_ids + 1) * 0x9e3779b97f4a7c15);
+    if (kind.num_tables > 1) batch.tables.push_back(static_cast<std::uint32_t>(random() % kind.num_tables));
+    if (kind.end_of_counts > 0) batch.counts.push_back(static_cast<std::uint32_t>(random() % kind.end_of_counts));
+  }
+  return batch;
+}
+
+/// Of which sums are exact.
+inline std::vector<float> random_integers(std::mt19937_64& random, std::size_t size) {
+  std::vector<float> values(size);
+  for (auto& value : values) value = static_cast<float>(static_cast<int>(random() % 17) - 8);
+  return values;
+}
+
+struct HostBags {
+  std::vector<std::int64_t> offsets{};
+  std::vector<float> weights{};
+
+  [[nodiscard]] Bags view() const { return {.offsets = offsets, .weights = weights}; }
+  [[nodiscard]] std::size_t size(std::size_t num_keys) const { return offsets.empty() ? num_keys : offsets.size() - 1; }
+};
+
+/// Bags of 0 to 20 keys, and a long one.
+inline std::vector<std::int64_t> random_offsets(std::mt19937_64& random, std::size_t num_keys) {
+  auto const end = static_cast<std::int64_t>(num_keys);
+  std::vector<std::int64_t> offsets{0, 0, end / 3};
+  while (offsets.back() < end) {
+    offsets.push_back(std::min(end, offsets.back() + static_cast<std::int64_t>(random() % 21)));
+  }
+  offsets.push_back(end);
+  return offsets;
+}
+
+/// Each key alone and in bags, with weights and without.
+inline std::vector<HostBags> all_kinds_of_bags(std::mt19937_64& random, std::size_t num_keys) {
+  auto const offsets = random_offsets(random, num_keys);
+  auto const weights = random_integers(random, num_keys);
+  return {{}, {.weights = weights}, {.offsets = offsets}, {.offsets = offsets, .weights = weights}};
+}
+
+class CudaDeduplicatorTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int num_devices = 0;
+    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
+    // One that does not wait for the default stream.
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    deduplicator_ = make_cuda_deduplicator(place());
+  }
+  [[nodiscard]] CudaPlace place() const {
+    return {.device = 0, .current_stream = [this] { return stream_; }};
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) check(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+  }
+
+  std::vector<float> hand_out(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
+                              std::size_t out_size) {
+    DeviceArray<std::int64_t> const offsets(bags.offsets);
+    DeviceArray<float> const weights(bags.weights), from(values), out(out_size, -99);
+    deduplicator_->hand_out(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
+                            out.span());
+    return out.all();
+  }
+  std::vector<float> add_up(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
+                            std::size_t sums_size) {
+    DeviceArray<std::int64_t> const offsets(bags.offsets);
+    DeviceArray<float> const weights(bags.weights), from(values), sums(sums_size, -99);
+    deduplicator_->add_up(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
+                          sums.span());
+    return sums.all();
+  }
+
+  std::mt19937_64 random_{5};
+  std::unique_ptr<Deduplicator> cpu_ = make_cpu_deduplicator();
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<CudaDeduplicator> deduplicator_;
+};
+
+}  // namespace headway::embedding
