@@ -33,6 +33,7 @@ from benchmarks.harness.embedding_layers import (
     table_names,
 )
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.gpus import keep_busy
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
@@ -46,7 +47,7 @@ _OPTIMIZERS: dict[str, Optimizer] = {
 }
 _POOLINGS = {"sum": "sum", "none": None}
 _ROWS_AT_ONCE = 1 << 17  #: of each table, where tables are filled
-_BUSY_CYCLES = 20_000_000  #: about 10 ms
+_BUSY_MS = 10  #: of a GPU, about
 _PARAMS = ("tables", "rows", "dim", "batch", "length", "exponent")
 
 
@@ -150,7 +151,7 @@ def _measure_layers(work: Work) -> list[Point]:
 def _time_step(layer: Layer, batch: int) -> tuple[float, float, float]:
     """Seconds of the forward pass and of the whole step on the device, and of the host."""
     torch.cuda.synchronize()
-    torch.cuda._sleep(_BUSY_CYCLES)
+    keep_busy(_BUSY_MS)
     begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     started = time.perf_counter()
     begin.record()

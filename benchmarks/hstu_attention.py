@@ -24,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.gpus import keep_busy
 from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
@@ -37,7 +38,7 @@ LONG_TAIL = "long_tail"
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _BACKWARD_SHARE = 2.5  #: of the operations of a forward pass
-_BUSY_CYCLES = 4_000_000  #: about 2 ms of a GPU, while the host enqueues what is timed
+_BUSY_MS = 2  #: of a GPU, about
 
 Attention = Callable[..., Tensor]
 
@@ -203,7 +204,7 @@ def _measure_batch(options: argparse.Namespace, length: str, work: Work, systems
 def _time_call(options: argparse.Namespace, work: Work, attention: Attention) -> tuple[float, float]:
     clock = _read_cuda if options.device == "cuda" else time.perf_counter
     if options.device == "cuda":
-        torch.cuda._sleep(_BUSY_CYCLES)
+        keep_busy(_BUSY_MS)
     marks: list[Any] = [clock()]
     out = _forward(work, attention)
     marks.append(clock())

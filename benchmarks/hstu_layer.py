@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.gpus import keep_busy
 from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
@@ -36,7 +37,7 @@ EAGER = "eager"  #: PyTorch's operations one by one; other systems are named by 
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "norm_and_gate", "projection", "all")
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_BUSY_CYCLES = 8_000_000  #: about 4 ms of a GPU, while the host enqueues what is timed
+_BUSY_MS = 4  #: of a GPU, about
 _DEFINITIONS = {"research": HSTUConfig.research, "production": HSTUConfig.production}
 
 
@@ -194,7 +195,7 @@ def _time_step(work: Work, layer: HSTULayer, call: Layer) -> tuple[float, int]:
 def _time_on_device(work: Work, layer: HSTULayer, call: Layer) -> tuple[float, int]:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     before = torch.cuda.memory_allocated()
-    torch.cuda._sleep(_BUSY_CYCLES)
+    keep_busy(_BUSY_MS)
     begin.record()
     out = call(work.x, work.sequences)
     kept = torch.cuda.memory_allocated() - before
