@@ -1,6 +1,7 @@
 #include "hstu_arguments.hpp"
 
 #include "element_types.hpp"
+#include "list_arguments.hpp"
 
 #include <limits>
 
@@ -20,20 +21,6 @@ void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& 
                     q.size(1));
   TORCH_CHECK_VALUE(tensor.stride(2) == 1 || tensor.size(2) <= 1, "hstu_attention: the columns of ", name,
                     " must lie together (stride 1, not ", tensor.stride(2), ")");
-}
-
-/// A list beside the sequences, or null where there is none.
-template <class T>
-T const* list_of(std::optional<at::Tensor> const& tensor, char const* name, at::ScalarType type,
-                 std::optional<std::int64_t> size, at::Device device) {
-  if (!tensor) return nullptr;
-  TORCH_CHECK_VALUE(
-      tensor->dim() == 1 && tensor->is_contiguous() && tensor->scalar_type() == type && tensor->device() == device,
-      "hstu_attention: ", name, " must be one contiguous dimension of ", type, " on ", device, ", not ",
-      tensor->scalar_type(), tensor->sizes(), " on ", tensor->device());
-  TORCH_CHECK_VALUE(!size || tensor->size(0) == *size, "hstu_attention: ", name, " has ", tensor->size(0),
-                    " entries, and ", *size, " are needed");
-  return static_cast<T const*>(tensor->const_data_ptr());
 }
 
 std::int32_t positions(std::int64_t value, char const* name) {
@@ -66,22 +53,24 @@ HstuSequences sequences_of(HstuArguments const& of) {
   std::int64_t const num_sequences = of.offsets.size(0) - 1;
   TORCH_CHECK_VALUE(of.max_length >= 0, "hstu_attention: max_length must be from 0, and is ", of.max_length);
   return {.num_sequences = num_sequences,
-          .query_offsets = list_of<std::int64_t>(of.offsets, "offsets", at::kLong, {}, device),
-          .key_offsets = list_of<std::int64_t>(of.key_offsets, "key_offsets", at::kLong, num_sequences + 1, device),
+          .query_offsets = list_of(of.offsets, "hstu_attention: offsets", device),
+          .key_offsets = list_of(of.key_offsets, "hstu_attention: key_offsets", device, num_sequences + 1),
           .num_queries = of.q.size(0),
           .num_keys = of.k.size(0),
           .max_queries = of.max_length,
           .max_keys = of.max_length,
-          .num_contextual = list_of<std::int32_t>(of.num_contextual, "num_contextual", at::kInt, num_sequences, device),
-          .num_targets = list_of<std::int32_t>(of.num_targets, "num_targets", at::kInt, num_sequences, device)};
+          .num_contextual =
+              list_of<std::int32_t>(of.num_contextual, "hstu_attention: num_contextual", device, num_sequences),
+          .num_targets = list_of<std::int32_t>(of.num_targets, "hstu_attention: num_targets", device, num_sequences)};
 }
 
 HstuBias bias_of(HstuArguments const& of) {
   auto const device = of.q.device();
   auto const type = of.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   HstuBias bias;
-  bias.position_weights = list_of<void>(of.position_weights, "position_weights", type, {}, device);
   if (of.position_weights) {
+    expect_list(*of.position_weights, "hstu_attention: position_weights", type, device);
+    bias.position_weights = of.position_weights->const_data_ptr();
     bias.max_position_distance = (of.position_weights->size(0) + 1) / 2;
     TORCH_CHECK_VALUE(of.position_weights->size(0) % 2 == 1 && bias.max_position_distance >= of.max_length,
                       "hstu_attention: position_weights has ", of.position_weights->size(0),
@@ -96,10 +85,11 @@ HstuBias bias_of(HstuArguments const& of) {
   TORCH_CHECK_VALUE(of.time_bounds && of.query_times && of.key_times,
                     "hstu_attention: time_weights needs time_bounds, query_times and key_times");
   bias.num_time_bounds = of.time_bounds->numel();
-  bias.time_weights = list_of<void>(of.time_weights, "time_weights", type, bias.num_time_bounds + 1, device);
-  bias.time_bounds = list_of<float>(of.time_bounds, "time_bounds", at::kFloat, {}, device);
-  bias.query_times = list_of<std::int64_t>(of.query_times, "query_times", at::kLong, of.q.size(0), device);
-  bias.key_times = list_of<std::int64_t>(of.key_times, "key_times", at::kLong, of.k.size(0), device);
+  expect_list(*of.time_weights, "hstu_attention: time_weights", type, device, bias.num_time_bounds + 1);
+  bias.time_weights = of.time_weights->const_data_ptr();
+  bias.time_bounds = list_of<float>(of.time_bounds, "hstu_attention: time_bounds", device);
+  bias.query_times = list_of(of.query_times, "hstu_attention: query_times", device, of.q.size(0));
+  bias.key_times = list_of(of.key_times, "hstu_attention: key_times", device, of.k.size(0));
   return bias;
 }
 

@@ -6,22 +6,6 @@
 
 namespace headway::kernels {
 
-std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device device,
-                            std::optional<std::int64_t> size) {
-  TORCH_CHECK_VALUE(
-      list.dim() == 1 && list.is_contiguous() && list.scalar_type() == at::kLong && list.device() == device, name,
-      " must be one contiguous dimension of int64 on ", device, ", not ", list.scalar_type(), " ", list.sizes(), " on ",
-      list.device());
-  TORCH_CHECK_VALUE(!size || list.size(0) == *size, name, " has ", list.size(0), " entries, and ", *size,
-                    " are needed");
-  return list.const_data_ptr<std::int64_t>();
-}
-
-std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::Device device,
-                            std::optional<std::int64_t> size) {
-  return list ? list_of(*list, name, device, size) : nullptr;
-}
-
 namespace {
 
 void expect_lengths(at::Tensor const& lengths) {

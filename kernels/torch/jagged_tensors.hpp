@@ -2,6 +2,7 @@
 
 #include "headway/kernels/jagged_moves.hpp"
 #include "kernel_calls.hpp"
+#include "list_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <cstdint>
@@ -10,14 +11,6 @@
 namespace headway::kernels {
 
 using OptionalTensor = std::optional<at::Tensor>;
-
-/// @throws c10::ValueError unless it is one dimension of contiguous int64 on `device`, of `size` entries if that is
-/// given
-std::int64_t const* list_of(at::Tensor const& list, char const* name, at::Device device,
-                            std::optional<std::int64_t> size = std::nullopt);
-/// Null where there is none.
-std::int64_t const* list_of(OptionalTensor const& list, char const* name, at::Device device,
-                            std::optional<std::int64_t> size = std::nullopt);
 
 /// (entries + 1) int64: 0 and the sums of the first one, two, ... of all `lengths`, whatever their shape.
 [[nodiscard]] at::Tensor offsets_of(at::Tensor const& lengths);

@@ -106,7 +106,7 @@ def test_compiles_without_graph_breaks_for_lengths_that_change() -> None:
         ({"v": torch.zeros(6, 2, 4, dtype=torch.float64)}, "v is Double and q is Float"),
         ({"q": torch.zeros(6, 8)}, r"q must be \(tokens, heads, columns\)"),
         ({"q": torch.zeros(6, 2, 4, dtype=torch.int32)}, "q must be float64, float32, bfloat16 or float16"),
-        ({"offsets": torch.tensor([0, 6], dtype=torch.int32)}, "offsets must be one contiguous dimension of Long"),
+        ({"offsets": torch.tensor([0, 6], dtype=torch.int32)}, "offsets must be one contiguous dimension of int64"),
         ({"offsets": torch.tensor([0, 5])}, "5"),
         ({"offsets": torch.tensor([0, 4, 2, 6])}, "sequence 1"),
         ({"max_length": 5}, "5"),
