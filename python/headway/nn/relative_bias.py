@@ -30,7 +30,7 @@ class RelativeBias(nn.Module):
         self.register_parameter("time_weights", _table(num_time_buckets + 1) if has_time else None)
         self._bounds = _bounds_of(num_time_buckets, time_bucket_width)
         # As bits, which stay as they are when the module changes its type.
-        bits = torch.tensor(self._bounds).view(torch.int32) if has_time else None
+        bits = torch.empty(num_time_buckets, dtype=torch.int32) if has_time else None
         self.register_buffer("_bound_bits", bits, persistent=False)
         self.reset_parameters()
 
@@ -40,16 +40,21 @@ class RelativeBias(nn.Module):
         return None if self._bound_bits is None else self._bound_bits.view(torch.float32)
 
     def reset_parameters(self) -> None:
-        """Draws the tables anew."""
+        """Draws the tables anew, and writes the bounds."""
         for table in self.parameters():
             nn.init.normal_(table, std=_INITIAL_STD)
+        self._write_bounds()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RelativeBias:
         """Writes the bounds again: to_empty() leaves none, and a state has none to load."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self._bound_bits is not None:
-            self._bound_bits.copy_(torch.tensor(self._bounds, device="cpu").view(torch.int32))
+        self._write_bounds()
         return self
+
+    def _write_bounds(self) -> None:
+        if self._bound_bits is not None:
+            bits = torch.tensor(self._bounds, dtype=torch.float32, device="cpu").view(torch.int32)
+            self._bound_bits = bits.to(self._bound_bits.device)
 
 
 def _table(num_weights: int) -> nn.Parameter:
@@ -73,7 +78,7 @@ def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
     Raises:
         ValueError: ``width`` is not above 0, or the last bucket begins beyond float32.
     """
-    return torch.tensor(_bounds_of(num_buckets, width))
+    return torch.tensor(_bounds_of(num_buckets, width), dtype=torch.float32)
 
 
 def _bounds_of(num_buckets: int, width: float) -> list[float]:

@@ -44,6 +44,37 @@ def test_bounds_are_there_once_a_module_of_the_meta_device_gets_memory() -> None
     torch.testing.assert_close(bias.time_bounds, log_time_bounds(128), rtol=0, atol=0)
 
 
+def test_bounds_are_there_where_torchrec_gives_buffers_memory() -> None:
+    with torch.device("meta"):
+        bias = RelativeBias(max_length=3, position=True, num_time_buckets=128, time_bucket_width=0.301)
+    # What DistributedModelParallel does: no to_empty().
+    for name, parameter in bias.named_parameters():
+        setattr(bias, name, torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
+    for name, buffer in bias.named_buffers():
+        bias._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    bias.reset_parameters()
+    torch.testing.assert_close(bias.time_bounds, log_time_bounds(128), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_bounds_do_not_depend_on_the_default_type(default: torch.dtype) -> None:
+    expected = log_time_bounds(2)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        bias = RelativeBias(max_length=3, position=True, num_time_buckets=2, time_bucket_width=0.301).to("cpu")
+        torch.testing.assert_close(log_time_bounds(2), expected, rtol=0, atol=0)
+        torch.testing.assert_close(bias.time_bounds, expected, rtol=0, atol=0)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_module_of_inference_mode_can_be_moved_outside() -> None:
+    with torch.inference_mode():
+        bias = RelativeBias(max_length=3, position=True, num_time_buckets=8, time_bucket_width=0.301)
+    torch.testing.assert_close(bias.to("cpu").time_bounds, log_time_bounds(8), rtol=0, atol=0)
+
+
 def test_tokens_ask_at_the_time_of_the_next_one() -> None:
     times, offsets = torch.tensor([1, 5, 9, 2, 7]), torch.tensor([0, 3, 3, 5, 5])
     assert next_times(times, offsets).tolist() == [5, 9, 9, 7, 7]
