@@ -27,6 +27,7 @@ struct AttentionCase {
   float hidden_weight = 0;                           ///< If not 0, the time weight of each third bucket.
 
   [[nodiscard]] std::int32_t value_columns() const { return value_dim > 0 ? value_dim : dim; }
+  [[nodiscard]] bool has_bias() const { return has_position || !time_bounds.empty(); }
 };
 
 /// All tensors of a case as float; `grad_out` for the backward pass. Rows are (tokens, heads, dim) without padding.

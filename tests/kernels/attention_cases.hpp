@@ -7,6 +7,13 @@
 
 namespace headway::kernels {
 
+/// One bound in each eighth of an octave, from 1 on.
+inline std::vector<float> even_bounds(int size) {
+  std::vector<float> bounds;
+  for (int i = 0; i < size; ++i) bounds.push_back(std::exp2((static_cast<float>(i) + 0.5F) / 8));
+  return bounds;
+}
+
 /// Bounds as the research code has them: a bucket for each 0.301 of the logarithm.
 inline std::vector<float> logarithmic_bounds(int size) {
   std::vector<float> bounds;
@@ -113,6 +120,24 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = linear_bounds(1000),
        .longest_gap = 60});
+  // As many bounds as can be looked up with rounded weights, one more, and as many as there may be.
+  add({.name = "TimeMostRounded",
+       .num_queries = {140},
+       .dim = 256,
+       .options = causal,
+       .time_bounds = even_bounds(509),
+       .longest_gap = 100'000});
+  add({.name = "TimeTooManyToRound",
+       .num_queries = {140},
+       .options = causal,
+       .time_bounds = even_bounds(510),
+       .longest_gap = 100'000});
+  add({.name = "TimeMostBounds",
+       .num_queries = {140},
+       .dim = 256,
+       .options = causal,
+       .time_bounds = linear_bounds(1023),
+       .longest_gap = 1000});
   add({.name = "TimeUnsortedAndPosition",
        .num_queries = {129, 300},
        .num_keys = {200, 300},
@@ -143,6 +168,17 @@ inline AttentionCase hidden_bucket_case() {
           .options = {.alpha = 0.125},
           .time_bounds = {100, 350},
           .longest_gap = 3,
+          .hidden_weight = -1e9F};
+}
+
+/// Hidden buckets of pairs that are looked up one by one.
+inline AttentionCase hidden_pairs_case() {
+  return {.name = "HiddenPairs",
+          .num_queries = {200},
+          .num_keys = {200},
+          .options = {.alpha = 0.125},
+          .time_bounds = logarithmic_bounds(60),
+          .longest_gap = 100'000,
           .hidden_weight = -1e9F};
 }
 

@@ -95,6 +95,11 @@ TEST(HopperForwardOnce, AddsTheBiasOfABucketBesideAHiddenOne) {
   expect_forward_is_right<Bfloat16>(hidden_bucket_case(), AsyncTiming::kEarly, 4e-3);
 }
 
+TEST(HopperForwardOnce, HidesPairsThatAreLookedUp) {
+  expect_forward_is_right<Float16>(hidden_pairs_case(), AsyncTiming::kEarly, 1e-3);
+  expect_forward_is_right<Bfloat16>(hidden_pairs_case(), AsyncTiming::kLate, 4e-3);
+}
+
 TEST(HopperForwardOnce, StopsAtQueriesWithoutKeysRatherThanWaitForTheirBias) {
   AttentionCase const of{.name = "NoKeys", .num_queries = {5, 9}, .num_keys = {0, 9}, .dim = 128, .has_position = true};
   try {

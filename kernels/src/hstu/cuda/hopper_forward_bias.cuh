@@ -36,7 +36,8 @@ class HopperForwardBias {
   using QueryTimes = BlockTimes<Shape::kBlockQueries, 16>;
   static_assert(Shape::kConsumers * Values::kGroups <= kWarpThreads);
 
-  /// A lane has one group of 8 columns in 16 rows of one warpgroup that computes.
+  /// A lane has one group of 8 columns in 16 rows of one warpgroup that computes. If there are fewer groups than lanes,
+  /// several have the same one, and write the same.
   struct Own {
     int thread = reread_thread();  ///< So that there are registers for several pairs at a time.
     int warp = thread / kWarpThreads, lane = thread % kWarpThreads;
@@ -88,8 +89,9 @@ class HopperForwardBias {
     std::int32_t const token = mask.token_of(query);
 #pragma unroll
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      std::int32_t const begin = i == consumer ? min(range.begin, token) : std::numeric_limits<std::int32_t>::max();
-      std::int32_t const end = i == consumer ? max(range.end, token + 1) : 0;
+      bool const is_one = i == consumer && query < mask.num_queries;
+      std::int32_t const begin = is_one ? min(range.begin, token) : std::numeric_limits<std::int32_t>::max();
+      std::int32_t const end = is_one ? max(range.end, token + 1) : 0;
       state_.time_values[i].seen[own.warp] = {__reduce_min_sync(kAllLanes, begin), __reduce_max_sync(kAllLanes, end)};
     }
     __syncwarp();
@@ -121,7 +123,7 @@ class HopperForwardBias {
     Own const own;
     TimeRange const rows = query_times.ranges[4 * own.consumer + own.warp], columns = block.times.ranges[own.group];
     BucketRange const buckets = buckets_between<kIsRounded>(table_, rows, columns);
-    bool const is_near = __all_sync(kAllLanes, rows.is_near_base() && columns.is_near_base());
+    bool const is_near = rows.is_near_base() && columns.is_near_base();
     std::int32_t const first_group = own.group - own.group % Values::kPartGroups;
     std::int32_t const first_key = block.first_key + 8 * first_group;
     HstuKeyRange const seen = state_.time_values[own.consumer].seen[own.warp];

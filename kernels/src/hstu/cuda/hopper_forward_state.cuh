@@ -4,6 +4,7 @@
 #include "hstu/cuda/biased_scores.cuh"
 #include "hstu/cuda/hopper_forward_params.hpp"
 #include "hstu/cuda/hopper_forward_shape.cuh"
+#include "hstu/cuda/rounded_time_weights.cuh"
 #include "hstu/cuda/sequence_tile.cuh"
 #include "hstu/cuda/time_values.cuh"
 

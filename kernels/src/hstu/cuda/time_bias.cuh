@@ -118,7 +118,8 @@ struct StripBias {
   /// @param is_left_out whether others add it
   [[nodiscard]] static __device__ __forceinline__ Group group_of(TimeTable const& table, BucketRange const& buckets,
                                                                  bool is_left_out) {
-    // All are loaded, so that there are no branches. The last bucket has no bound, and none is asked for.
+    // All are loaded, so that there are no branches. In the place of the last bucket's bound, which is not used, is
+    // another number.
     float const weight = table.weight(buckets.first), last_weight = table.weight(buckets.last);
     float const bound = table.bound_above(buckets.first);
     bool const has_step = !is_left_out & (buckets.last != buckets.first);

@@ -1,10 +1,9 @@
 #pragma once
 
-#include "cuda/element.cuh"
+#include "cuda/device.cuh"
 #include "headway/kernels/hstu_attention.hpp"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace headway::kernels {
 
@@ -30,10 +29,11 @@ __device__ __forceinline__ float time_difference(SplitTime a, SplitTime b) {
 /// Finds the bucket of a time difference (HstuBias::time_weights) without a search: exponent and the first bits of the
 /// mantissa name a cell, in which at most one bound lies, as a rule. In shared memory.
 ///
-/// Differences are whole, so that cell 0 is for 0 and cell 1 begins with 1; each octave has 8.
+/// Differences are whole, so that cell 0 is for 0 and cell 1 begins with 1; each octave has 8. The last begins with
+/// 2^64, to which a difference may be rounded.
 class TimeTable {
  public:
-  static constexpr int kCells = 64 * 8 + 1;
+  static constexpr int kCells = 64 * 8 + 2;
   static constexpr std::int64_t kMostBounds = 1023;
 
   struct alignas(8) Cell {
@@ -135,71 +135,6 @@ class TimeTable {
   Cell* cells_ = nullptr;
   float *weights_ = nullptr, *bounds_ = nullptr;
   std::int32_t num_bounds_ = 0;
-};
-
-/// The weights of a TimeTable's cells, rounded to 16 bits: one load tells that of a time difference. In shared memory;
-/// for tables of few bounds, of which no cell has several.
-class RoundedTimeWeights {
- public:
-  /// So many take, with these weights, no more room than the most bounds without.
-  static constexpr std::int64_t kMostBounds = 510;
-
-  [[nodiscard]] static constexpr std::uint32_t size_bytes(std::int64_t num_bounds) {
-    return num_bounds <= kMostBounds ? TimeTable::kCells * sizeof(Cell) : 0;
-  }
-  [[nodiscard]] static __device__ __forceinline__ bool can_hold(TimeTable const& table) {
-    return table.num_buckets() <= kMostBounds + 1 && !table.is_crowded();
-  }
-
-  /// Of `memory` as large as size_bytes().
-  explicit __device__ __forceinline__ RoundedTimeWeights(std::byte* memory) : cells_(reinterpret_cast<Cell*>(memory)) {}
-
-  /// By `num_threads` threads, which meet before they look anything up.
-  template <class T>
-  __device__ __forceinline__ void fill(TimeTable const& table, int thread, int num_threads) const {
-    for (int i = thread; i < TimeTable::kCells; i += num_threads) {
-      TimeTable::Cell const cell = table.cell(i);
-      std::int32_t const above = min(cell.first + 1, table.num_buckets() - 1);
-      cells_[i] = {cell.bound, pack_bounded<T>(table.weight(cell.first), table.weight(above))};
-    }
-  }
-
-  /// Several at a time, which wait for shared memory together.
-  /// @returns two in each
-  template <int kCount>
-  __device__ __forceinline__ void find(float const (&apart)[2 * kCount], std::uint32_t (&weights)[kCount]) const {
-    Cell found[2 * kCount];
-#pragma unroll
-    for (int i = 0; i < 2 * kCount; ++i) found[i] = cells_[TimeTable::cell_of(apart[i])];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      std::uint32_t of_two[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        Cell const& cell = found[2 * i + j];
-        of_two[j] = apart[2 * i + j] >= cell.bound ? cell.weights >> 16 : cell.weights;
-      }
-      weights[i] = __byte_perm(of_two[0], of_two[1], 0x5410);
-    }
-  }
-
-  /// In the range of T: SiLU of less is 0, and of more beyond it.
-  template <class T>
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t pack_bounded(float low, float high) {
-    constexpr float kMost = 65504;
-    auto const bounded = [](float weight) {
-      return std::is_same_v<T, Float16> ? fminf(fmaxf(weight, -kMost), kMost) : weight;
-    };
-    return pack<T>(bounded(low), bounded(high));
-  }
-
- private:
-  struct alignas(8) Cell {
-    float bound;
-    std::uint32_t weights;  ///< Below the bound, and from there on in the upper half.
-  };
-
-  Cell* cells_;
 };
 
 }  // namespace headway::kernels

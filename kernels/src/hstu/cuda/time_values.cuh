@@ -48,6 +48,7 @@ struct TimeValues {
   Slot slots[4][kSlots];
 
   /// From scores to factor * score + bias, in place. By all lanes of a warp.
+  /// @param stage of the block
   /// @param rows low parts of the times of the thread's rows
   /// @param columns times
   /// @param column of the thread, of 8
