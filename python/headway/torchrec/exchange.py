@@ -59,7 +59,10 @@ class InnerAwaitable(Awaitable):  # type: ignore[misc]
     """Is waited for inside the wait for another one, whose name a profile has already, and not this one's."""
 
     def wait(self) -> Any:
-        return self._wait_impl()
+        result = self._wait_impl()
+        for callback in self.callbacks:
+            result = callback(result)
+        return result
 
 
 # Ids
