@@ -38,19 +38,17 @@ class Lookup:
 
     def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
         """(B, D): sums of vectors, one for each bag of the V keys; without ``offsets`` each key is a bag."""
-        return self.table.gather_bags(self.unique, self.rows_W, offsets=offsets, weights=weights)
+        return self.table.gather_bags(self.unique, self._current_rows(), offsets=offsets, weights=weights)
 
     def learn(
         self, gradients_BD: torch.Tensor, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
     ) -> None:
         """One update of the rows by gradients of what was handed out, which are added up in their order."""
-        kernel, table, keys, rows_W = self.kernel, self.table, self.unique.keys, self.rows_W
+        kernel = self.kernel
         kernel.updates += 1
-        if table.generation != self.generation:
-            rows_W, _ = table.find(keys)
-        table.update_bags(
-            keys,
-            rows_W,
+        self.table.update_bags(
+            self.unique.keys,
+            self._current_rows(),
             self.unique,
             gradients_BD,
             offsets=offsets,
@@ -59,6 +57,13 @@ class Lookup:
             step=kernel.updates,
         )
         kernel.begin_step()
+
+    def _current_rows(self) -> torch.Tensor:
+        """(W,): of the keys, which are found again if rows may have been given up or moved since."""
+        if self.table.generation == self.generation:
+            return self.rows_W
+        rows_W, _ = self.table.find(self.unique.keys)
+        return rows_W
 
 
 class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]

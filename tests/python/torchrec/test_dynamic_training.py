@@ -29,6 +29,7 @@ from dynamic_models import (
     train_sharded,
     vectors_of,
 )
+from headway._embedding import Keys, take_as_unique
 from headway.embedding import Adam, Eviction, NoRoomError, Sgd
 from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
@@ -157,6 +158,24 @@ def promote(rank: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_find_rows_that_have_moved(size: int) -> None:
     run_ranks(promote, size)
+
+
+def read_late(rank: int) -> None:
+    """Rows move and others take their places between a lookup and the reading of its vectors."""
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=2)
+    (kernel,) = sharded_collection(parallel).kernels()
+    early, others = (take_as_unique(Keys(torch.arange(first, first + 100), table=0)) for first in (0, 100))
+    lookup = kernel(early)
+    before_WD = lookup.hand_out()
+    kernel.table.begin_step(2, 1)
+    kernel(early)
+    kernel(others)
+    assert kernel.table.statistics()["promoted"] == 100
+    assert torch.equal(lookup.hand_out(), before_WD)
+
+
+def test_vectors_are_read_from_rows_that_have_moved() -> None:
+    run_ranks(read_late, 1)
 
 
 def overflow(rank: int) -> tuple[int, bool]:
