@@ -198,6 +198,44 @@ TEST_P(TableLifeTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
   EXPECT_EQ(exported.steps, std::vector<std::uint32_t>(3, 2));
 }
 
+TEST_P(TableLifeTest, LookupsBeforeAnImportCountForThePrecision) {
+  auto options = options_of();
+  options.min_count = 3;
+  options.hot_count = 5;
+  auto const table = GetParam().make(options);
+  auto waiting = batch_of({1, 1, 2});
+  waiting.find_or_insert(*table);
+  auto rows = batch_of({3, 3, 3, 4, 4, 4});
+  rows.find_or_insert(*table);
+  EXPECT_EQ(table->size().cold_rows, 2U);
+  table->begin_step(1, 1);
+  Vector vectors(6 * kDim, 0.1F);
+  std::fill(vectors.begin() + 2 * kDim, vectors.end(), 0.3F);
+  std::vector<KeyStatus> statuses(6);
+  table->import_records({.ids = {4, 3, 1, 2, 3, 4},
+                         .tables = std::vector<std::uint32_t>(6, 0),
+                         .counts = {9, 9, 3, 3, 2, 1},
+                         .steps = std::vector<std::uint32_t>(6, 0),
+                         .vectors = vectors,
+                         .states = {}},
+                        statuses);
+  std::vector<KeyStatus> expected(6, KeyStatus::kFound);
+  expected[2] = expected[3] = KeyStatus::kInserted;
+  EXPECT_EQ(statuses, expected);
+  EXPECT_EQ(table->size().pending, 0U);
+  EXPECT_EQ(table->statistics().promoted, 1U) << "key 3, which has 3 + 2 lookups";
+  auto batch = batch_of({1, 2, 3, 4});
+  batch.find(*table);
+  Vector const cold(kDim, widen(round_to_nearest(0.3F))), hot(kDim, 0.3F);
+  EXPECT_EQ(batch.vector(0), hot) << "2 + 3 lookups";
+  EXPECT_EQ(batch.vector(1), cold);
+  EXPECT_EQ(batch.vector(2), hot);
+  EXPECT_EQ(batch.vector(3), cold);
+  auto const exported = table->export_records(batch.keys());
+  EXPECT_EQ(exported.counts, (std::vector<std::uint32_t>{3, 3, 2, 1}));
+  EXPECT_EQ(exported.steps, std::vector<std::uint32_t>(4, 0));
+}
+
 TEST_P(TableLifeTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
   auto options = options_of();
   options.initializer = Initializer::constant(1);

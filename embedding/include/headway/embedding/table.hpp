@@ -195,8 +195,10 @@ class Table {
   /// All that is known of keys. @throws comm::UsageError if one has no row
   [[nodiscard]] virtual Records export_records(Keys const& keys) const = 0;
   /// Puts keys in, or replaces what was known of them, with no regard to max_rows: what is too much goes when the next
-  /// step begins, if there is a policy. Of a key that repeats the last one holds, as if the others were not there: its
-  /// count alone decides on the precision of a new row.
+  /// step begins, if there is a policy. Of a key that repeats the last one holds, as if the others were not there.
+  /// The precision of a new row follows from the record's count and, if its key waited for a row, the lookups until
+  /// then, added up. A row that is there is promoted as if it were looked up in this step as often as the record says,
+  /// and never demoted. In both cases count and step are then those of the record alone.
   virtual void import_records(Records const& records, std::span<KeyStatus> statuses) = 0;
 };
 
