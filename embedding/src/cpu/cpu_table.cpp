@@ -203,15 +203,12 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   expect_one_each(keys, records.steps.size(), "steps");
   expect_values(keys, records.vectors.size(), dim, "vectors");
   expect_values(keys, records.states.size(), width, "states");
-  if (options_.hot_count > 0) {
-    auto const unique = CpuDeduplicator(workers_).deduplicate(keys);
-    if (unique.size() < keys.size()) return import_last_of_each(records, unique, statuses);
-  }
+  auto const last = last_of_each(records);
   // The counts of lookups that are over decide on the precision, but do not add up.
   insert(
-      keys, {.counts = keys.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
+      keys, {.counts = last.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
       [&](std::size_t i, RowId row) {
-        if (row == RowId::kNone) return;
+        if (row == RowId::kNone || !last.is_last[i]) return;
         rows_.write(row, std::span(records.vectors).subspan(i * dim, dim));
         auto const state = rows_.state(row);
         std::copy_n(records.states.begin() + static_cast<std::ptrdiff_t>(i * width), state.size(), state.begin());
@@ -221,28 +218,18 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
       });
 }
 
-void CpuTable::import_last_of_each(Records const& records, UniqueKeys const& unique, std::span<KeyStatus> statuses) {
-  expect_one_each(records.keys(), statuses.empty() ? records.ids.size() : statuses.size(), "statuses");
-  std::size_t const dim = options_.dim, width = state_size();
-  Records last{.ids = unique.ids, .tables = unique.tables, .counts = {}, .steps = {}, .vectors = {}, .states = {}};
-  auto const append = [](std::vector<float>& to, std::vector<float> const& from, std::size_t i, std::size_t size) {
-    auto const begin = from.begin() + static_cast<std::ptrdiff_t>(i * size);
-    to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(size));
-  };
+CpuTable::LastOfEach CpuTable::last_of_each(Records const& records) {
+  std::size_t const num_records = records.ids.size();
+  if (options_.hot_count == 0) return {.counts = records.counts, .is_last = std::vector<bool>(num_records, true)};
+  LastOfEach last{.counts = std::vector<std::uint32_t>(num_records), .is_last = std::vector<bool>(num_records)};
+  auto const unique = CpuDeduplicator(workers_).deduplicate(records.keys());
   for (std::size_t number = 0; number < unique.size(); ++number) {
-    std::size_t const i = unique.members[unique.begins[number + 1] - 1];
-    last.counts.push_back(records.counts[i]);
-    last.steps.push_back(records.steps[i]);
-    append(last.vectors, records.vectors, i, dim);
-    append(last.states, records.states, i, width);
+    std::size_t const first = unique.members[unique.begins[number]];
+    std::size_t const at = unique.members[unique.begins[number + 1] - 1];
+    last.counts[first] = records.counts[at];
+    last.is_last[at] = true;
   }
-  std::vector<KeyStatus> of_unique(unique.size());
-  import_records(last, of_unique);
-  for (std::size_t i = 0; i < statuses.size(); ++i) {
-    std::size_t const number = unique.numbers[i];
-    bool const is_first = unique.members[unique.begins[number]] == i;
-    statuses[i] = !is_first && of_unique[number] == KeyStatus::kInserted ? KeyStatus::kFound : of_unique[number];
-  }
+  return last;
 }
 
 template <class Announce, class Visit>

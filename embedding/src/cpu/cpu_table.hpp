@@ -5,7 +5,6 @@
 #include "cpu/striped_batch.hpp"
 #include "cpu/table_rows.hpp"
 #include "cpu/worker_pool.hpp"
-#include "headway/embedding/deduplicator.hpp"
 #include "headway/embedding/table.hpp"
 #include "stripe_map.hpp"
 
@@ -72,6 +71,11 @@ class CpuTable final : public Table {
 
     [[nodiscard]] std::uint32_t count(std::size_t i) const { return counts.empty() ? otherwise : counts[i]; }
   };
+  /// How records are imported of which the last of each key holds, on whose count its precision depends.
+  struct LastOfEach {
+    std::vector<std::uint32_t> counts;  ///< (records) Of lookups: the first of a key has the last one's, others none.
+    std::vector<bool> is_last;          ///< (records) Whether it is written.
+  };
 
   [[nodiscard]] std::vector<Stripe> make_stripes();
   void expect_row(RowId row) const;
@@ -94,9 +98,8 @@ class CpuTable final : public Table {
   /// keys earlier `announce(i)`.
   template <class Announce, class Visit>
   void insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce, Visit visit);
-  /// Imports of records whose keys repeat the last of each. Where rows may be cold counts decide on the precision, and
-  /// those of one key would add up.
-  void import_last_of_each(Records const& records, UniqueKeys const& unique, std::span<KeyStatus> statuses);
+  /// Where no row may be cold, counts decide on nothing, and all are written: the last of a key after the others.
+  [[nodiscard]] LastOfEach last_of_each(Records const& records);
   /// A row for a key that was looked up `count` times.
   [[nodiscard]] RowWord make_row(Stripe& stripe, Key key, std::uint32_t count);
   /// Counts a lookup of a row that was there, and gives it float32 if it is due.
