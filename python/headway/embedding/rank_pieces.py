@@ -10,6 +10,23 @@ from collections.abc import Sequence
 import torch
 
 
+def all_to_all_arguments(
+    values_G: Sequence[torch.Tensor],
+    sent_GR: Sequence[Sequence[int]],
+    received_GR: Sequence[Sequence[int]],
+    widths_G: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+    """For ``all_to_all_single()``, which sends rows of each group, all in one exchange; those of one alone as they lie.
+
+    Returns:
+        what is received, which ``by_group()`` takes apart, and sent; and how much of each belongs to each rank.
+    """
+    sent = by_rank(values_G, sent_GR)
+    receive_splits = splits(received_GR, widths_G)
+    received = sent.new_empty(sum(receive_splits), *sent.shape[1:])
+    return received, sent, receive_splits, splits(sent_GR, widths_G)
+
+
 def by_rank(values_G: Sequence[torch.Tensor], counts_GR: Sequence[Sequence[int]]) -> torch.Tensor:
     """Flat: all that goes to rank 0, group by group, then all that goes to rank 1, and so on; of one group its rows."""
     if len(values_G) == 1:

@@ -25,7 +25,7 @@ from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
 from headway.embedding.key_words import keys_of, messages_of
 from headway.embedding.lookup import Lookup, Part
-from headway.embedding.rank_pieces import by_group, by_rank, splits
+from headway.embedding.rank_pieces import all_to_all_arguments, by_group
 from headway.embedding.split_counts import SplitCounts
 from headway.embedding.traffic import TrafficCounts, TrafficName, number_of
 
@@ -283,11 +283,9 @@ class ShardedLookup:
             values_G = [*values_G, notes.expand(self._num_ranks, -1)]
             sent_GR, received_GR = [*sent_GR, one_each], [*received_GR, one_each]
         widths = [values.size(1) for values in values_G]
-        send = by_rank(values_G, sent_GR)
-        send_splits, receive_splits = splits(sent_GR, widths), splits(received_GR, widths)
-        receive = send.new_empty(sum(receive_splits), *send.shape[1:])
-        dist.all_to_all_single(receive, send, receive_splits, send_splits, group=self._group)
-        received = by_group(receive, received_GR, widths)
+        arguments = all_to_all_arguments(values_G, sent_GR, received_GR, widths)
+        dist.all_to_all_single(*arguments, group=self._group)
+        received = by_group(arguments[0], received_GR, widths)
         notes_RN = None if notes is None else received.pop()
         return received, notes_RN
 

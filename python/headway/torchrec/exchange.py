@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
-from headway.embedding.rank_pieces import by_group, by_rank, splits
+from headway.embedding.rank_pieces import all_to_all_arguments, by_group
 from headway.torchrec.batch import AskedKeys, Batch
 
 
@@ -37,13 +37,9 @@ class RowExchange:
     def start(
         self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
     ) -> None:
-        sent = by_rank(rows_G, sent_GR)
-        send_splits, receive_splits = splits(sent_GR, self.widths_G), splits(received_GR, self.widths_G)
-        received = sent.new_empty(sum(receive_splits), *sent.shape[1:])
-        self._tensors, self._received_GR = [received, sent], received_GR
-        self._work = dist.all_to_all_single(
-            received, sent, receive_splits, send_splits, group=self._group, async_op=True
-        )
+        arguments = all_to_all_arguments(rows_G, sent_GR, received_GR, self.widths_G)
+        self._tensors, self._received_GR = list(arguments[:2]), received_GR
+        self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
         """Returns the rows of each group that have arrived, rank by rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from headway.embedding.rank_pieces import by_group, by_rank, splits
+from headway.embedding.rank_pieces import all_to_all_arguments, by_group, by_rank, splits
 
 
 def test_groups_come_out_of_what_ranks_send() -> None:
@@ -30,3 +30,14 @@ def test_rows_of_one_group_are_sent_from_memory_without_gaps() -> None:
     values = torch.arange(12).view(4, 3)[:, :2]
     rows = by_rank([values], [[3, 1]])
     assert torch.equal(rows, values) and rows.is_contiguous()
+
+
+def test_an_exchange_has_room_for_what_comes() -> None:
+    wide, narrow = torch.arange(6).view(3, 2), torch.arange(6, 10).view(4, 1)
+    received, sent, receive_splits, send_splits = all_to_all_arguments(
+        [wide, narrow], [[1, 2], [3, 1]], [[4, 0], [1, 2]], [2, 1]
+    )
+    assert torch.equal(sent, by_rank([wide, narrow], [[1, 2], [3, 1]])) and send_splits == [5, 5]
+    assert received.shape == (11,) and receive_splits == [9, 2]
+    received, _, receive_splits, _ = all_to_all_arguments([wide], [[1, 2]], [[3, 4]], [2])
+    assert received.shape == (7, 2) and receive_splits == [3, 4], "rows of one group stay rows"
