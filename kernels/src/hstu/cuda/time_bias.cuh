@@ -43,7 +43,10 @@ struct alignas(16) TimePair {
   float2 low, high;
 
   [[nodiscard]] __device__ __forceinline__ SplitTime time(int i) const {
-    return i == 0 ? SplitTime{high.x, low.x} : SplitTime{high.y, low.y};
+    SplitTime result;
+    result.high = i == 0 ? high.x : high.y;
+    result.low = i == 0 ? low.x : low.y;
+    return result;
   }
 };
 

@@ -13,7 +13,6 @@ struct SplitTime {
   float high = 0, low = 0;
 
   SplitTime() = default;
-  __device__ __forceinline__ SplitTime(float high, float low) : high(high), low(low) {}
   __device__ __forceinline__ SplitTime(std::int64_t time, std::int64_t base) {
     std::int64_t const relative = time - base;
     high = static_cast<float>(relative >> 24);
