@@ -61,6 +61,8 @@ def join_group(
         timeout=timedelta(seconds=timeout_s),
         pg_options=options,
     )
+    if backend == "gloo":
+        dist.barrier()  # A rank that leaves before others are connected to it breaks their group.
 
 
 def make_group(backend: str, *, max_lag: int, slot_bytes: int = 1 << 16) -> dist.ProcessGroup:
