@@ -83,6 +83,7 @@ struct TimeValues {
     }
   }
 
+ private:
   [[nodiscard]] static __device__ __forceinline__ int warp() {
     return static_cast<int>(threadIdx.x % 128) / kWarpThreads;
   }
