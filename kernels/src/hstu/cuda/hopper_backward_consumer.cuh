@@ -1,9 +1,9 @@
 #pragma once
 
 #include "hstu/cuda/fragment_place.cuh"
+#include "hstu/cuda/hopper_backward_bias.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/hopper_own_query_sums.cuh"
-#include "hstu/cuda/hopper_time_gradients.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
 #include "hstu/cuda/write_fragments.cuh"
@@ -21,11 +21,11 @@ class HopperBackwardConsumer {
  public:
   /// @param warpgroup of those that compute
   __device__ __forceinline__ HopperBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
-      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), time_gradients_(params) {}
+      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), bias_(params, warpgroup) {}
 
   __device__ __forceinline__ void run() {
     prepare_backward_time_table<Shape>(params_);
-    if constexpr (Shape::kHasBias) time_gradients_.begin();
+    bias_.begin();
     while (true) {
       wait(&barriers().keys_full, keys_.parity);
       if (tile().is_end) break;
@@ -33,7 +33,7 @@ class HopperBackwardConsumer {
       compute_tile(tile());
       keys_.advance();
     }
-    if constexpr (Shape::kHasBias) time_gradients_.end();
+    bias_.end();
     if constexpr (!Shape::kTakesSequences) hand_out_sums({});
   }
 
@@ -43,16 +43,8 @@ class HopperBackwardConsumer {
   static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = Shape::kBlockQueries / 16;
   using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
-
-  /// Of those that compute.
-  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
-
-  /// What a warp needs of the time bias of its keys and the present queries at once.
-  struct TimeBiasOfStrip {
-    typename BiasBlock<Shape>::TimeBias::Strip about;
-    float below[kScores / 4];
-  };
-  using StripOfBias = std::conditional_t<Shape::kHasBias, TimeBiasOfStrip, NoBias>;
+  using Bias = std::conditional_t<Shape::kHasBias, HopperBackwardBias<T, Shape>, NoBackwardBias<Shape>>;
+  using BiasStrip = typename Bias::Strip;
 
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tile_of(keys_); }
   [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
@@ -63,7 +55,7 @@ class HopperBackwardConsumer {
     float key_sums[kSums], value_sums[kSums];
 #pragma unroll
     for (int i = 0; i < kSums; ++i) key_sums[i] = value_sums[i] = 0;
-    if constexpr (Shape::kHasBias) time_gradients_.begin_tile(factor_of_bias());
+    bias_.begin_tile(tile);
     for (bool is_last = !tile.is_seen; !is_last;) {
       wait(&state_.queries_full[queries_.index], queries_.parity);
       is_last = state_.blocks[queries_.index].is_last;
@@ -95,11 +87,7 @@ class HopperBackwardConsumer {
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
-    StripOfBias strip;
-    if constexpr (Shape::kHasBias) {
-      wait_for_bias();
-      strip = strip_of_bias();
-    }
+    BiasStrip const strip = bias_.wait_for(queries_);
     wait_products<1>();
     pin_registers(scores);
     compute_weights(scores, strip, weights, grad_scores, place);
@@ -118,7 +106,7 @@ class HopperBackwardConsumer {
     unfinished_ = place_of_query_sums();
     float query_sums[kQuerySums];
     start_query_sums(query_sums, before);
-    if constexpr (Shape::kHasBias) finish_bias(grad_scores);
+    bias_.finish(queries_, grad_scores);
     wait_products<1>();
     pin_registers(value_sums);
     pin_registers(key_sums);
@@ -135,10 +123,7 @@ class HopperBackwardConsumer {
     if (is_last) release(&barriers().values_empty);
     std::uint32_t const none[kSteps][4] = {};
     write_grad_scores(none);
-    if constexpr (Shape::kHasBias) {
-      wait_for_bias();
-      release(&state_.bias_empty[bias_stage()]);
-    }
+    bias_.pass_over(queries_);
     SumsPlace const before = unfinished_;
     unfinished_ = place_of_query_sums();
     release(&state_.queries_empty[queries_.index]);
@@ -222,7 +207,7 @@ class HopperBackwardConsumer {
 
   /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
   /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
-  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], StripOfBias const& strip,
+  __device__ __forceinline__ void compute_weights(float (&scores)[kScores], BiasStrip const& strip,
                                                   std::uint32_t (&weights)[kSteps][4],
                                                   std::uint32_t (&factors)[kSteps][4],
                                                   FragmentPlace const& place) const {
@@ -231,60 +216,9 @@ class HopperBackwardConsumer {
     } else if (!params_.bias.has_time()) {
       compute_weights_of_block<ScoreBias::kPosition>(scores, weights, factors, place);
     } else {
-      float factor = params_.half_alpha;
-      if (params_.bias.has_position()) {
-        add_position_bias(scores, params_.half_alpha, position_bias());
-        factor = 1;
-      }
-      auto const& block = bias_block();
-      add_time_bias(scores, factor, strip.below, block.time_bias, strip.about, warp(), block.times, times_of_rows(),
-                    place.column, backward_time_table<Shape>(params_.bias), chunks_seen(place),
-                    time_gradients_.are_above());
+      bias_.add_to(scores, strip, queries_, keys_.parity, place);
       compute_weights_of_block<ScoreBias::kAdded>(scores, weights, factors, place);
     }
-  }
-
-  /// From shared memory, as registers are few.
-  [[nodiscard]] __device__ __forceinline__ RowTimes times_of_rows() const {
-    return state_.key_times[keys_.parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
-  }
-
-  [[nodiscard]] __device__ __forceinline__ TimeBiasOfStrip strip_of_bias() const {
-    auto const& bias = bias_block().time_bias;
-    TimeBiasOfStrip strip{bias.strips[warp()], {}};
-    bias.bias[warp()].load_below(strip.below);
-    return strip;
-  }
-
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t bias_stage() const {
-    return HopperBackwardState<Shape>::bias_stage_of(queries_);
-  }
-  __device__ __forceinline__ void wait_for_bias() const {
-    wait(&state_.bias_full[bias_stage()], state_.blocks[queries_.index].bias_parity);
-  }
-
-  /// Of the present queries.
-  [[nodiscard]] __device__ __forceinline__ auto const& bias_block() const { return state_.bias_blocks[bias_stage()]; }
-
-  /// Chunks of the present queries of which some see some row of this warp, by the bits of their first groups.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(FragmentPlace const& place) const {
-    if (state_.blocks[queries_.index].is_whole) return ~0u;
-    auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
-    std::int32_t const first_row = place.row - lane / 4;
-    std::uint32_t chunks = 0;
-#pragma unroll
-    for (int first = 0; first < Shape::kBlockQueries; first += kWarpThreads) {
-      bool const sees = state_.visibility[queries_.index][first + lane].sees_some(first_row, 16);
-      std::uint32_t const queries = __ballot_sync(kAllLanes, sees);
-      if ((queries & 0xffffu) != 0) chunks |= 1u << first / 8;
-      if ((queries >> 16) != 0) chunks |= 1u << (first / 8 + 2);
-    }
-    return chunks;
-  }
-
-  [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position_bias() const {
-    FragmentPlace const place(64 * warpgroup_);
-    return PositionBias<-1>(bias_block().positions.weights + Shape::kBlockQueries - 1 + place.row - place.column);
   }
 
   template <ScoreBias kBias>
@@ -304,7 +238,7 @@ class HopperBackwardConsumer {
                                                      std::uint32_t (&factors)[kSteps][4],
                                                      FragmentPlace const& place) const {
     if constexpr (kBias == ScoreBias::kPosition) {
-      add_position_bias(scores, params_.half_alpha, position_bias());
+      add_position_bias(scores, params_.half_alpha, bias_.position(queries_));
     }
 #pragma unroll
     for (int group = 0; group < kScores / 4; ++group) {
@@ -333,17 +267,6 @@ class HopperBackwardConsumer {
         grad_scores);
     fence_async_proxy();
     release(&state_.grads_full[queries_.index]);
-  }
-
-  /// What gradients of the bias are multiplied by.
-  [[nodiscard]] __device__ __forceinline__ float factor_of_bias() const {
-    return params_.half_alpha * scale_of_weights(params_, tile().sequence.mask.num_keys);
-  }
-
-  /// While products run.
-  __device__ __forceinline__ void finish_bias(std::uint32_t const (&grad_scores)[kSteps][4]) const {
-    if (time_gradients_.is_wanted()) time_gradients_.add(grad_scores, bias_block().time_bias);
-    release(&state_.bias_empty[bias_stage()]);
   }
 
   [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
@@ -396,7 +319,7 @@ class HopperBackwardConsumer {
   int warpgroup_;
   RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
-  std::conditional_t<Shape::kHasBias, HopperTimeGradients<T, Shape>, NoTimeGradients> time_gradients_;
+  Bias bias_;
   SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
 };
 

@@ -96,9 +96,4 @@ class HopperTimeGradients {
   HopperBackwardParams const& params_;
 };
 
-/// In its place without a bias.
-struct NoTimeGradients {
-  explicit __device__ __forceinline__ NoTimeGradients(HopperBackwardParams const& /*params*/) {}
-};
-
 }  // namespace headway::kernels

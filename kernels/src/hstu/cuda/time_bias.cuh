@@ -240,7 +240,7 @@ struct BlockTimeBias {
       std::uint32_t const mixed_groups = first_groups(is_mixed);
       bias[warp].set(group, StripBias<kGroups>::group_of(table, own, is_mixed));
       buckets[warp][group] = {static_cast<std::uint16_t>(own.first), static_cast<std::uint16_t>(own.last)};
-      std::uint32_t offsets = static_cast<std::uint32_t>(own.first - first & 15) << 4 * group;
+      std::uint32_t offsets = static_cast<std::uint32_t>((own.first - first) & 15) << 4 * group;
 #pragma unroll
       for (int bits = 1; bits < kGroups; bits *= 2) offsets |= __shfl_xor_sync(kAllLanes, offsets, bits);
       if (group == 0) strips[warp] = {alike_groups, mixed_groups, first, offsets};
@@ -248,51 +248,5 @@ struct BlockTimeBias {
     __syncwarp();
   }
 };
-
-/// From scores to factor * score + time bias, in place. By all lanes of a warp.
-/// @param below of the warp's rows (StripBias::load_below())
-/// @param strip of the warp's rows
-/// @param warp of those that have the block's rows
-/// @param column of the thread within a group, and the next
-/// @param seen bits of the first groups of chunks of which some pair is seen
-/// @param are_above by chunk that is not alike (StripBias::add_rises()); not in registers, which are few
-template <int kScores, int kGroups, class Bias, class Columns>
-__device__ __forceinline__ void add_time_bias(float (&scores)[kScores], float factor, float const (&below)[kGroups],
-                                              Bias const& bias, typename Bias::Strip const& strip, std::uint32_t warp,
-                                              Columns const& columns, RowTimes const& rows, std::int32_t column,
-                                              TimeTable const& table, std::uint32_t seen, std::uint8_t* are_above) {
-  static_assert(kScores == 4 * Bias::kGroups);
-  float const low_rows[] = {rows.times[0].low, rows.times[1].low};
-  add_below(scores, factor, below);
-  TimePair const* const pairs = columns.pairs + column / 2;
-#pragma unroll
-  for (int chunk = 0; chunk < Bias::kChunks; ++chunk) {
-    int const first = chunk * Bias::kChunkGroups;
-    if ((strip.alike >> first & 1) != 0) continue;
-    are_above[chunk] = static_cast<std::uint8_t>(
-        bias.bias[warp].template add_rises<Bias::kChunkGroups>(scores, first, pairs, low_rows));
-  }
-  std::uint32_t mixed = strip.mixed & seen;
-  // One piece of code for all chunks.
-#pragma unroll 1
-  for (; mixed != 0; mixed &= mixed - 1) {
-    int const first = __ffs(static_cast<int>(mixed)) - 1;
-    float apart[4 * Bias::kChunkGroups];
-    std::int32_t buckets[4 * Bias::kChunkGroups];
-#pragma unroll
-    for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) {
-      apart[i] = fabsf(time_difference(rows.times[i % 4 / 2], pairs[4 * (first + i / 4)].time(i % 2)));
-    }
-    table.find_buckets(apart, buckets);
-#pragma unroll
-    for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) apart[i] = table.weight(buckets[i]);
-#pragma unroll
-    for (int chunk = 0; chunk < Bias::kChunks; ++chunk) {
-      if (first != chunk * Bias::kChunkGroups) continue;
-#pragma unroll
-      for (int i = 0; i < 4 * Bias::kChunkGroups; ++i) scores[4 * chunk * Bias::kChunkGroups + i] += apart[i];
-    }
-  }
-}
 
 }  // namespace headway::kernels

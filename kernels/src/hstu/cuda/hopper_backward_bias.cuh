@@ -1,0 +1,170 @@
+#pragma once
+
+#include "hstu/cuda/fragment_place.cuh"
+#include "hstu/cuda/hopper_time_gradients.cuh"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+/// What a warpgroup that computes 64 keys does with their bias: adds it to scores, and gradients of scores to those of
+/// time weights.
+template <class T, class Shape>
+class HopperBackwardBias {
+ public:
+  using Queries = RingPosition<Shape::kStages>;
+  using TimeBias = typename BiasBlock<Shape>::TimeBias;
+  static constexpr int kScores = 4 * TimeBias::kGroups;  ///< Of a thread.
+  static constexpr int kSteps = TimeBias::kChunks;
+
+  /// What a warp needs of the time bias of its keys and a block of queries at once.
+  struct Strip {
+    typename TimeBias::Strip about;
+    float below[TimeBias::kGroups];
+  };
+
+  __device__ __forceinline__ HopperBackwardBias(HopperBackwardParams const& params, int warpgroup)
+      : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), time_gradients_(params) {}
+
+  __device__ __forceinline__ void begin() const { time_gradients_.begin(); }
+  __device__ __forceinline__ void begin_tile(KeyTileInfo const& tile) const {
+    time_gradients_.begin_tile(params_.half_alpha * scale_of_weights(params_, tile.sequence.mask.num_keys));
+  }
+  __device__ __forceinline__ void end() const { time_gradients_.end(); }
+
+  [[nodiscard]] __device__ __forceinline__ Strip wait_for(Queries const& queries) const {
+    wait(&state_.bias_full[stage_of(queries)], state_.blocks[queries.index].bias_parity);
+    TimeBias const& bias = block_of(queries).time_bias;
+    Strip strip{bias.strips[warp()], {}};
+    bias.bias[warp()].load_below(strip.below);
+    return strip;
+  }
+  __device__ __forceinline__ void pass_over(Queries const& queries) const {
+    wait(&state_.bias_full[stage_of(queries)], state_.blocks[queries.index].bias_parity);
+    release(&state_.bias_empty[stage_of(queries)]);
+  }
+  /// While products run.
+  __device__ __forceinline__ void finish(Queries const& queries, std::uint32_t const (&grad_scores)[kSteps][4]) const {
+    if (time_gradients_.is_wanted()) time_gradients_.add(grad_scores, block_of(queries).time_bias);
+    release(&state_.bias_empty[stage_of(queries)]);
+  }
+
+  [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position(Queries const& queries) const {
+    FragmentPlace const place(64 * warpgroup_);
+    return PositionBias<-1>(block_of(queries).positions.weights + Shape::kBlockQueries - 1 + place.row - place.column);
+  }
+
+  /// All biases where there is one of times: from scores to half_alpha * score + bias, in place.
+  /// @param keys_parity of their tile
+  __device__ __forceinline__ void add_to(float (&scores)[kScores], Strip const& strip, Queries const& queries,
+                                         std::uint32_t keys_parity, FragmentPlace const& place) const {
+    float factor = params_.half_alpha;
+    if (params_.bias.has_position()) {
+      add_position_bias(scores, factor, position(queries));
+      factor = 1;
+    }
+    add_below(scores, factor, strip.below);
+    BiasBlock<Shape> const& block = block_of(queries);
+    TimePair const* const columns = block.times.pairs + place.column / 2;
+    // From shared memory, as registers are few.
+    RowTimes const rows = state_.key_times[keys_parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
+    add_rises(scores, strip, block.time_bias.bias[warp()], columns, rows);
+    add_mixed(scores, strip.about.mixed & chunks_seen(queries, place), columns, rows);
+  }
+
+ private:
+  static constexpr int kChunkGroups = TimeBias::kChunkGroups, kChunkScores = 4 * kChunkGroups;
+
+  /// Of those that compute.
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
+  [[nodiscard]] static __device__ __forceinline__ std::uint32_t stage_of(Queries const& queries) {
+    return HopperBackwardState<Shape>::bias_stage_of(queries);
+  }
+  [[nodiscard]] __device__ __forceinline__ BiasBlock<Shape> const& block_of(Queries const& queries) const {
+    return state_.bias_blocks[stage_of(queries)];
+  }
+
+  /// Of chunks in which some group lies in two buckets.
+  __device__ __forceinline__ void add_rises(float (&scores)[kScores], Strip const& strip,
+                                            StripBias<TimeBias::kGroups> const& bias, TimePair const* columns,
+                                            RowTimes const& rows) const {
+    float const low_rows[] = {rows.times[0].low, rows.times[1].low};
+#pragma unroll
+    for (int chunk = 0; chunk < TimeBias::kChunks; ++chunk) {
+      int const first = chunk * kChunkGroups;
+      if ((strip.about.alike >> first & 1) != 0) continue;
+      // Not in registers, which are few.
+      time_gradients_.are_above()[chunk] =
+          static_cast<std::uint8_t>(bias.template add_rises<kChunkGroups>(scores, first, columns, low_rows));
+    }
+  }
+
+  /// Of chunks that are looked up pair by pair.
+  /// @param chunks bits of their first groups
+  __device__ __forceinline__ void add_mixed(float (&scores)[kScores], std::uint32_t chunks, TimePair const* columns,
+                                            RowTimes const& rows) const {
+    TimeTable const table = backward_time_table<Shape>(params_.bias);
+    // One piece of code for all chunks.
+#pragma unroll 1
+    for (; chunks != 0; chunks &= chunks - 1) {
+      int const first = __ffs(static_cast<int>(chunks)) - 1;
+      float values[kChunkScores];  // Time differences, then biases.
+      std::int32_t buckets[kChunkScores];
+#pragma unroll
+      for (int i = 0; i < kChunkScores; ++i) {
+        values[i] = fabsf(time_difference(rows.times[i % 4 / 2], columns[4 * (first + i / 4)].time(i % 2)));
+      }
+      table.find_buckets(values, buckets);
+#pragma unroll
+      for (int i = 0; i < kChunkScores; ++i) values[i] = table.weight(buckets[i]);
+#pragma unroll
+      for (int chunk = 0; chunk < TimeBias::kChunks; ++chunk) {
+        if (first != chunk * kChunkGroups) continue;
+#pragma unroll
+        for (int i = 0; i < kChunkScores; ++i) scores[kChunkScores * chunk + i] += values[i];
+      }
+    }
+  }
+
+  /// Chunks of queries of which some see some row of this warp, by the bits of their first groups.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Queries const& queries,
+                                                                     FragmentPlace const& place) const {
+    static_assert(kChunkGroups == 2);
+    if (state_.blocks[queries.index].is_whole) return ~0u;
+    auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
+    std::int32_t const first_row = place.row - lane / 4;
+    std::uint32_t chunks = 0;
+#pragma unroll
+    for (int first = 0; first < Shape::kBlockQueries; first += kWarpThreads) {
+      bool const sees = state_.visibility[queries.index][first + lane].sees_some(first_row, 16);
+      std::uint32_t const lanes = __ballot_sync(kAllLanes, sees);
+      if ((lanes & 0xffffu) != 0) chunks |= 1u << first / 8;
+      if ((lanes >> 16) != 0) chunks |= 1u << (first / 8 + 2);
+    }
+    return chunks;
+  }
+
+  HopperBackwardParams const& params_;
+  HopperBackwardState<Shape>& state_;
+  int warpgroup_;
+  HopperTimeGradients<T, Shape> time_gradients_;
+};
+
+/// In its place without a bias.
+template <class Shape>
+struct NoBackwardBias {
+  using Queries = RingPosition<Shape::kStages>;
+  struct Strip {};
+
+  __device__ __forceinline__ NoBackwardBias(HopperBackwardParams const& /*params*/, int /*warpgroup*/) {}
+
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void begin_tile(KeyTileInfo const& /*tile*/) const {}
+  __device__ __forceinline__ void end() const {}
+  [[nodiscard]] __device__ __forceinline__ Strip wait_for(Queries const& /*queries*/) const { return {}; }
+  __device__ __forceinline__ void pass_over(Queries const& /*queries*/) const {}
+  template <class Grads>
+  __device__ __forceinline__ void finish(Queries const& /*queries*/, Grads const& /*grad_scores*/) const {}
+};
+
+}  // namespace headway::kernels
