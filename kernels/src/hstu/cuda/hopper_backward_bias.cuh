@@ -63,13 +63,14 @@ class HopperBackwardBias {
       add_position_bias(scores, factor, position(queries));
       factor = 1;
     }
+    std::uint32_t const mixed = strip.about.mixed & chunks_seen(queries, place);
     add_below(scores, factor, strip.below);
     BiasBlock<Shape> const& block = block_of(queries);
     TimePair const* const columns = block.times.pairs + place.column / 2;
     // From shared memory, as registers are few.
     RowTimes const rows = state_.key_times[keys_parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
     add_rises(scores, strip, block.time_bias.bias[warp()], columns, rows);
-    add_mixed(scores, strip.about.mixed & chunks_seen(queries, place), columns, rows);
+    add_mixed(scores, mixed, columns, rows);
   }
 
  private:
