@@ -116,7 +116,7 @@ class HashTableCollection(nn.Module):
         #: Batches whose backward pass is to come, as far as there is somebody who has their vectors.
         self._without_gradients: WeakSet[PendingBatch] = WeakSet()
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
-        self._begin_step()
+        self._begin_step(self.tables, self.step)
 
     def _build_tables(self) -> list[Table]:
         return [
@@ -206,7 +206,7 @@ class HashTableCollection(nn.Module):
                 self._lookup.update(table, gradients, lr=rate, step=self.step, divisor=divisor * self._divisor)
                 gradients.clear()
         self.drop_gradients()
-        self._begin_step()
+        self._begin_step(self.tables, self.step)
 
     def drop_gradients(self) -> None:
         """Forgets the gradients that were not applied; ``optimizer.zero_grad()`` calls it."""
@@ -219,9 +219,10 @@ class HashTableCollection(nn.Module):
         for table in self.tables:
             table.halve_counts()
 
-    def _begin_step(self) -> None:
-        for table in self.tables:
-            table.begin_step(self.step + 1, max(self.step + 1 - self._lookahead, 0))
+    def _begin_step(self, tables: Iterable[Table], step: int) -> None:
+        """Lookups from now on belong to what follows ``step`` updates."""
+        for table in tables:
+            table.begin_step(step + 1, max(step + 1 - self._lookahead, 0))
 
     def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         bags = [
@@ -314,9 +315,12 @@ class HashTableCollection(nn.Module):
         ]
 
     def _go_on_with(self, tables: Sequence[Table], *, step: int) -> None:
+        kept = [table for table in tables if table in self.tables]
+        # All or nothing: what may fail of new tables comes before they replace others.
+        self._begin_step([table for table in tables if table not in kept], step)
         self.tables[:], self.step = tables, step
         self.drop_gradients()
-        self._begin_step()
+        self._begin_step(kept, step)
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")

@@ -97,12 +97,20 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         names = tuple(table.name for table in self.merged.tables)
         return TablePart(names, self.table, self.updates, self.pg.rank(), self.pg.size())
 
-    def replace_by(self, read: ReadRecords) -> None:
-        """Makes these records all that there are."""
-        table = self._build()
-        import_records(replace(self.part, table=table), read)
-        self.table, self.updates = table, updates_of(read)
-        self.begin_step()
+    def part_of(self, read: ReadRecords) -> TablePart:
+        """What has these records alone, in a new table; nothing here changes before ``replace_by()``.
+
+        Raises:
+            MemoryError: there is no room for all of them.
+        """
+        part = replace(self.part, table=self._build(), updates=updates_of(read))
+        import_records(part, read)
+        _begin_step(part.table, part.updates)
+        return part
+
+    def replace_by(self, part: TablePart) -> None:
+        """Goes on with what ``part_of()`` made. Cannot fail."""
+        self.table, self.updates = part.table, part.updates
 
     def forward(self, unique: UniqueKeys) -> Lookup:
         look = self.table.find_or_insert if self.training else self.table.find
@@ -117,8 +125,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
 
     def begin_step(self) -> None:
         """After an update."""
-        # A batch may be looked up before the update of the one before it.
-        self.table.begin_step(self.updates + 1, self.updates)
+        _begin_step(self.table, self.updates)
 
     # What TorchRec asks of kernels. There are no parameters: vectors are in the table alone.
 
@@ -151,6 +158,11 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
 
     def named_parameters_by_table(self) -> Iterator[tuple[str, Any]]:
         return iter(())
+
+
+def _begin_step(table: Table, updates: int) -> None:
+    # A batch may be looked up before the update of the one before it.
+    table.begin_step(updates + 1, updates)
 
 
 class TableOptimizer(FusedOptimizer):  # type: ignore[misc]

@@ -136,9 +136,10 @@ class _DynamicCollection:
         super()._load_from_state_dict(  # type: ignore[misc]
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        for kernel, records in zip(kernels, read, strict=True):
-            if records:
-                kernel.replace_by(records)
+        # All or nothing: what may fail comes before the first table is replaced.
+        made = [(kernel, kernel.part_of(records)) for kernel, records in zip(kernels, read, strict=True) if records]
+        for kernel, part in made:
+            kernel.replace_by(part)
 
 
 class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from headway._embedding import Table
 from headway.embedding import Adam, HashTableCollection, RowWiseAdagrad, Sgd
 from headway.embedding.merging import table_numbers
 from headway.embedding.state_records import add_records
@@ -190,6 +191,24 @@ def test_a_table_that_is_new_to_a_checkpoint_is_refused_or_keeps_what_it_has(tmp
         trained().load_state_dict(dict(state))
     other.load_state_dict(state, strict=False)
     assert same(records_of(other.tables), [theirs[0], before[1]])
+
+
+@pytest.mark.parametrize("call", ["import_records", "begin_step"])
+@pytest.mark.parametrize("dim", [8, 4])
+def test_an_error_in_one_table_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatch, dim: int, call: str) -> None:
+    model, state = trained(), trained(range(4)).state_dict()
+    before, whole = records_of(model.tables), getattr(Table, call)
+
+    def fail(table: Table, *arguments: Any) -> Any:
+        if table.dim == dim:
+            raise MemoryError("no room")
+        return whole(table, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
+        patch.setattr(Table, call, fail)
+        model.load_state_dict(dict(state))
+    assert same(records_of(model.tables), before) and model.tables.step == 3
+    train(model.tables, range(3, 4))
 
 
 def test_a_damaged_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:

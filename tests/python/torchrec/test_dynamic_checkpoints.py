@@ -7,6 +7,7 @@ import io
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from dynamic_models import (
     sharded_collection,
     train_in_loop,
 )
-from headway._embedding import Keys, route
+from headway._embedding import Keys, KeyStatus, Table, route
 from headway.embedding import Adagrad, Adam, Optimizer
 from headway.embedding.merging import table_number
 from headway.embedding.table_records import Records
@@ -189,3 +190,27 @@ def refuse(rank: int) -> None:
 
 def test_what_does_not_fit_is_told() -> None:
     run_ranks(refuse, 2)
+
+
+def load_without_room(rank: int, dim: int) -> None:
+    """Tables of ``dim`` columns have none."""
+    parallel, other = (shard_model(POOLED, Adam(lr=0.1)) for _ in range(2))
+    train(parallel, rank, first=0, end=2)
+    train(other, rank, first=2, end=3)
+    before = rows_of(other), updates_of(other)
+    with_room = Table.import_records
+
+    def import_records(table: Table, *arguments: Any) -> torch.Tensor:
+        statuses = with_room(table, *arguments)
+        return torch.full_like(statuses, KeyStatus.NO_ROOM.value) if table.dim == dim else statuses
+
+    with mock.patch.object(Table, "import_records", import_records), pytest.raises(MemoryError, match="no room"):
+        other.load_state_dict(parallel.state_dict())
+    assert (rows_of(other), updates_of(other)) == before
+    other.load_state_dict(parallel.state_dict())
+    assert rows_of(other) == rows_of(parallel)
+
+
+@pytest.mark.parametrize("dim", POOLED.dims)
+def test_a_table_without_room_leaves_all_as_they_were(dim: int) -> None:
+    run_ranks(load_without_room, 1, dim)
