@@ -89,7 +89,8 @@ class ShardedLookup:
         """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys, unless they can stay in their rows."""
         self._take_counts(lookup)
         vectors_V, refused_G = [], []
-        for part, keys in zip(lookup.parts, self._exchange_keys(lookup), strict=True):
+        for part, table, keys in zip(lookup.parts, self.tables, self._exchange_keys(lookup), strict=True):
+            part.table = table  # load() may have put another one there since begin().
             part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
             part.rows_W, statuses_W = part.table.find_or_insert(owned) if lookup.inserts else part.table.find(owned)

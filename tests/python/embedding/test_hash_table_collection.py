@@ -236,6 +236,21 @@ def test_gradients_of_a_lookup_before_load_find_their_keys(tmp_path: Path) -> No
     assert other.step == 2
 
 
+def test_a_batch_that_began_before_load_is_looked_up_in_the_tables_that_were_loaded(tmp_path: Path) -> None:
+    tables = make_one()
+    look_up(tables, 7).sum().backward()
+    tables.optimizer.step()
+    tables.save(tmp_path)
+    other = make_one()
+    pending = other.begin({"f": (torch.tensor([7, 8]), torch.tensor([1, 1]))})
+    other.load(tmp_path)
+    found = other(pending)["f"]
+    assert found[:, 0].tolist() == [-1.0, 0.0]
+    found.sum().backward()
+    other.optimizer.step()
+    assert vectors_of(other) == {7: -2.0, 8: -1.0}
+
+
 def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
     tables = make_one()
     loss = look_up(tables, 3).sum()
