@@ -25,6 +25,11 @@ class Part:
     rows_W: torch.Tensor | None = None
     generation: int = -1  #: of the table, when the rows were found
 
+    def has_rows_of(self, table: Table) -> bool:
+        """Whether the rows are those of the keys in ``table``: none was given up or moved since they were found, and
+        ``load()`` has put no other table there."""
+        return self.table is table and self.generation == table.generation
+
 
 @dataclass
 class Lookup:

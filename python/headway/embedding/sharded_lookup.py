@@ -120,20 +120,28 @@ class ShardedLookup:
         """Sums of vectors of table ``number``, one for each bag of the batch's keys; (B, D).
 
         Without ``offsets`` each key is a bag; likewise below.
+
+        Raises:
+            RuntimeError: vectors are read from rows, which have changed since ``finish()``; likewise below.
         """
         part = lookup.parts[number]
         if self._are_in_rows(part):
-            assert part.rows_W is not None, "finish() has found rows"
-            return part.table.gather_bags(part.unique, part.rows_W, offsets=offsets, weights=weights)
+            rows_W = self._rows_to_read(part, number)
+            return part.table.gather_bags(part.unique, rows_W, offsets=offsets, weights=weights)
         return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
 
     def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
         """(U, D): those of the unique keys of table ``number``."""
         part = lookup.parts[number]
         if self._are_in_rows(part):
-            assert part.rows_W is not None, "finish() has found rows"
-            return part.table.gather(part.unique.keys, part.rows_W)
+            return part.table.gather(part.unique.keys, self._rows_to_read(part, number))
         return lookup.vectors_UD[number]
+
+    def _rows_to_read(self, part: Part, number: int) -> torch.Tensor:
+        assert part.rows_W is not None, "finish() has found rows"
+        if not part.has_rows_of(self.tables[number]):
+            raise RuntimeError("rows of a table were given up, moved or replaced between a lookup and its vectors")
+        return part.rows_W
 
     def _are_in_rows(self, part: Part) -> bool:
         """Vectors need not be copied, as nobody else has any."""
@@ -201,8 +209,7 @@ class ShardedLookup:
         is_repeated = len(gradients) > 1 or self._has_duplicates()
         if is_repeated:
             keys, values_WD = self._sum_of(gradients)
-        # Rows may have been given up or moved since, and the table may be another one after load().
-        if is_repeated or part.table is not table or part.generation != table.generation:
+        if is_repeated or not part.has_rows_of(table):
             rows_W, _ = table.find(keys)
         if is_repeated:
             table.update(keys, rows_W, divided(values_WD, divisor), lr=lr, step=step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,40 @@ def test_gradients_of_a_lookup_before_load_find_their_keys(tmp_path: Path) -> No
     other.optimizer.step()
     assert vectors_of(other) == {5: -1.0, 6: -1.0, 7: -2.0}
     assert other.step == 2
+
+
+def promote(tables: HashTableCollection, folder: Path) -> None:
+    tables.optimizer.step()
+    look_up(tables, 1)
+    assert tables.statistics()["tables"]["t"]["promoted"] == 1
+
+
+def evict(tables: HashTableCollection, folder: Path) -> None:
+    tables.optimizer.step()
+    tables.optimizer.step()
+    assert tables.tables[0].evict(0) == 1
+    look_up(tables, 5)  # Takes its place.
+
+
+def load(tables: HashTableCollection, folder: Path) -> None:
+    tables.save(folder)
+    tables.load(folder)
+
+
+@pytest.mark.parametrize("change", [promote, evict, load])
+def test_vectors_are_not_read_from_rows_that_have_changed_since_the_lookup(
+    tmp_path: Path, change: Callable[[HashTableCollection, Path], None]
+) -> None:
+    tables = make_one(hot_count=2, max_rows=4, eviction=Eviction(policy="lru"))
+    lookup = tables.begin({"f": (torch.tensor([1]), torch.tensor([1]))}).lookup
+    tables._lookup.finish(lookup)
+    assert tables._lookup.vectors(lookup, 0).tolist() == [[0.0, 0.0]]
+    assert tables._lookup.hand_out(lookup, 0, None, None).tolist() == [[0.0, 0.0]]
+    change(tables, tmp_path)
+    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
+        tables._lookup.vectors(lookup, 0)
+    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
+        tables._lookup.hand_out(lookup, 0, None, None)
 
 
 def test_a_batch_that_began_before_load_is_looked_up_in_the_tables_that_were_loaded(tmp_path: Path) -> None:
