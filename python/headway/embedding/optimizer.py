@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from headway.embedding.anchor import Anchor
 from headway.embedding.merging import MergedTable
 
-if TYPE_CHECKING:
-    from headway.embedding.collection import HashTableCollection
+
+class LearningTables(Protocol):
+    """What has gradients of tables, and applies them."""
+
+    def apply_gradients(self, rates: Sequence[float], divisors: Sequence[float]) -> None:
+        """
+        Args:
+            rates: of the merged tables.
+            divisors: of their gradients.
+        """
+
+    def drop_gradients(self) -> None:
+        """Forgets those that were not applied."""
 
 
 class TableOptimizer(torch.optim.Optimizer):
@@ -28,10 +39,8 @@ class TableOptimizer(torch.optim.Optimizer):
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
     _step_supports_amp_scaling = True
 
-    def __init__(
-        self, collection: HashTableCollection, groups: Sequence[MergedTable], anchors: Sequence[Anchor]
-    ) -> None:
-        self._collection = weakref.ref(collection)  # Which has us.
+    def __init__(self, tables: LearningTables, groups: Sequence[MergedTable], anchors: Sequence[Anchor]) -> None:
+        self._tables_ref = weakref.ref(tables)  # Which have us.
         super().__init__(
             [
                 {"params": [anchor], "lr": group.config.optimizer.lr, "name": group.name}
@@ -61,11 +70,11 @@ class TableOptimizer(torch.optim.Optimizer):
         """Drops the gradients that were not applied."""
         self._tables().drop_gradients()
 
-    def _tables(self) -> HashTableCollection:
-        collection = self._collection()
-        if collection is None:
+    def _tables(self) -> LearningTables:
+        tables = self._tables_ref()
+        if tables is None:
             raise RuntimeError("the tables of this optimizer are gone")
-        return collection
+        return tables
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("the optimizer of tables cannot be copied: save its state_dict(), and that of the tables")
