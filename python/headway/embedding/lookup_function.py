@@ -67,9 +67,8 @@ class _HandOut(torch.autograd.Function):
         return tuple(
             vectors
             for number, each in enumerate(batch.inputs)
-            for vectors in torch.split(
-                sharded.hand_out(batch.lookup, number, each.offsets, each.weights),
-                each.num_bags,
+            for vectors in sharded.hand_out(batch.lookup, number, each.offsets, each.weights).split_with_sizes(
+                each.num_bags
             )
         )
 

@@ -31,7 +31,7 @@ def by_rank(values_G: Sequence[torch.Tensor], counts_GR: Sequence[Sequence[int]]
     """Flat: all that goes to rank 0, group by group, then all that goes to rank 1, and so on; of one group its rows."""
     if len(values_G) == 1:
         return values_G[0].contiguous()
-    pieces_GR = [torch.split(values, list(counts)) for values, counts in zip(values_G, counts_GR, strict=True)]
+    pieces_GR = [values.split_with_sizes(list(counts)) for values, counts in zip(values_G, counts_GR, strict=True)]
     return torch.cat([piece.reshape(-1) for rank in zip(*pieces_GR, strict=True) for piece in rank])
 
 
@@ -42,7 +42,7 @@ def by_group(values: torch.Tensor, counts_GR: Sequence[Sequence[int]], widths_G:
     sizes = [
         count * width for rank in zip(*counts_GR, strict=True) for count, width in zip(rank, widths_G, strict=True)
     ]
-    pieces = torch.split(values, sizes)
+    pieces = values.split_with_sizes(sizes)
     num_groups = len(widths_G)
     return [torch.cat(pieces[number::num_groups]).view(-1, width) for number, width in enumerate(widths_G)]
 

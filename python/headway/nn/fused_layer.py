@@ -114,7 +114,7 @@ class LayerStep:
         config = self.config
         columns, widths = projected[:, config.gate_width :], config.projection_widths[1:]
         if config.activated == "gate":
-            parts = torch.split(columns, list(widths), dim=1)
+            parts = columns.split_with_sizes(list(widths), dim=1)
         else:
             parts = (reference if self.is_plain else ops).silu_split(columns, widths)
         v, q, k = (_by_head(each, config) for each in parts)

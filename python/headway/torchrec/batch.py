@@ -57,7 +57,7 @@ class Part:
 
     def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
         """By output."""
-        return torch.split(vectors_BD, self.outputs) if len(self.outputs) > 1 else [vectors_BD]
+        return vectors_BD.split_with_sizes(self.outputs) if len(self.outputs) > 1 else [vectors_BD]
 
     def join(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """(B, D): the reverse; copies nothing where outputs lie one after the other."""
@@ -214,4 +214,5 @@ def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
     weights = features.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but its input has no weights")
-    return torch.split(weights.detach(), features.length_per_key())
+    weights_F: Sequence[torch.Tensor] = weights.detach().split_with_sizes(features.length_per_key())
+    return weights_F

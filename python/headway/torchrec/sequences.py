@@ -43,5 +43,5 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignor
     def _ids_of(self, features: KeyedJaggedTensor, num_features: int) -> Sequence[torch.Tensor | None]:
         if not self._need_indices:
             return [None] * num_features
-        ids_F: Sequence[torch.Tensor] = torch.split(features.values(), features.length_per_key())
+        ids_F: Sequence[torch.Tensor] = features.values().split_with_sizes(features.length_per_key())
         return ids_F
