@@ -14,7 +14,8 @@ def scaled_weights(weights_K: torch.Tensor | None, scale: float, unique: UniqueK
     """Weights with which sums come out ``scale`` times as large, without a pass over the sums.
 
     Args:
-        weights_K: None: 1; so is what is returned.
+        weights_K: (K,); None: 1; so is what is returned.
+        scale: factor of the sums.
         unique: of the keys.
     """
     if scale == 1:

@@ -37,8 +37,10 @@ def hand_out(
     """Vectors of each feature, merged table by merged table.
 
     Args:
+        sharded: the lookup that has the tables.
         batch: whose lookup has finished.
         anchors: make autograd call ``take_gradients``.
+        take_gradients: gets the gradients of the batch in the backward pass.
     """
     learned = [each.weights_K for group in batch.learned_weights for each in group] if torch.is_grad_enabled() else []
     outputs: Sequence[torch.Tensor] = _HandOut.apply(  # type: ignore[no-untyped-call]

@@ -72,7 +72,9 @@ def planner(
 
     Args:
         tables: the dynamic tables by name.
+        topology: ranks and their memory.
         constraints: of any table by name.
+        batch_size: examples of a rank in a step, for TorchRec's estimates.
         others: of ``EmbeddingShardingPlanner``.
     Raises:
         ValueError: constraints do not leave a dynamic table what it needs.
