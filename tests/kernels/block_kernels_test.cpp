@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -195,6 +196,119 @@ TEST(BlockKernels, ReadAndRoundEveryElementOf16Bits) {
         ASSERT_EQ(read[i], format.decoded(rounded[i])) << values[i];
       }
     }
+  }
+}
+
+/// Products of pairs, which not every processor has.
+class PairKernels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (usable_block_kernels<Bfloat16Pair>().empty()) GTEST_SKIP() << "this processor does not multiply bfloat16 pairs";
+  }
+
+  static BlockKernels<Bfloat16Pair> const& kernels() { return usable_block_kernels<Bfloat16Pair>().back(); }
+
+  static double first_of(Bfloat16Pair pair) {
+    return kBfloat16Format.decoded(static_cast<std::uint16_t>(pair.bits & 0xffffU));
+  }
+  static double second_of(Bfloat16Pair pair) {
+    return kBfloat16Format.decoded(static_cast<std::uint16_t>(pair.bits >> 16U));
+  }
+
+  /// Numbers of bfloat16 from -1 to 1, none of which is 0.
+  std::vector<std::uint16_t> random_numbers(std::int64_t size) {
+    std::uniform_real_distribution<> distribution(0.1, 1);
+    std::vector<std::uint16_t> numbers(static_cast<std::size_t>(size));
+    for (std::uint16_t& number : numbers)
+      number = kBfloat16Format.encoded(distribution(random_) * (random_() % 2 == 0 ? 1 : -1));
+    return numbers;
+  }
+
+  std::vector<Bfloat16Pair> random_pairs(std::int64_t size) {
+    std::vector<std::uint16_t> const numbers = random_numbers(2 * size);
+    std::vector<Bfloat16Pair> pairs(static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < pairs.size(); ++i)
+      pairs[i].bits = numbers[2 * i] | std::uint32_t{numbers[2 * i + 1]} << 16U;
+    return pairs;
+  }
+
+ private:
+  std::mt19937 random_{1};
+};
+
+TEST_F(PairKernels, MultiplyAsALoopDoes) {
+  constexpr std::int64_t kRows = 13, kColumns = 33, kDepth = 9, kRoom = kRows + kRowStep, kStride = padded(kColumns);
+  std::vector<Bfloat16Pair> const a = random_pairs(kRoom * kDepth), b = random_pairs(kDepth * kStride);
+  Factor<Bfloat16Pair> const rows{a.data(), kDepth}, columns{a.data(), 1, kRoom};
+  for (Factor<Bfloat16Pair> const& factor : {rows, columns})
+    for (Into const into : {Into::kReplace, Into::kAdd}) {
+      std::vector<float> c(kRoom * kStride, 0.5F);
+      kernels().multiply({kRows, kColumns, kDepth, factor, {b.data(), kStride}, {c.data(), kStride}, into});
+      for (std::int64_t row = 0; row < kRows; ++row)
+        for (std::int64_t column = 0; column < kColumns; ++column) {
+          double sum = into == Into::kAdd ? 0.5 : 0;
+          for (std::int64_t k = 0; k < kDepth; ++k) {
+            Bfloat16Pair const x = a[static_cast<std::size_t>(row * factor.row_stride + k * factor.column_stride)];
+            Bfloat16Pair const y = b[static_cast<std::size_t>(k * kStride + column)];
+            sum += first_of(x) * first_of(y) + second_of(x) * second_of(y);
+          }
+          ASSERT_NEAR(c[static_cast<std::size_t>(row * kStride + column)], sum, 2 * (kDepth + 1) * 0x1p-23);
+        }
+    }
+}
+
+TEST_F(PairKernels, LoadNeighboursOfARowOrOfAColumn) {
+  constexpr std::int64_t kNumRows = 5, kColumns = 7, kStride = 9, kBlockStride = 20;
+  std::vector<std::uint16_t> const source = random_numbers(kNumRows * kStride);
+  ElementRows<void const*> const rows{source.data(), ElementType::kBfloat16, kStride, kNumRows, kColumns};
+  auto const at = [&](std::int64_t row, std::int64_t column) -> double {
+    bool const is_there = row < kNumRows && column < kColumns;
+    return is_there ? kBfloat16Format.decoded(source[static_cast<std::size_t>(row * kStride + column)]) : 0;
+  };
+  std::vector<Bfloat16Pair> along(kNumRows * kBlockStride, {~0U}), deep = along;
+  kernels().load(rows, along.data(), kBlockStride);
+  kernels().load_deep(rows, deep.data(), kBlockStride);
+  for (std::int64_t row = 0; row < kNumRows; ++row)
+    for (std::int64_t i = 0; i < padded(kColumns) / 2; ++i) {
+      Bfloat16Pair const pair = along[static_cast<std::size_t>(row * kBlockStride + i)];
+      EXPECT_EQ(first_of(pair), at(row, 2 * i));
+      EXPECT_EQ(second_of(pair), at(row, 2 * i + 1));
+    }
+  for (std::int64_t i = 0; i < (kNumRows + 1) / 2; ++i)
+    for (std::int64_t column = 0; column < padded(kColumns); ++column) {
+      Bfloat16Pair const pair = deep[static_cast<std::size_t>(i * kBlockStride + column)];
+      EXPECT_EQ(first_of(pair), at(2 * i, column));
+      EXPECT_EQ(second_of(pair), at(2 * i + 1, column));
+    }
+}
+
+TEST_F(PairKernels, RoundNeighboursOfARowOrOfAColumn) {
+  constexpr std::int64_t kNumRows = 33, kColumns = 37;
+  std::vector<float> const values = values_to_round(kBfloat16Format);
+  auto const rounded = [](float value) {
+    return std::abs(value) < 0x1p-126F ? 0 : kBfloat16Format.decoded(kBfloat16Format.encoded(value));
+  };
+  auto const expect_same = [](double actual, double expected) {
+    ASSERT_TRUE(actual == expected || (std::isnan(actual) && std::isnan(expected))) << actual << " " << expected;
+  };
+  std::vector<float> block(kBlockSize * kBlockSize);
+  std::vector<Bfloat16Pair> of_rows(kBlockSize / 2 * kBlockSize), of_columns = of_rows;
+  for (std::size_t begin = 0; begin + block.size() <= values.size(); begin += block.size()) {
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(begin), block.size(), block.begin());
+    kernels().pair_rows(block.data(), kNumRows, kColumns, of_rows.data());
+    kernels().pair_columns(block.data(), kNumRows, kColumns, of_columns.data());
+    for (std::int64_t row = 0; row < kNumRows; ++row)
+      for (std::int64_t column = 0; column < kColumns; ++column) {
+        double const expected = rounded(block[static_cast<std::size_t>(row * kBlockSize + column)]);
+        Bfloat16Pair const in_column = of_rows[static_cast<std::size_t>(row / 2 * kBlockSize + column)];
+        Bfloat16Pair const in_row = of_columns[static_cast<std::size_t>(row * kBlockSize / 2 + column / 2)];
+        expect_same(row % 2 == 0 ? first_of(in_column) : second_of(in_column), expected);
+        expect_same(column % 2 == 0 ? first_of(in_row) : second_of(in_row), expected);
+      }
+    for (std::int64_t column = 0; column < kColumns; ++column)
+      ASSERT_EQ(second_of(of_rows[static_cast<std::size_t>(kNumRows / 2 * kBlockSize + column)]), 0);
+    for (std::int64_t row = 0; row < kNumRows; ++row)
+      ASSERT_EQ(second_of(of_columns[static_cast<std::size_t>(row * kBlockSize / 2 + kColumns / 2)]), 0);
   }
 }
 

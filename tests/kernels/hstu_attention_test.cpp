@@ -236,6 +236,25 @@ TEST(HstuAttention, GradientsOfWeightsMayBeLeftOut) {
   EXPECT_FALSE(problem.grad_position_weights == problem.position_weights);
 }
 
+/// Buffers of a thread still hold the sequence before when the next one has fewer tokens.
+TEST(HstuAttention, NanStaysInItsSequence) {
+  constexpr std::int64_t kFirst = 64;
+  for (ElementType const type : kTypes) {
+    SCOPED_TRACE(static_cast<int>(type));
+    HstuProblem problem({.key_lengths = {kFirst, 33}, .type = type});
+    for (JaggedTensor* each : {&problem.query, &problem.key, &problem.value, &problem.grad_out})
+      each->fill([&](std::int64_t token, std::int64_t head, std::int64_t column) {
+        return token < kFirst ? std::nan("") : each->get(token, head, column);
+      });
+    hstu_attention_forward(problem.forward(), 1);
+    hstu_attention_backward(problem.backward(), 1);
+    for (JaggedTensor const* each : {&problem.out, &problem.grad_query, &problem.grad_key, &problem.grad_value})
+      each->for_each([&](std::int64_t token, std::int64_t head, std::int64_t column) {
+        ASSERT_EQ(std::isnan(each->get(token, head, column)), token < kFirst);
+      });
+  }
+}
+
 TEST(HstuAttention, LargeScoresGiveNoNan) {
   for (ElementType const type : kTypes) {
     HstuProblem problem({.key_lengths = {40}, .type = type, .options = {.alpha = 1000}});

@@ -29,13 +29,13 @@ std::vector<std::int64_t> longest_first(HstuForwardArgs const& args) {
 
 }  // namespace
 
-template <class Real>
+template <class Element>
 void run_backward_pass(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
-  BlockKernels<Real> const& kernels = usable_block_kernels<Real>().back();
+  BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();
   std::vector<std::int64_t> const order = longest_first(args.forward);
   std::int64_t const num_heads = args.forward.num_heads, num_items = args.forward.sequences.num_sequences * num_heads;
-  BiasSums<Real> sums(args);
-  std::vector<BackwardHead<Real>> heads;
+  BiasSums<SumOf<Element>> sums(args);
+  std::vector<BackwardHead<Element>> heads;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) heads.emplace_back(args, kernels);
 
   parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
@@ -48,5 +48,6 @@ void run_backward_pass(HstuBackwardArgs const& args, int num_threads, RunTasks c
 
 template void run_backward_pass<float>(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 template void run_backward_pass<double>(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
+template void run_backward_pass<Bfloat16Pair>(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 
 }  // namespace headway::kernels::hstu

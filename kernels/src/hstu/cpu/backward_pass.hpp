@@ -5,8 +5,8 @@
 
 namespace headway::kernels::hstu {
 
-/// Of arguments that were checked, whose products are added up in `Real`.
-template <class Real>
+/// Of arguments that were checked, of which products multiply such elements.
+template <class Element>
 void run_backward_pass(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 
 }  // namespace headway::kernels::hstu

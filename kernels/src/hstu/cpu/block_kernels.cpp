@@ -8,28 +8,44 @@
 namespace headway::kernels::hstu {
 namespace {
 
-template <class Real>
-std::vector<BlockKernels<Real>> find_usable() {
-  std::vector<BlockKernels<Real>> usable{baseline_kernels<Real>()};
 #if defined(__x86_64__)
-  bool const has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2) usable.push_back(avx2_kernels<Real>());
-  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    usable.push_back(avx512_kernels<Real>());
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+template <class Element>
+std::vector<BlockKernels<Element>> find_usable() {
+  std::vector<BlockKernels<Element>> usable{baseline_kernels<Element>()};
+#if defined(__x86_64__)
+  if (has_avx2()) usable.push_back(avx2_kernels<Element>());
+  if (has_avx512()) usable.push_back(avx512_kernels<Element>());
+#endif
+  return usable;
+}
+
+template <>
+std::vector<BlockKernels<Bfloat16Pair>> find_usable() {
+  std::vector<BlockKernels<Bfloat16Pair>> usable;
+#if defined(__x86_64__)
+  if (has_avx512() && __builtin_cpu_supports("avx512bf16")) usable.push_back(avx512bf16_kernels());
 #endif
   return usable;
 }
 
 }  // namespace
 
-template <class Real>
-std::span<BlockKernels<Real> const> usable_block_kernels() {
-  static std::vector<BlockKernels<Real>> const usable = find_usable<Real>();
+template <class Element>
+std::span<BlockKernels<Element> const> usable_block_kernels() {
+  static std::vector<BlockKernels<Element>> const usable = find_usable<Element>();
   return usable;
 }
 
 template std::span<BlockKernels<float> const> usable_block_kernels<float>();
 template std::span<BlockKernels<double> const> usable_block_kernels<double>();
+template std::span<BlockKernels<Bfloat16Pair> const> usable_block_kernels<Bfloat16Pair>();
 
 }  // namespace headway::kernels::hstu

@@ -18,6 +18,26 @@ inline constexpr std::int64_t kBlockSize = 64;
 /// Blocks have room for rows in such steps; what lies in rows behind the last one does not count.
 inline constexpr std::int64_t kRowStep = 8;
 
+/// Two neighbours along the depth of a product, the first in the lower bits; behind the last number is a zero. There
+/// are processors that multiply such pairs, with sums in float32.
+struct Bfloat16Pair {
+  std::uint32_t bits;
+};
+
+/// What sums of products of elements are in.
+template <class Element>
+using SumOf = std::conditional_t<std::is_same_v<Element, Bfloat16Pair>, float, Element>;
+
+/// Whether elements are the numbers themselves, so that a factor lies the same way whatever its depth is.
+template <class Element>
+inline constexpr bool kIsSingle = std::is_same_v<Element, SumOf<Element>>;
+
+/// Elements of so many numbers along the depth.
+template <class Element>
+[[nodiscard]] constexpr std::int64_t depth_of(std::int64_t numbers) {
+  return kIsSingle<Element> ? numbers : (numbers + 1) / 2;
+}
+
 enum class Into : std::uint8_t { kReplace, kAdd };
 
 /// A matrix in memory, whose rows are `stride` apart.
@@ -28,9 +48,9 @@ struct Rows {
 };
 
 /// A matrix whose elements may lie in any regular way.
-template <class Real>
+template <class Element>
 struct Factor {
-  Real const* data;
+  Element const* data;
   std::int64_t row_stride, column_stride = 1;
 
   [[nodiscard]] Factor transposed() const { return {data, column_stride, row_stride}; }
@@ -38,12 +58,12 @@ struct Factor {
 
 /// c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns), `a` and `c` for a multiple of kRowStep
 /// rows.
-template <class Real>
+template <class Element>
 struct Product {
   std::int64_t rows, columns, depth;
-  Factor<Real> a;      ///< (rows, depth)
-  Rows<Real const> b;  ///< (depth, columns)
-  Rows<Real> c;        ///< (rows, columns)
+  Factor<Element> a;       ///< (rows, depth)
+  Rows<Element const> b;   ///< (depth, columns)
+  Rows<SumOf<Element>> c;  ///< (rows, columns)
   Into into = Into::kReplace;
 };
 
@@ -66,9 +86,6 @@ struct ScoreBlock {
   SeenKeys<Real> const* seen;  ///< Null where everything is.
   MaskIndex<Real> first_key;
   Real alpha, scale;
-
-  /// (keys, queries): what the scores are once they were weighed.
-  [[nodiscard]] Factor<Real> weights() const { return {scores, kBlockSize}; }
 };
 
 /// Rows of elements in memory of the caller.
@@ -92,25 +109,35 @@ template <class Pointer>
           .columns = columns};
 }
 
-/// What is done with blocks, compiled for an instruction set.
-template <class Real>
+/// What is done with blocks, compiled for an instruction set that multiplies such elements.
+template <class Element>
 struct BlockKernels {
+  using Real = SumOf<Element>;
+
   char const* instruction_set;
-  void (*multiply)(Product<Real> const&);
+  void (*multiply)(Product<Element> const&);
   /// scores = SiLU(alpha * (scores + bias)) * scale, zero where not seen.
   void (*weigh)(ScoreBlock<Real> const&);
   /// The same, and then gradients of weights become those of scores before alpha and bias.
   void (*weigh_with_gradient)(ScoreBlock<Real> const&, Real* gradients);
-  /// Reads rows into a block whose rows are `stride` apart; up to padded(columns) they are filled with zeros.
-  void (*load)(ElementRows<void const*> const& source, Real* block, std::int64_t stride);
+  /// Reads rows into a block whose rows are `stride` apart; up to padded(columns) they are filled with zeros. The depth
+  /// is that of columns.
+  void (*load)(ElementRows<void const*> const& source, Element* block, std::int64_t stride);
+  /// The same where the depth is that of rows.
+  void (*load_deep)(ElementRows<void const*> const& source, Element* block, std::int64_t stride);
   void (*store)(Real const* block, std::int64_t stride, ElementRows<void*> const& destination);
   /// transposed(column, row) = block(row, column); rows of both are that far apart.
-  void (*transpose)(Real const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns, Real* transposed,
-                    std::int64_t transposed_stride);
+  void (*transpose)(Element const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns,
+                    Element* transposed, std::int64_t transposed_stride);
+  /// Rounds a block for a product whose depth is that of its rows: pairs (rows / 2, kBlockSize). Rows of the block are
+  /// kBlockSize apart. Null where elements are single, as the next.
+  void (*pair_rows)(Real const* block, std::int64_t rows, std::int64_t columns, Element* pairs) = nullptr;
+  /// The same where the depth is that of columns: pairs (rows, kBlockSize / 2).
+  void (*pair_columns)(Real const* block, std::int64_t rows, std::int64_t columns, Element* pairs) = nullptr;
 };
 
-/// Those that this processor can run, the fastest last.
-template <class Real>
-[[nodiscard]] std::span<BlockKernels<Real> const> usable_block_kernels();
+/// Those that this processor can run, the fastest last; for pairs there may be none.
+template <class Element>
+[[nodiscard]] std::span<BlockKernels<Element> const> usable_block_kernels();
 
 }  // namespace headway::kernels::hstu

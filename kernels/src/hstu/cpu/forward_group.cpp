@@ -7,24 +7,25 @@
 
 namespace headway::kernels::hstu {
 
-template <class Real>
-ForwardGroup<Real>::ForwardGroup(HstuForwardArgs const& args, BlockKernels<Real> const& kernels)
+template <class Element>
+ForwardGroup<Element>::ForwardGroup(HstuForwardArgs const& args, BlockKernels<Element> const& kernels)
     : args_(args),
       kernels_(kernels),
       value_stride_(padded(args.value_dim)),
       scores_(args, kernels),
+      weights_(kernels),
       values_(kBlockSize * value_stride_) {
   for_each_block({0, std::min(args.sequences.max_queries, kGroupSize)},
                  [&](TokenRange) { blocks_.emplace_back(args.dim, value_stride_); });
 }
 
-template <class Real>
-void ForwardGroup<Real>::compute(Sequence const& sequence, std::int64_t head, TokenRange queries) {
+template <class Element>
+void ForwardGroup<Element>::compute(Sequence const& sequence, std::int64_t head, TokenRange queries) {
   std::size_t used = 0;
   for_each_block(queries, [&](TokenRange range) {
     Block& block = blocks_[used++];
     block.queries.load(args_, kernels_, sequence, head, range);
-    std::fill_n(block.out.data(), range.size * value_stride_, Real(0));
+    std::fill_n(block.out.data(), range.size * value_stride_, SumOf<Element>(0));
   });
   std::span<Block> const blocks{blocks_.data(), used};
   for_each_block({0, sequence.num_keys()}, [&](TokenRange keys) {
@@ -38,21 +39,22 @@ void ForwardGroup<Real>::compute(Sequence const& sequence, std::int64_t head, To
   }
 }
 
-template <class Real>
-void ForwardGroup<Real>::add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head,
-                                  TokenRange keys) {
+template <class Element>
+void ForwardGroup<Element>::add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head,
+                                     TokenRange keys) {
   scores_.load_keys(sequence, head, keys);
-  kernels_.load(rows_of(args_.value, args_.type, head, sequence.first_key + keys.begin, keys.size, args_.value_dim),
-                values_.data(), value_stride_);
+  kernels_.load_deep(
+      rows_of(args_.value, args_.type, head, sequence.first_key + keys.begin, keys.size, args_.value_dim),
+      values_.data(), value_stride_);
   for (Block& block : blocks) {
     BlockVisibility const visibility = visibility_of(sequence, block.queries.range(), keys);
     if (visibility == BlockVisibility::kNone) continue;
-    ScoreBlock<Real> const scores = scores_.compute(block.queries, visibility);
+    ScoreBlock<SumOf<Element>> const scores = scores_.compute(block.queries, visibility);
     kernels_.weigh(scores);
     kernels_.multiply({.rows = scores.num_queries,
                        .columns = args_.value_dim,
-                       .depth = scores.num_keys,
-                       .a = scores.weights().transposed(),
+                       .depth = depth_of<Element>(scores.num_keys),
+                       .a = weights_.queries_by_keys(scores.scores, scores.num_keys, scores.num_queries),
                        .b = {values_.data(), value_stride_},
                        .c = {block.out.data(), value_stride_},
                        .into = Into::kAdd});
@@ -61,5 +63,6 @@ void ForwardGroup<Real>::add_keys(std::span<Block> blocks, Sequence const& seque
 
 template class ForwardGroup<float>;
 template class ForwardGroup<double>;
+template class ForwardGroup<Bfloat16Pair>;
 
 }  // namespace headway::kernels::hstu

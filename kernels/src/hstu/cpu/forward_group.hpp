@@ -5,6 +5,7 @@
 #include "hstu/cpu/query_block.hpp"
 #include "hstu/cpu/score_blocks.hpp"
 #include "hstu/cpu/token_range.hpp"
+#include "hstu/cpu/weight_factor.hpp"
 #include "hstu/sequence.hpp"
 
 #include <cstdint>
@@ -17,10 +18,10 @@ namespace headway::kernels::hstu {
 inline constexpr std::int64_t kGroupSize = 4 * kBlockSize;
 
 /// What a thread needs to compute the output of some blocks of queries, for which keys and values are loaded once.
-template <class Real>
+template <class Element>
 class ForwardGroup {
  public:
-  ForwardGroup(HstuForwardArgs const& args, BlockKernels<Real> const& kernels);
+  ForwardGroup(HstuForwardArgs const& args, BlockKernels<Element> const& kernels);
 
   /// Computes the output of at most kGroupSize queries.
   void compute(Sequence const& sequence, std::int64_t head, TokenRange queries);
@@ -29,18 +30,19 @@ class ForwardGroup {
   /// Queries and the sums of their output.
   struct Block {
     Block(std::int64_t dim, std::int64_t value_stride) : queries(dim), out(kBlockSize * value_stride) {}
-    QueryBlock<Real> queries;
-    AlignedBuffer<Real> out;
+    QueryBlock<Element> queries;
+    AlignedBuffer<SumOf<Element>> out;
   };
 
   /// Adds what the blocks see of some keys to their output.
   void add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head, TokenRange keys);
 
   HstuForwardArgs const& args_;
-  BlockKernels<Real> const& kernels_;
+  BlockKernels<Element> const& kernels_;
   std::int64_t value_stride_;
-  ScoreBlocks<Real> scores_;
-  AlignedBuffer<Real> values_;
+  ScoreBlocks<Element> scores_;
+  WeightFactor<Element> weights_;
+  AlignedBuffer<Element> values_;
   std::vector<Block> blocks_;
 };
 

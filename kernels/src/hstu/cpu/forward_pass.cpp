@@ -26,12 +26,12 @@ std::vector<std::int64_t> groups_before(HstuSequences const& sequences) {
 
 }  // namespace
 
-template <class Real>
+template <class Element>
 void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
-  BlockKernels<Real> const& kernels = usable_block_kernels<Real>().back();
+  BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();
   std::vector<std::int64_t> const before = groups_before(args.sequences);
   std::int64_t const num_items = before.back() * args.num_heads;
-  std::vector<ForwardGroup<Real>> groups;
+  std::vector<ForwardGroup<Element>> groups;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) groups.emplace_back(args, kernels);
 
   parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
@@ -49,5 +49,6 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks con
 
 template void run_forward_pass<float>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 template void run_forward_pass<double>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
+template void run_forward_pass<Bfloat16Pair>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 
 }  // namespace headway::kernels::hstu

@@ -2,6 +2,7 @@
 
 #include "hstu/check_arguments.hpp"
 #include "hstu/cpu/backward_pass.hpp"
+#include "hstu/cpu/block_kernels.hpp"
 #include "hstu/cpu/forward_pass.hpp"
 
 #include <stdexcept>
@@ -16,6 +17,11 @@ void check_num_threads(int num_threads) {
                                 " and must be at least 1");
 }
 
+/// Whether this processor multiplies elements of the type in pairs.
+bool are_paired(ElementType type) {
+  return type == ElementType::kBfloat16 && !hstu::usable_block_kernels<hstu::Bfloat16Pair>().empty();
+}
+
 }  // namespace
 
 void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
@@ -23,6 +29,8 @@ void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTas
   hstu::check_arguments(args);
   if (args.type == ElementType::kFloat64)
     hstu::run_forward_pass<double>(args, num_threads, run_tasks);
+  else if (are_paired(args.type))
+    hstu::run_forward_pass<hstu::Bfloat16Pair>(args, num_threads, run_tasks);
   else
     hstu::run_forward_pass<float>(args, num_threads, run_tasks);
 }
@@ -32,6 +40,8 @@ void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunT
   hstu::check_arguments(args);
   if (args.forward.type == ElementType::kFloat64)
     hstu::run_backward_pass<double>(args, num_threads, run_tasks);
+  else if (are_paired(args.forward.type))
+    hstu::run_backward_pass<hstu::Bfloat16Pair>(args, num_threads, run_tasks);
   else
     hstu::run_backward_pass<float>(args, num_threads, run_tasks);
 }

@@ -10,17 +10,21 @@
 namespace headway::kernels::hstu {
 
 /// Some queries of a head, as blocks of scores need them.
-template <class Real>
+template <class Element>
 class QueryBlock {
  public:
-  explicit QueryBlock(std::int64_t dim) : rows_(kBlockSize * padded(dim)), transposed_(dim * kBlockSize) {}
+  using Real = SumOf<Element>;
 
-  void load(HstuForwardArgs const& args, BlockKernels<Real> const& kernels, Sequence const& sequence, std::int64_t head,
-            TokenRange range) {
+  explicit QueryBlock(std::int64_t dim)
+      : rows_(kBlockSize * depth_of<Element>(padded(dim))), transposed_(depth_of<Element>(dim) * kBlockSize) {}
+
+  void load(HstuForwardArgs const& args, BlockKernels<Element> const& kernels, Sequence const& sequence,
+            std::int64_t head, TokenRange range) {
     range_ = range;
+    std::int64_t const stride = depth_of<Element>(padded(args.dim));
     kernels.load(rows_of(args.query, args.type, head, sequence.first_query + range.begin, range.size, args.dim),
-                 rows_.data(), padded(args.dim));
-    kernels.transpose(rows_.data(), padded(args.dim), range.size, args.dim, transposed_.data(), kBlockSize);
+                 rows_.data(), stride);
+    kernels.transpose(rows_.data(), stride, range.size, depth_of<Element>(args.dim), transposed_.data(), kBlockSize);
     for (std::int64_t i = 0; i < range.size; ++i) {
       auto const query = static_cast<std::int32_t>(range.begin + i);
       HstuKeyRange const seen = sequence.mask.keys_seen_by(query);
@@ -31,13 +35,13 @@ class QueryBlock {
   }
 
   [[nodiscard]] TokenRange range() const { return range_; }
-  [[nodiscard]] Real const* rows() const { return rows_.data(); }              ///< padded(dim) apart.
-  [[nodiscard]] Real const* transposed() const { return transposed_.data(); }  ///< (dim, kBlockSize)
+  [[nodiscard]] Element const* rows() const { return rows_.data(); }              ///< depth_of(padded(dim)) apart.
+  [[nodiscard]] Element const* transposed() const { return transposed_.data(); }  ///< (depth_of(dim), kBlockSize)
   [[nodiscard]] SeenKeys<Real> const& seen() const { return seen_; }
 
  private:
   TokenRange range_{0, 0};
-  AlignedBuffer<Real> rows_, transposed_;
+  AlignedBuffer<Element> rows_, transposed_;
   SeenKeys<Real> seen_;
 };
 

@@ -14,13 +14,16 @@ namespace headway::kernels::hstu {
 /// Blocks of scores of one head of a sequence: the products of some queries with some keys, still without alpha and
 /// bias. They have a row for each key: so keys are read as they lie, and it is the queries that are transposed, once
 /// for all their keys.
-template <class Real>
+template <class Element>
 class ScoreBlocks {
  public:
-  ScoreBlocks(HstuForwardArgs const& args, BlockKernels<Real> const& kernels)
+  using Real = SumOf<Element>;
+
+  ScoreBlocks(HstuForwardArgs const& args, BlockKernels<Element> const& kernels)
       : args_(args),
         kernels_(kernels),
-        keys_(kBlockSize * padded(args.dim)),
+        key_stride_(depth_of<Element>(padded(args.dim))),
+        keys_(kBlockSize * key_stride_),
         scores_(kBlockSize * kBlockSize),
         bias_(args.bias) {}
 
@@ -28,15 +31,15 @@ class ScoreBlocks {
     sequence_ = sequence;
     range_ = range;
     kernels_.load(rows_of(args_.key, args_.type, head, sequence.first_key + range.begin, range.size, args_.dim),
-                  keys_.data(), padded(args_.dim));
+                  keys_.data(), key_stride_);
   }
 
   /// The scores of queries and the keys loaded last. The block is valid until the next call.
-  [[nodiscard]] ScoreBlock<Real> compute(QueryBlock<Real> const& queries, BlockVisibility visibility) {
+  [[nodiscard]] ScoreBlock<Real> compute(QueryBlock<Element> const& queries, BlockVisibility visibility) {
     kernels_.multiply({.rows = range_.size,
                        .columns = queries.range().size,
-                       .depth = args_.dim,
-                       .a = {keys_.data(), padded(args_.dim)},
+                       .depth = depth_of<Element>(args_.dim),
+                       .a = {keys_.data(), key_stride_},
                        .b = {queries.transposed(), kBlockSize},
                        .c = {scores_.data(), kBlockSize}});
     return {.num_keys = range_.size,
@@ -50,12 +53,14 @@ class ScoreBlocks {
   }
 
   [[nodiscard]] BlockBias<Real> const& bias() const { return bias_; }
-  [[nodiscard]] Real const* keys() const { return keys_.data(); }  ///< padded(dim) apart.
+  [[nodiscard]] Element const* keys() const { return keys_.data(); }  ///< depth_of(padded(dim)) apart.
 
  private:
   HstuForwardArgs const& args_;
-  BlockKernels<Real> const& kernels_;
-  AlignedBuffer<Real> keys_, scores_;
+  BlockKernels<Element> const& kernels_;
+  std::int64_t key_stride_;
+  AlignedBuffer<Element> keys_;
+  AlignedBuffer<Real> scores_;
   BlockBias<Real> bias_;
   Sequence sequence_;
   TokenRange range_{0, 0};  ///< Of the keys.

@@ -77,6 +77,35 @@ inline void load(ElementRows<void const*> const& source, float* block, std::int6
     load_rows<float>(source, block, stride);
 }
 
+/// Neighbours in a row are pairs as they lie in memory.
+inline void load(ElementRows<void const*> const& source, Bfloat16Pair* block, std::int64_t stride) {
+  auto const* row = static_cast<Bfloat16 const*>(source.data);
+  auto const size = sizeof(Bfloat16) * static_cast<std::size_t>(source.columns);
+  auto const room = sizeof(Bfloat16) * static_cast<std::size_t>(padded(source.columns));
+  for (std::int64_t r = 0; r < source.rows; ++r, row += source.stride, block += stride) {
+    __builtin_memcpy(block, row, size);
+    __builtin_memset(reinterpret_cast<char*>(block) + size, 0, room - size);
+  }
+}
+
+inline void load_deep(ElementRows<void const*> const& source, Bfloat16Pair* block, std::int64_t stride) {
+  auto const* first = static_cast<Bfloat16 const*>(source.data);
+  for (std::int64_t r = 0; r < source.rows; r += 2, first += 2 * source.stride, block += stride) {
+    bool const has_second = r + 1 < source.rows;
+    Bfloat16 const* second = has_second ? first + source.stride : first;
+    std::uint32_t const mask = has_second ? 0xffff0000U : 0;
+    for (std::int64_t column = 0; column < source.columns; ++column)
+      block[column].bits = first[column].bits | (std::uint32_t{second[column].bits} << 16U & mask);
+    for (std::int64_t column = source.columns; column < padded(source.columns); ++column) block[column].bits = 0;
+  }
+}
+
+/// As factors of single elements lie the same way whatever the depth is.
+template <class Real>
+inline void load_deep(ElementRows<void const*> const& source, Real* block, std::int64_t stride) {
+  load(source, block, stride);
+}
+
 inline void store(double const* block, std::int64_t stride, ElementRows<void*> const& destination) {
   store_rows<double>(block, stride, destination);
 }
@@ -90,8 +119,8 @@ inline void store(float const* block, std::int64_t stride, ElementRows<void*> co
     store_rows<float>(block, stride, destination);
 }
 
-template <class Real>
-void transpose(Real const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns, Real* transposed,
+template <class Element>
+void transpose(Element const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns, Element* transposed,
                std::int64_t transposed_stride) {
   for (std::int64_t column = 0; column < columns; ++column)
     for (std::int64_t row = 0; row < rows; ++row)

@@ -2,6 +2,10 @@
 
 #include "hstu/cpu/simd/vector.hpp"
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace headway::kernels::hstu {
 namespace {
 
@@ -12,22 +16,39 @@ inline constexpr int kTileRows = 4, kTileVectors = 4;
 inline constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 
+template <class Real>
+inline typename Simd<Real>::Vector multiply_add(Real factor, typename Simd<Real>::Vector const& columns,
+                                                typename Simd<Real>::Vector const& sum) {
+  return sum + factor * columns;
+}
+
+#if defined(__AVX512BF16__)
+/// Adds the product of the second numbers, then that of the first; both sums are rounded to float32, and whatever is
+/// below 2^-126 counts as zero.
+inline Simd<float>::Vector multiply_add(Bfloat16Pair factor, Simd<Bfloat16Pair>::Vector const& columns,
+                                        Simd<float>::Vector const& sum) {
+  Simd<Bfloat16Pair>::Vector const factors = Simd<Bfloat16Pair>::Vector{} + factor.bits;
+  return _mm512_dpbf16_ps(sum, same_bits<__m512bh>(factors), same_bits<__m512bh>(columns));
+}
+#endif
+
 /// kTileRows rows of the product by kVectors vectors of columns, all of which stay in registers.
-template <class Real, int kVectors>
-inline void multiply_tile(Product<Real> const& product, std::int64_t row, std::int64_t column) {
+template <class Element, int kVectors>
+inline void multiply_tile(Product<Element> const& product, std::int64_t row, std::int64_t column) {
+  using Real = SumOf<Element>;
   using Vector = typename Simd<Real>::Vector;
   Vector sums[kTileRows][kVectors] = {};
-  Real const* a = product.a.data + row * product.a.row_stride;
-  Real const* b = product.b.data + column;
+  Element const* a = product.a.data + row * product.a.row_stride;
+  Element const* b = product.b.data + column;
   for (std::int64_t depth = 0; depth < product.depth; ++depth, a += product.a.column_stride, b += product.b.stride) {
-    Vector columns[kVectors];
+    typename Simd<Element>::Vector columns[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) columns[v] = load_vector(b + v * Simd<Real>::kLanes);
+    for (int v = 0; v < kVectors; ++v) columns[v] = load_vector(b + v * Simd<Element>::kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kTileRows; ++r) {
-      Real const factor = a[r * product.a.row_stride];
+      Element const factor = a[r * product.a.row_stride];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * columns[v];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(factor, columns[v], sums[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -40,19 +61,20 @@ inline void multiply_tile(Product<Real> const& product, std::int64_t row, std::i
 }
 
 /// All rows by at most kVectors vectors of columns.
-template <class Real, int kVectors = kTileVectors>
-inline void multiply_columns(Product<Real> const& product, std::int64_t column, std::int64_t vectors) {
+template <class Element, int kVectors = kTileVectors>
+inline void multiply_columns(Product<Element> const& product, std::int64_t column, std::int64_t vectors) {
   if constexpr (kVectors > 1)
-    if (vectors < kVectors) return multiply_columns<Real, kVectors - 1>(product, column, vectors);
-  for (std::int64_t row = 0; row < product.rows; row += kTileRows) multiply_tile<Real, kVectors>(product, row, column);
+    if (vectors < kVectors) return multiply_columns<Element, kVectors - 1>(product, column, vectors);
+  for (std::int64_t row = 0; row < product.rows; row += kTileRows)
+    multiply_tile<Element, kVectors>(product, row, column);
 }
 
-template <class Real>
-void multiply(Product<Real> const& product) {
-  constexpr std::int64_t kLanes = Simd<Real>::kLanes;
+template <class Element>
+void multiply(Product<Element> const& product) {
+  constexpr std::int64_t kLanes = Simd<Element>::kLanes;
   for (std::int64_t column = 0; column < product.columns; column += kTileVectors * kLanes) {
     std::int64_t const vectors = (product.columns - column + kLanes - 1) / kLanes;
-    multiply_columns<Real>(product, column, vectors < kTileVectors ? vectors : kTileVectors);
+    multiply_columns<Element>(product, column, vectors < kTileVectors ? vectors : kTileVectors);
   }
 }
 

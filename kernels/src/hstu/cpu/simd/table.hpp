@@ -7,15 +7,17 @@
 namespace headway::kernels::hstu {
 namespace {
 
-template <class Real>
-constexpr BlockKernels<Real> table_of(char const* instruction_set) {
+template <class Element>
+constexpr BlockKernels<Element> table_of(char const* instruction_set) {
+  using Real = SumOf<Element>;
   return {.instruction_set = instruction_set,
-          .multiply = multiply<Real>,
+          .multiply = multiply<Element>,
           .weigh = weigh<Real>,
           .weigh_with_gradient = weigh_with_gradient<Real>,
           .load = load,
+          .load_deep = load_deep,
           .store = store,
-          .transpose = transpose<Real>};
+          .transpose = transpose<Element>};
 }
 
 }  // namespace

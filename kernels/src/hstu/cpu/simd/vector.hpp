@@ -49,10 +49,16 @@ struct Simd<double> {
   static constexpr int kTerms = 14;
 };
 
+template <>
+struct Simd<Bfloat16Pair> {
+  typedef std::uint32_t Vector __attribute__((vector_size(kVectorBytes)));
+  static constexpr int kLanes = kVectorBytes / 4;
+};
+
 /// From memory of any alignment.
-template <class Real>
-inline typename Simd<Real>::Vector load_vector(Real const* from) {
-  typename Simd<Real>::Vector vector;
+template <class Element>
+inline typename Simd<Element>::Vector load_vector(Element const* from) {
+  typename Simd<Element>::Vector vector;
   __builtin_memcpy(&vector, from, sizeof vector);
   return vector;
 }
@@ -64,8 +70,8 @@ inline typename Simd<Real>::Integers load_integers(MaskIndex<Real> const* from) 
   return vector;
 }
 
-template <class Real>
-inline void store_vector(typename Simd<Real>::Vector const& vector, Real* to) {
+template <class Element>
+inline void store_vector(typename Simd<Element>::Vector const& vector, Element* to) {
   __builtin_memcpy(to, &vector, sizeof vector);
 }
 

@@ -1,0 +1,14 @@
+#include "hstu/cpu/instruction_sets.hpp"
+#include "hstu/cpu/simd/pairs.hpp"
+#include "hstu/cpu/simd/table.hpp"
+
+namespace headway::kernels::hstu {
+
+BlockKernels<Bfloat16Pair> avx512bf16_kernels() {
+  BlockKernels<Bfloat16Pair> kernels = table_of<Bfloat16Pair>("avx512bf16");
+  kernels.pair_rows = pair_rows;
+  kernels.pair_columns = pair_columns;
+  return kernels;
+}
+
+}  // namespace headway::kernels::hstu

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "hstu/cpu/aligned_buffer.hpp"
+#include "hstu/cpu/block_kernels.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels::hstu {
+
+/// A block of weights, or of gradients of scores, as a factor of products: where it lies, or rounded to pairs. Blocks
+/// have a row for each key, kBlockSize apart. Factors are valid until the next call.
+template <class Element>
+class WeightFactor {
+ public:
+  using Real = SumOf<Element>;
+
+  explicit WeightFactor(BlockKernels<Element> const& kernels) : kernels_(kernels) {}
+
+  Factor<Element> queries_by_keys(Real const* block, std::int64_t num_keys, std::int64_t num_queries) {
+    if constexpr (kIsSingle<Element>) {
+      return Factor<Element>{block, kBlockSize}.transposed();
+    } else {
+      kernels_.pair_rows(block, num_keys, num_queries, pairs_.data());
+      return Factor<Element>{pairs_.data(), kBlockSize}.transposed();
+    }
+  }
+
+  Factor<Element> keys_by_queries(Real const* block, std::int64_t num_keys, std::int64_t num_queries) {
+    if constexpr (kIsSingle<Element>) {
+      return {block, kBlockSize};
+    } else {
+      kernels_.pair_columns(block, num_keys, num_queries, pairs_.data());
+      return {pairs_.data(), kBlockSize / 2};
+    }
+  }
+
+ private:
+  BlockKernels<Element> const& kernels_;
+  AlignedBuffer<Element> pairs_{kIsSingle<Element> ? 0 : kBlockSize * kBlockSize / 2};
+};
+
+}  // namespace headway::kernels::hstu
