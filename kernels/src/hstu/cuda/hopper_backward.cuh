@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (TensorMap const* map : {&maps.query, &maps.grad_out, &maps.value, &maps.key}) prefetch_tensor_map(map);
   }
+  prepare_backward_time_table<Shape>(params);
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);

@@ -24,7 +24,6 @@ class HopperBackwardConsumer {
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), bias_(params, warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    prepare_backward_time_table<Shape>(params_);
     bias_.begin();
     while (true) {
       wait(&barriers().keys_full, keys_.parity);

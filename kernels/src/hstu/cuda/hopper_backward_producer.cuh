@@ -221,7 +221,6 @@ class HopperBackwardBiasProducer {
       : params_(params), state_(backward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
-    prepare_backward_time_table<Shape>(params_);
     for (RingPosition<2> tile;; tile.advance()) {
       wait(&state_.tile_known[tile.index], tile.parity);
       if (state_.tiles[tile.index].is_end) return;

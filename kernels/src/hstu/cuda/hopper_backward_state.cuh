@@ -185,14 +185,15 @@ enum BackwardBarrier : int {
   kTurnTaken = 6,
 };
 
-/// By all warpgroups but the first, and that one's last warp.
+/// By all threads, of which those of the first three warps have nothing to do. From one place in the code: warps that
+/// come to a barrier from several are diverged to compute-sanitizer.
 template <class Shape>
 __device__ __forceinline__ void prepare_backward_time_table(HopperBackwardParams const& params) {
   if constexpr (Shape::kHasBias) {
     HstuBias const& bias = params.bias;
-    if (!bias.has_time()) return;
     constexpr int kFilling = Shape::kThreads - 3 * kWarpThreads;
     int const thread = static_cast<int>(threadIdx.x) - (Shape::kThreads - kFilling);
+    if (!bias.has_time() || thread < 0) return;
     auto const meet = [] { sync_named(kTableFilled, kFilling); };
     backward_time_table<Shape>(bias).fill(bias, params.half_alpha, thread, kFilling, meet);
     meet();

@@ -15,7 +15,6 @@ class HopperBiasGradients {
       : params_(params), state_(backward_state<Shape>()), thread_(static_cast<std::int32_t>(threadIdx.x % 128)) {}
 
   __device__ __forceinline__ void run() {
-    prepare_backward_time_table<Shape>(params_);
     own_time_sums<Shape>().begin();
     for (std::uint32_t parity = 0;; parity ^= 1) {
       wait(&state_.keys_full, parity);
