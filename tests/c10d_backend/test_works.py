@@ -107,7 +107,9 @@ def set_a_shorter_timeout(rank: int) -> str:
 
 
 def test_a_timeout_may_be_set_later() -> None:
-    assert "timed out after 400 ms" in run_ranks(set_a_shorter_timeout, 2, timeout_s=60)[0]
+    message = run_ranks(set_a_shorter_timeout, 2, timeout_s=60)[0]
+    # The group says so, or the work that waits, which aborts it: whichever looks first.
+    assert "timed out after 400 ms" in message.lower(), message
 
 
 def profile(rank: int) -> list[str]:
