@@ -28,17 +28,17 @@ MEMBER = "headway_member"
 
 @dataclass(frozen=True)
 class Lookup:
-    """Keys of a batch and their rows, which may be given up or move."""
+    """Keys of a batch and their rows, which may be given up or move; the table may be replaced by a state's."""
 
     kernel: TableKernel
-    table: Table
+    table: Table  #: in which they were looked up
     unique: UniqueKeys
     rows_W: torch.Tensor
     generation: int  #: of the table, whose rows are where they were if it has the same one
 
     def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
         """(B, D): sums of vectors, one for each bag of the V keys; without ``offsets`` each key is a bag."""
-        return self.table.gather_bags(self.unique, self._current_rows(), offsets=offsets, weights=weights)
+        return self.kernel.table.gather_bags(self.unique, self._current_rows(), offsets=offsets, weights=weights)
 
     def learn(
         self, gradients_BD: torch.Tensor, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
@@ -46,7 +46,7 @@ class Lookup:
         """One update of the rows by gradients of what was handed out, which are added up in their order."""
         kernel = self.kernel
         kernel.updates += 1
-        self.table.update_bags(
+        kernel.table.update_bags(
             self.unique.keys,
             self._current_rows(),
             self.unique,
@@ -59,10 +59,11 @@ class Lookup:
         kernel.begin_step()
 
     def _current_rows(self) -> torch.Tensor:
-        """(W,): of the keys, which are found again if rows may have been given up or moved since."""
-        if self.table.generation == self.generation:
+        """(W,): of the keys, which are found again if rows may have been given up or moved, or the table replaced."""
+        table = self.kernel.table
+        if table is self.table and table.generation == self.generation:
             return self.rows_W
-        rows_W, _ = self.table.find(self.unique.keys)
+        rows_W, _ = table.find(self.unique.keys)
         return rows_W
 
 
