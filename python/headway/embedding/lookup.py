@@ -13,22 +13,28 @@ from headway._embedding import Table, UniqueKeys
 from headway.embedding.split_counts import SplitCounts
 
 
+@dataclass(frozen=True)
+class FoundRows:
+    """Rows of keys in a table, which may be given up or move, or get another table in the place of theirs."""
+
+    table: Table
+    rows_W: torch.Tensor
+    generation: int  #: of the table, when they were found
+
+    def are_of(self, table: Table) -> bool:
+        """Whether ``table`` has the keys in these rows still."""
+        return self.table is table and self.generation == table.generation
+
+
 @dataclass
 class Part:
     """What a lookup has of one merged table."""
 
-    table: Table
     unique: UniqueKeys  #: of this rank's keys; where there are several ranks, by owner
     sent_R: list[int] = field(default_factory=list)  #: keys for each owner
     received_R: list[int] = field(default_factory=list)  #: keys from each rank
     received: UniqueKeys | None = None  #: of the keys that this rank owns
-    rows_W: torch.Tensor | None = None
-    generation: int = -1  #: of the table, when the rows were found
-
-    def has_rows_of(self, table: Table) -> bool:
-        """Whether the rows are those of the keys in ``table``: none was given up or moved since they were found, and
-        ``load()`` has put no other table there."""
-        return self.table is table and self.generation == table.generation
+    found: FoundRows | None = None  #: of ``received``
 
 
 @dataclass

@@ -24,7 +24,7 @@ from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
 from headway.embedding.key_words import keys_of, messages_of
-from headway.embedding.lookup import Lookup, Part
+from headway.embedding.lookup import FoundRows, Lookup, Part
 from headway.embedding.rank_pieces import all_to_all_arguments, by_group
 from headway.embedding.split_counts import SplitCounts
 from headway.embedding.traffic import TrafficCounts, TrafficName, number_of
@@ -73,9 +73,10 @@ class ShardedLookup:
 
     def begin(self, keys_G: Sequence[Keys], *, inserts: bool) -> Lookup:
         """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
+        assert len(keys_G) == len(self.tables), "keys of each table"
         parts, counts_GR = [], []
-        for table, keys in zip(self.tables, keys_G, strict=True):
-            part = Part(table, self._unique(keys, stages=("first", "both")))
+        for keys in keys_G:
+            part = Part(self._unique(keys, stages=("first", "both")))
             if self._num_ranks > 1:
                 part.unique, counts_R = self._deduplicator.sort_by_owner(part.unique, self._num_ranks)
                 counts_GR.append(counts_R)
@@ -90,13 +91,12 @@ class ShardedLookup:
         self._take_counts(lookup)
         vectors_V, refused_G = [], []
         for part, table, keys in zip(lookup.parts, self.tables, self._exchange_keys(lookup), strict=True):
-            part.table = table  # load() may have put another one there since begin().
             part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
-            part.rows_W, statuses_W = part.table.find_or_insert(owned) if lookup.inserts else part.table.find(owned)
-            part.generation = part.table.generation
+            rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
+            part.found = FoundRows(table, rows_W, table.generation)
             if not self._are_in_rows(part):
-                vectors_V.append(part.table.gather_bags(part.received, part.rows_W))
+                vectors_V.append(table.gather_bags(part.received, rows_W))
             if self._counts_refused:
                 refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
             self.traffic.add("keys_received", number_of(keys))
@@ -127,21 +127,21 @@ class ShardedLookup:
         part = lookup.parts[number]
         if self._are_in_rows(part):
             rows_W = self._rows_to_read(part, number)
-            return part.table.gather_bags(part.unique, rows_W, offsets=offsets, weights=weights)
+            return self.tables[number].gather_bags(part.unique, rows_W, offsets=offsets, weights=weights)
         return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
 
     def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
         """(U, D): those of the unique keys of table ``number``."""
         part = lookup.parts[number]
         if self._are_in_rows(part):
-            return part.table.gather(part.unique.keys, self._rows_to_read(part, number))
+            return self.tables[number].gather(part.unique.keys, self._rows_to_read(part, number))
         return lookup.vectors_UD[number]
 
     def _rows_to_read(self, part: Part, number: int) -> torch.Tensor:
-        assert part.rows_W is not None, "finish() has found rows"
-        if not part.has_rows_of(self.tables[number]):
+        assert part.found is not None, "finish() has found rows"
+        if not part.found.are_of(self.tables[number]):
             raise RuntimeError("rows of a table were given up, moved or replaced between a lookup and its vectors")
-        return part.rows_W
+        return part.found.rows_W
 
     def _are_in_rows(self, part: Part) -> bool:
         """Vectors need not be copied, as nobody else has any."""
@@ -193,8 +193,8 @@ class ShardedLookup:
         if self._num_ranks == 1:
             return gradients_UD, [gradients is not None for gradients in gradients_UD]
         values = [
-            torch.zeros(len(part.unique), part.table.dim, device=self._device) if gradients is None else gradients
-            for part, gradients in zip(lookup.parts, gradients_UD, strict=True)
+            torch.zeros(len(part.unique), table.dim, device=self._device) if gradients is None else gradients
+            for part, table, gradients in zip(lookup.parts, self.tables, gradients_UD, strict=True)
         ]
         is_there = tensor_on(self._device, [gradients is not None for gradients in gradients_UD], torch.float32)
         received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
@@ -204,12 +204,13 @@ class ShardedLookup:
 
     def update(self, table: Table, gradients: Sequence[Gradient], *, lr: float, step: int, divisor: float) -> None:
         """One step of the optimizer with the gradients of one or more lookups of ``table``."""
-        part, keys, rows_W = gradients[0].part, gradients[0].keys, gradients[0].part.rows_W
-        assert rows_W is not None, "gradients come after vectors"
+        keys, found = gradients[0].keys, gradients[0].part.found
+        assert found is not None, "gradients come after vectors"
+        rows_W = found.rows_W
         is_repeated = len(gradients) > 1 or self._has_duplicates()
         if is_repeated:
             keys, values_WD = self._sum_of(gradients)
-        if is_repeated or not part.has_rows_of(table):
+        if is_repeated or not found.are_of(table):
             rows_W, _ = table.find(keys)
         if is_repeated:
             table.update(keys, rows_W, divided(values_WD, divisor), lr=lr, step=step)

@@ -17,6 +17,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from headway._embedding import KeyStatus, Table, UniqueKeys, Workers
+from headway.embedding.lookup import FoundRows
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
 from headway.embedding.table_records import TablePart
@@ -31,10 +32,8 @@ class Lookup:
     """Keys of a batch and their rows, which may be given up or move; the table may be replaced by a state's."""
 
     kernel: TableKernel
-    table: Table  #: in which they were looked up
     unique: UniqueKeys
-    rows_W: torch.Tensor
-    generation: int  #: of the table, whose rows are where they were if it has the same one
+    found: FoundRows
 
     def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
         """(B, D): sums of vectors, one for each bag of the V keys; without ``offsets`` each key is a bag."""
@@ -61,8 +60,8 @@ class Lookup:
     def _current_rows(self) -> torch.Tensor:
         """(W,): of the keys, which are found again if rows may have been given up or moved, or the table replaced."""
         table = self.kernel.table
-        if table is self.table and table.generation == self.generation:
-            return self.rows_W
+        if self.found.are_of(table):
+            return self.found.rows_W
         rows_W, _ = table.find(self.unique.keys)
         return rows_W
 
@@ -116,7 +115,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
     def forward(self, unique: UniqueKeys) -> Lookup:
         look = self.table.find_or_insert if self.training else self.table.find
         rows_W, self._statuses_W = look(unique.keys)
-        return Lookup(self, self.table, unique, rows_W, generation=self.table.generation)
+        return Lookup(self, unique, FoundRows(self.table, rows_W, self.table.generation))
 
     def refused(self) -> torch.Tensor:
         """(): how many keys of the last lookup got no row."""
