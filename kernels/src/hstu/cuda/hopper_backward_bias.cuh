@@ -33,14 +33,14 @@ class HopperBackwardBias {
   __device__ __forceinline__ void end() const { time_gradients_.end(); }
 
   [[nodiscard]] __device__ __forceinline__ Strip wait_for(Queries const& queries) const {
-    wait(&state_.bias_full[stage_of(queries)], state_.blocks[queries.index].bias_parity);
+    wait_for_block(queries);
     TimeBias const& bias = block_of(queries).time_bias;
     Strip strip{bias.strips[warp()], {}};
     bias.bias[warp()].load_below(strip.below);
     return strip;
   }
   __device__ __forceinline__ void pass_over(Queries const& queries) const {
-    wait(&state_.bias_full[stage_of(queries)], state_.blocks[queries.index].bias_parity);
+    wait_for_block(queries);
     release(&state_.bias_empty[stage_of(queries)]);
   }
   /// While products run.
@@ -80,6 +80,9 @@ class HopperBackwardBias {
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t stage_of(Queries const& queries) {
     return HopperBackwardState<Shape>::bias_stage_of(queries);
+  }
+  __device__ __forceinline__ void wait_for_block(Queries const& queries) const {
+    wait(&state_.bias_full[stage_of(queries)], state_.blocks[queries.index].bias_parity);
   }
   [[nodiscard]] __device__ __forceinline__ BiasBlock<Shape> const& block_of(Queries const& queries) const {
     return state_.bias_blocks[stage_of(queries)];
