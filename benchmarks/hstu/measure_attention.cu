@@ -96,6 +96,7 @@ std::vector<AttentionPoint> points() {
   for (std::int64_t const length : {128, 256, 512, 1024, 8192}) {
     points.push_back(fixed(std::max<std::int64_t>(65536 / length, 4), length, 128));
   }
+  for (std::int64_t const length : {128, 256, 512}) points.push_back(fixed(32, length, 128));
   for (std::int32_t const dim : {32, 64, 256}) points.push_back(fixed(32, 2048, dim));
   for (AttentionPoint point : {fixed(32, 2048, 128), long_tail(256)}) {
     point.is_deterministic = true;

@@ -68,6 +68,9 @@ inline void store_four(void* address, std::uint32_t const (&words)[4]) {
   std::memcpy(address, words, sizeof words);
 }
 
+inline float4 load_kept(float4 const* address) { return *address; }
+inline void store_kept(float4* address, float4 values) { *address = values; }
+
 inline float tanh_approximate(float x) { return std::tanh(x); }
 
 #else
@@ -113,10 +116,38 @@ __device__ __forceinline__ void add_four(float* address, float4 values) {
                : "memory");
 }
 
-/// Stores to global memory, 16-byte aligned, by one instruction: of an assignment the compiler may make four.
+/// Stores to global memory, 16-byte aligned, by one instruction: of an assignment the compiler may make four. What is
+/// stored leaves the L2 cache before what others read again.
 __device__ __forceinline__ void store_four(void* address, std::uint32_t const (&words)[4]) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-               "r"(words[3])
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+/// In which order the L2 cache gives its lines up.
+[[nodiscard]] __device__ __forceinline__ std::uint64_t evicted_first() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+[[nodiscard]] __device__ __forceinline__ std::uint64_t evicted_last() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// In global memory, and in the L2 cache as long as possible.
+[[nodiscard]] __device__ __forceinline__ float4 load_kept(float4 const* address) {
+  float4 values;
+  asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "l"(address), "l"(evicted_last())
+               : "memory");
+  return values;
+}
+__device__ __forceinline__ void store_kept(float4* address, float4 values) {
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address), "f"(values.x),
+               "f"(values.y), "f"(values.z), "f"(values.w), "l"(evicted_last())
                : "memory");
 }
 

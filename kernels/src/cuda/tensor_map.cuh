@@ -12,13 +12,17 @@
 
 namespace headway::kernels {
 
+/// Whether others will read a tile from the L2 cache soon: what is read once leaves it first.
+enum class TileReads : std::uint8_t { kOnce, kOften };
+
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 using TensorMap = device_emulator::TensorMap;
 
 inline void prefetch_tensor_map(TensorMap const*) {}
-inline void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0, std::int32_t c1,
-                      std::int32_t c2, std::int32_t c3) {
+template <TileReads kReads = TileReads::kOften>
+void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0, std::int32_t c1, std::int32_t c2,
+               std::int32_t c3) {
   device_emulator::load_tile(shared, map, barrier, {c0, c1, c2, c3});
 }
 inline void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
@@ -44,8 +48,17 @@ __device__ __forceinline__ void prefetch_tensor_map(TensorMap const* map) {
 }
 
 /// Starts the copy of the box at these coordinates; `barrier` gets its bytes. Outside the tensor there are zeros.
+template <TileReads kReads = TileReads::kOften>
 __device__ __forceinline__ void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0,
                                           std::int32_t c1, std::int32_t c2, std::int32_t c3) {
+  if constexpr (kReads == TileReads::kOnce) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(evicted_first())
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(shared)),

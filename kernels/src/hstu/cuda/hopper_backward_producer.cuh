@@ -44,6 +44,9 @@ class HopperBackwardProducer {
 
  private:
   using Blocks = VisibleBlocks<QueriesThatSee, Shape::kBlockQueries>;
+  /// A block of threads that takes a sequence reads queries for each of its tiles of keys, but soon, and needs the
+  /// cache for sums.
+  static constexpr TileReads kReads = Shape::kTakesSequences ? TileReads::kOnce : TileReads::kOften;
 
   [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
@@ -113,7 +116,7 @@ class HopperBackwardProducer {
       auto const row = static_cast<std::int32_t>(tile.sequence.first_key_row) + tile.first_key;
       arrive_expecting(full, Shape::KeyTile::kBytes);
       std::byte* const to = shared_memory() + keys_.index * Shape::kKeyStageBytes + at;
-      load_tile(to, map, full, 0, row, 0, tile.head);
+      load_tile<kReads>(to, map, full, 0, row, 0, tile.head);
     }
     __syncwarp();
   }
@@ -132,10 +135,10 @@ class HopperBackwardProducer {
     if (is_first_lane()) {
       auto const row = static_cast<std::int32_t>(tile.sequence.first_query_row) + first_query;
       expect(&state_.queries_full[i], 2 * Shape::QueryTile::kBytes);
-      load_tile(shared_memory() + Shape::kQueriesAt + i * Shape::QueryTile::kBytes, &maps_.query,
-                &state_.queries_full[i], 0, row, 0, tile.head);
-      load_tile(shared_memory() + Shape::kGradsAt + i * Shape::QueryTile::kBytes, &maps_.grad_out,
-                &state_.queries_full[i], 0, row, 0, tile.head);
+      load_tile<kReads>(shared_memory() + Shape::kQueriesAt + i * Shape::QueryTile::kBytes, &maps_.query,
+                        &state_.queries_full[i], 0, row, 0, tile.head);
+      load_tile<kReads>(shared_memory() + Shape::kGradsAt + i * Shape::QueryTile::kBytes, &maps_.grad_out,
+                        &state_.queries_full[i], 0, row, 0, tile.head);
     }
     __syncwarp();
     describe_queries(i, first_query);

@@ -23,9 +23,10 @@ namespace headway::kernels {
   return most_tiles(args, args.sequences.num_keys, args.sequences.max_keys, block_keys);
 }
 
-/// So many sequences have keys and values of about half the L2 cache of an H100 or H200 (50 MB).
+/// So many sequences have keys and values of a third of the L2 cache of an H100 or H200 (50 MB): its halves may both
+/// hold a line, and queries pass through it.
 [[nodiscard]] inline std::int32_t sequences_in_cache(HstuForwardArgs const& args) {
-  constexpr std::int64_t kCacheBytes = 24 << 20;
+  constexpr std::int64_t kCacheBytes = 16 << 20;
   std::int64_t const bytes =
       std::max<std::int64_t>(args.sequences.num_keys * args.num_heads * (args.dim + args.value_dim) * 2, 1);
   std::int64_t const fitting = kCacheBytes * args.sequences.num_sequences / bytes;

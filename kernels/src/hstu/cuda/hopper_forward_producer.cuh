@@ -59,8 +59,8 @@ class HopperForwardQueryProducer {
     wait(&state_.query_empty[i], query_.parity ^ 1);
     if (is_first_lane()) {
       arrive_expecting(&state_.query_full[i], Shape::QueryTile::kBytes);
-      load_tile(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i], 0,
-                static_cast<std::int32_t>(first_row), 0, tile.head);
+      load_tile<TileReads::kOnce>(shared_memory() + i * Shape::QueryTile::kBytes, &maps_.query, &state_.query_full[i],
+                                  0, static_cast<std::int32_t>(first_row), 0, tile.head);
     }
     __syncwarp();
     tile_.advance();

@@ -32,7 +32,7 @@ class HopperOwnQuerySums {
     float4 const* const kept = kept_sums(place);
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i) {
-      float4 const four = kept[128 * i];
+      float4 const four = load_kept(kept + 128 * i);
       sums[4 * i] = four.x;
       sums[4 * i + 1] = four.y;
       sums[4 * i + 2] = four.z;
@@ -47,7 +47,7 @@ class HopperOwnQuerySums {
     float4* const kept = kept_sums(place);
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i) {
-      kept[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+      store_kept(kept + 128 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
     }
   }
 
