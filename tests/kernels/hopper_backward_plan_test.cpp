@@ -32,7 +32,7 @@ TEST(BackwardWork, IsSequencesWhereTheyAreShort) {
 
 TEST(BackwardWork, IsTilesForDimsWithoutKernelsForSequences) {
   EXPECT_EQ(work_of(batch(200, 128, 32)), BackwardWork::kTiles);
-  EXPECT_EQ(work_of(batch(200, 128, 64)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(200, 128, 64)), BackwardWork::kSequencesOfATile);
 }
 
 TEST(BackwardWork, IsSequencesWhereHeadsOfThemFillRoundsOfAllMultiprocessors) {
@@ -45,9 +45,9 @@ TEST(BackwardWork, IsSequencesWhereHeadsOfThemFillRoundsOfAllMultiprocessors) {
 }
 
 TEST(BackwardWork, IsSequencesWhereverTheyAreOfOneTile) {
-  EXPECT_EQ(work_of(batch(1, 128)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(1, 128)), BackwardWork::kSequencesOfATile);
   EXPECT_EQ(work_of(batch(1, 129)), BackwardWork::kTiles);
-  EXPECT_EQ(work_of(batch(1, 64, 256)), BackwardWork::kSequences);
+  EXPECT_EQ(work_of(batch(1, 64, 256)), BackwardWork::kSequencesOfATile);
   EXPECT_EQ(work_of(batch(1, 65, 256)), BackwardWork::kTiles);
 }
 
@@ -59,7 +59,7 @@ TEST(HopperBackwardWorkspace, HasForSequencesTheSumsOfOneForEachMultiprocessor) 
 }
 
 TEST(HopperBackwardWorkspace, HasNoSumsForSequencesOfOneTile) {
-  HopperBackwardWorkspace const places(batch(1000, 128), BackwardWork::kSequences, kMultiprocessors);
+  HopperBackwardWorkspace const places(batch(1000, 128), BackwardWork::kSequencesOfATile, kMultiprocessors);
   EXPECT_EQ(places.size_bytes, places.query_sums_at);
 }
 

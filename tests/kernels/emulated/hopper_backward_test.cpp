@@ -196,6 +196,16 @@ TEST(HopperBackwardOfSequencesOnce, GivesTheSameBitsWhicheverBlockOfThreadsTakes
   }
 }
 
+/// Also with more tiles, which kernels for one could take, too.
+TEST(HopperBackwardOfSequencesOnce, GivesTheGradientsOfTheOracleWhereTheyAreOfATile) {
+  for (AttentionCase const& of : few_short_sequences()) {
+    SCOPED_TRACE(of.name);
+    for (AsyncTiming const timing : {AsyncTiming::kEarly, AsyncTiming::kLate, AsyncTiming::kLastLag}) {
+      expect_gradients_are_right<Bfloat16, BackwardWork::kSequencesOfATile>(of, {timing}, 6e-3);
+    }
+  }
+}
+
 TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIsSaidToBe) {
   AttentionCase of{.name = "Longer", .num_queries = {60, 200}, .num_keys = {60, 200}, .dim = 128};
   AttentionTensors tensors = tensors_of<Bfloat16>(of);

@@ -192,7 +192,7 @@ class HopperBackwardConsumer {
     std::uint32_t const grads = address_of(Shape::kScoresAt + before.index * Shape::ScoreTile::kBytes +
                                            first_key * Shape::ScoreTile::kRowBytes);
     std::uint32_t const keys = address_of_keys(first_key * Shape::KeyTile::kRowBytes);
-    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place);
+    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place, tile());
     pin_registers(sums);
     begin_products();
 #pragma unroll

@@ -56,10 +56,12 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
 template <class T, int kDim, BackwardWork kWork>
 void launch_hopper_backward_of(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuBias const& bias = args.forward.bias;
+  // Only without a bias, and in few columns, something is gained where there is one tile.
+  constexpr BackwardWork kUsualWork = kWork == BackwardWork::kSequencesOfATile ? BackwardWork::kSequences : kWork;
   if constexpr (kDim == 256) {
-    launch_hopper_backward<T, HopperWideBackwardShape<kWork>>(args, stream, workspace);
+    launch_hopper_backward<T, HopperWideBackwardShape<kUsualWork>>(args, stream, workspace);
   } else if (bias.has_position() || bias.has_time()) {
-    launch_hopper_backward<T, HopperBackwardShape<kDim, true, kWork>>(args, stream, workspace);
+    launch_hopper_backward<T, HopperBackwardShape<kDim, true, kUsualWork>>(args, stream, workspace);
   } else {
     launch_hopper_backward<T, HopperBackwardShape<kDim, false, kWork>>(args, stream, workspace);
   }
@@ -72,6 +74,9 @@ void hopper_backward_of_dim(HstuBackwardArgs const& args, CudaStream stream, voi
     if constexpr (takes_sequences(kDim)) {
       if (work == BackwardWork::kSequences) {
         return launch_hopper_backward_of<T, kDim, BackwardWork::kSequences>(args, stream, workspace);
+      }
+      if (work == BackwardWork::kSequencesOfATile) {
+        return launch_hopper_backward_of<T, kDim, BackwardWork::kSequencesOfATile>(args, stream, workspace);
       }
     }
     launch_hopper_backward_of<T, kDim, BackwardWork::kTiles>(args, stream, workspace);

@@ -6,9 +6,9 @@
 
 namespace headway::kernels {
 
-/// What a block of threads takes at a time: a tile of keys, or a head of a sequence with all its tiles of keys. With
-/// the latter no other block adds to the gradients of its queries.
-enum class BackwardWork : std::uint8_t { kTiles, kSequences };
+/// What a block of threads takes at a time: a tile of keys, or a head of a sequence with all its tiles of keys, or with
+/// the only one. With the latter two no other block adds to the gradients of its queries.
+enum class BackwardWork : std::uint8_t { kTiles, kSequences, kSequencesOfATile };
 
 /// What the kernels of the backward pass are given beside maps.
 struct HopperBackwardParams {

@@ -16,15 +16,15 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
 /// Whether there are kernels for that: a warpgroup has half of the columns, and 16 are too few for store_rows().
 [[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim >= 64; }
 
-/// Sequences where they are short, so that the sums of all blocks of threads (35 MB on an H100 or H200) stay in the L2
-/// cache, and enough to keep the device busy: rounds of one for each multiprocessor are full to three quarters at
-/// least.
+/// Sequences where they are short, so that the L2 cache holds most sums of all blocks of threads (17 MB on an H100 or
+/// H200 are not in shared memory), and enough to keep the device busy: rounds of one for each multiprocessor are full
+/// to three quarters at least.
 [[nodiscard]] inline BackwardWork backward_work(HstuForwardArgs const& args, std::int32_t num_multiprocessors) {
   constexpr std::int64_t kMostKeys = 512, kMostElements = 512 * 128;
   HstuSequences const& sequences = args.sequences;
   std::int64_t const most_keys = std::min(kMostKeys, kMostElements / args.dim);
   if (!takes_sequences(args.dim) || sequences.max_keys > most_keys) return BackwardWork::kTiles;
-  if (sequences.max_keys <= backward_block_keys(args.dim)) return BackwardWork::kSequences;  // They are tiles.
+  if (sequences.max_keys <= backward_block_keys(args.dim)) return BackwardWork::kSequencesOfATile;
   std::int64_t const pieces = sequences.num_sequences * args.num_heads;
   std::int64_t const rounds = (pieces + num_multiprocessors - 1) / num_multiprocessors;
   return 4 * pieces >= 3 * rounds * num_multiprocessors ? BackwardWork::kSequences : BackwardWork::kTiles;

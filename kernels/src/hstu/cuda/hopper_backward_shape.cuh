@@ -14,7 +14,7 @@ template <int kDim_, bool kHasBias_, BackwardWork kWork_ = BackwardWork::kTiles>
 struct HopperBackwardShape {
   static constexpr bool kIsWide = false;
   static constexpr BackwardWork kWork = kWork_;
-  static constexpr bool kTakesSequences = kWork == BackwardWork::kSequences;
+  static constexpr bool kTakesSequences = kWork != BackwardWork::kTiles;
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
@@ -23,9 +23,11 @@ struct HopperBackwardShape {
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;
   static constexpr int kStages = 2;  ///< Of queries.
-  /// Of keys and values: the next come beside the present ones where there is room. Short sequences have few queries in
-  /// whose time they could come.
-  static constexpr int kKeyStages = kTakesSequences && !kHasBias ? 2 : 1;
+  /// Of keys and values: the next come beside the present ones where sums need no room, as there is but one tile.
+  static constexpr int kKeyStages = kWork == BackwardWork::kSequencesOfATile && !kHasBias ? 2 : 1;
+  /// So many of the last blocks of queries of a sequence, which most tiles of keys add to, have their sums in shared
+  /// memory where there is room.
+  static constexpr int kNearBlocks = kWork != BackwardWork::kSequences || kHasBias ? 0 : kDim == 64 ? 6 : 2;
   /// What a bias needs is prepared ahead, and stays until its gradients have been added up.
   static constexpr int kBiasStages = 2 * kStages;
   /// Of the gradients of queries a warpgroup computes the part of its keys, or where registers and the traffic of sums
@@ -53,7 +55,8 @@ struct HopperBackwardShape {
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
-  static constexpr std::uint32_t kStateAt = kQuerySumsAt + (kTakesSequences ? 0 : kConsumers * kQuerySums * 4);
+  static constexpr std::uint32_t kStateAt =
+      kQuerySumsAt + (kTakesSequences ? kNearBlocks : 1) * kConsumers * kQuerySums * 4;
 };
 
 /// The same for rows so wide that a warpgroup has room for half of the columns of all gradients only. Of scores each
@@ -62,7 +65,7 @@ template <BackwardWork kWork_ = BackwardWork::kTiles>
 struct HopperWideBackwardShape {
   static constexpr bool kIsWide = true;
   static constexpr BackwardWork kWork = kWork_;
-  static constexpr bool kTakesSequences = kWork == BackwardWork::kSequences;
+  static constexpr bool kTakesSequences = kWork != BackwardWork::kTiles;
   static constexpr int kDim = 256;
   static constexpr bool kHasBias = false;
   static constexpr int kConsumers = 2;  ///< Warpgroups that compute.
@@ -71,6 +74,7 @@ struct HopperWideBackwardShape {
   static constexpr int kBlockQueries = 64;
   static constexpr int kStages = 2;  ///< Of queries.
   static constexpr int kKeyStages = 1;
+  static constexpr int kNearBlocks = 0;
   static constexpr int kBiasStages = 1;  ///< There is no bias.
   static constexpr int kQuerySumColumns = kDim / 2;
   static constexpr int kAdders = 1;
@@ -89,7 +93,8 @@ struct HopperWideBackwardShape {
   static constexpr std::uint32_t kGradsAt = kQueriesAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kWeightsAt = kGradsAt + kStages * QueryTile::kBytes;
   static constexpr std::uint32_t kScoresAt = kWeightsAt + kStages * ScoreTile::kBytes;
-  static constexpr std::uint32_t kStateAt = kScoresAt + kStages * ScoreTile::kBytes;
+  static constexpr std::uint32_t kQuerySumsAt = kScoresAt + kStages * ScoreTile::kBytes;
+  static constexpr std::uint32_t kStateAt = kQuerySumsAt;
 };
 
 }  // namespace headway::kernels

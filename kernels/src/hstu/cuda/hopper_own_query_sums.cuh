@@ -25,18 +25,27 @@ class HopperOwnQuerySums {
       : params_(params), warpgroup_(warpgroup) {}
 
   /// What the tiles before have given.
-  __device__ __forceinline__ void begin(float (&sums)[kSums], OwnSumsPlace const& place) const {
+  __device__ __forceinline__ void begin(float (&sums)[kSums], OwnSumsPlace const& place,
+                                        KeyTileInfo const& tile) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0;
     if (!place.has_before) return;
-    float4 const* const kept = kept_sums(place);
+    auto const load = [&sums](auto four_at) {
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) {
-      float4 const four = load_kept(kept + 128 * i);
-      sums[4 * i] = four.x;
-      sums[4 * i + 1] = four.y;
-      sums[4 * i + 2] = four.z;
-      sums[4 * i + 3] = four.w;
+      for (int i = 0; i < kSums / 4; ++i) {
+        float4 const four = four_at(128 * i);
+        sums[4 * i] = four.x;
+        sums[4 * i + 1] = four.y;
+        sums[4 * i + 2] = four.z;
+        sums[4 * i + 3] = four.w;
+      }
+    };
+    if (std::int32_t const behind = blocks_behind(place, tile); behind < Shape::kNearBlocks) {
+      float4 const* const near = near_sums(behind);
+      load([near](int i) { return near[i]; });
+    } else {
+      float4 const* const kept = kept_sums(place);
+      load([kept](int i) { return load_kept(kept + i); });
     }
   }
 
@@ -44,10 +53,18 @@ class HopperOwnQuerySums {
   __device__ __forceinline__ void finish(float const (&sums)[kSums], OwnSumsPlace const& place,
                                          KeyTileInfo const& tile) const {
     if (!place.has_behind) return store(sums, place, tile);
-    float4* const kept = kept_sums(place);
+    auto const keep = [&sums](auto set_four_at) {
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) {
-      store_kept(kept + 128 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+      for (int i = 0; i < kSums / 4; ++i) {
+        set_four_at(128 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+      }
+    };
+    if (std::int32_t const behind = blocks_behind(place, tile); behind < Shape::kNearBlocks) {
+      float4* const near = near_sums(behind);
+      keep([near](int i, float4 four) { near[i] = four; });
+    } else {
+      float4* const kept = kept_sums(place);
+      keep([kept](int i, float4 four) { store_kept(kept + i, four); });
     }
   }
 
@@ -60,6 +77,17 @@ class HopperOwnQuerySums {
                         mask.num_queries, scale);
     to_query.data += Shape::kQuerySumColumns * warpgroup_;
     store_rows<T>(sums, to_query);
+  }
+
+  /// Blocks of queries of the sequence behind this one.
+  [[nodiscard]] static __device__ __forceinline__ std::int32_t blocks_behind(OwnSumsPlace const& place,
+                                                                             KeyTileInfo const& tile) {
+    return (tile.sequence.mask.num_queries - 1) / Shape::kBlockQueries - place.first_query / Shape::kBlockQueries;
+  }
+
+  [[nodiscard]] __device__ __forceinline__ float4* near_sums(std::int32_t behind) const {
+    return reinterpret_cast<float4*>(shared_memory() + Shape::kQuerySumsAt) +
+           (2 * behind + warpgroup_) * (Shape::kQuerySums / 4) + threadIdx.x % 128;
   }
 
   [[nodiscard]] __device__ __forceinline__ float4* kept_sums(OwnSumsPlace const& place) const {

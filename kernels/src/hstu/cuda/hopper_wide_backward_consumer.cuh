@@ -188,7 +188,7 @@ class HopperWideBackwardConsumer {
   __device__ __forceinline__ void start_query_sums(float (&sums)[kSums], SumsPlace const& place) const {
     std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.previous().index * Shape::ScoreTile::kBytes);
     std::uint32_t const keys = address_of(0);
-    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place);
+    if constexpr (Shape::kTakesSequences) own_sums().begin(sums, place, tile());
     pin_registers(sums);
     begin_products();
 #pragma unroll
