@@ -10,7 +10,8 @@ namespace headway::kernels {
 
 /// Sums for the gradients of queries where a block of threads goes through all tiles of keys of a sequence: nobody else
 /// adds to them, and of a block of queries a thread has the same sums at each tile. Between two tiles they are in
-/// memory that the thread alone uses, so nothing waits for it; and that is as little as the L2 cache holds.
+/// memory that the thread alone uses, so nothing waits for it: of the last blocks of queries (Shape::kNearBlocks)
+/// shared memory, of others global memory that should stay in the L2 cache.
 ///
 /// Example: causal, 300 tokens. Queries 0 to 127 see tile 0 only: their sums become gradients at once. Queries 256 to
 /// 299 see three tiles: after tile 0 their sums are kept, for tile 1 loaded and kept again, for tile 2 loaded and, with
