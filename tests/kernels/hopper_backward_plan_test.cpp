@@ -63,6 +63,13 @@ TEST(HopperBackwardWorkspace, HasNoSumsForSequencesOfOneTile) {
   EXPECT_EQ(places.size_bytes, places.query_sums_at);
 }
 
+TEST(HopperBackwardWorkspace, IsNotClearedWhereEachMultiprocessorHasOneSequenceAtMost) {
+  for (BackwardWork const work : {BackwardWork::kSequences, BackwardWork::kSequencesOfATile}) {
+    EXPECT_EQ(HopperBackwardWorkspace(batch(50, 128), work, kMultiprocessors).cleared_bytes, 0);
+    EXPECT_GT(HopperBackwardWorkspace(batch(51, 128), work, kMultiprocessors).cleared_bytes, 0);
+  }
+}
+
 TEST(HopperBackwardWorkspace, HasTurnsForTilesOnly) {
   HstuForwardArgs args = batch(200, 300);
   args.options.determinism = Determinism::kDeterministic;

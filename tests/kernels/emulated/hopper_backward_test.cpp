@@ -206,6 +206,12 @@ TEST(HopperBackwardOfSequencesOnce, GivesTheGradientsOfTheOracleWhereTheyAreOfAT
   }
 }
 
+TEST(HopperBackwardOfSequencesOnce, GivesTheGradientsOfTheOracleWhereEachBlockOfThreadsTakesOne) {
+  AttentionCase of{.name = "Few", .num_queries = {60, 200}, .num_keys = {60, 200}, .dim = 128};
+  expect_gradients_are_right<Bfloat16, BackwardWork::kSequences>(of, {AsyncTiming::kLate, 8}, 6e-3);
+  expect_gradients_are_right<Bfloat16, BackwardWork::kSequencesOfATile>(of, {AsyncTiming::kLate, 8}, 6e-3);
+}
+
 TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIsSaidToBe) {
   AttentionCase of{.name = "Longer", .num_queries = {60, 200}, .num_keys = {60, 200}, .dim = 128};
   AttentionTensors tensors = tensors_of<Bfloat16>(of);

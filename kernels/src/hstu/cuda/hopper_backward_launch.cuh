@@ -33,7 +33,9 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
   static_assert(Shape::kBlockQueries == kBackwardBlockQueries);
   int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   HopperBackwardWorkspace const places(forward, Shape::kWork, num_multiprocessors);
-  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.cleared_bytes), stream), "cudaMemsetAsync");
+  if (places.cleared_bytes > 0) {
+    check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.cleared_bytes), stream), "cudaMemsetAsync");
+  }
   auto* const kernel = &hopper_backward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_backward_shared_bytes<Shape>(forward.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),

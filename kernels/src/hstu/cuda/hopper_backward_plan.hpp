@@ -38,6 +38,7 @@ struct HopperBackwardWorkspace {
   std::int64_t cleared_bytes = 0;  ///< From the beginning, which begin as 0.
   std::int64_t size_bytes = 0;
   bool takes_turns = false;
+  bool counts_pieces = false;          ///< Some block of threads takes more than one.
   std::int32_t most_query_blocks = 0;  ///< Of a sequence.
 
   HopperBackwardWorkspace(HstuForwardArgs const& args, BackwardWork work, std::int32_t num_multiprocessors) {
@@ -53,10 +54,12 @@ struct HopperBackwardWorkspace {
     turns_at = kUnit;
     query_sums_at = turns_at + (takes_turns ? (num_parts * 4 + kUnit - 1) / kUnit * kUnit : 0);
     if (takes_tiles) {
+      counts_pieces = true;
       cleared_bytes = size_bytes = query_sums_at + num_tiles * args.num_heads * block_bytes;
     } else {
       bool const has_sums = sequences.max_keys > backward_block_keys(args.dim);
-      cleared_bytes = query_sums_at;
+      counts_pieces = sequences.num_sequences * args.num_heads > num_multiprocessors;
+      cleared_bytes = counts_pieces ? query_sums_at : 0;
       size_bytes = query_sums_at + (has_sums ? num_multiprocessors * most_query_blocks * block_bytes : 0);
     }
   }
@@ -87,7 +90,7 @@ struct HopperBackwardWorkspace {
           .most_query_blocks = places.most_query_blocks,
           .turns = places.takes_turns ? reinterpret_cast<std::int32_t*>(begin + places.turns_at) : nullptr,
           .section_sequences = sequences_in_cache(forward),
-          .tiles_taken = reinterpret_cast<std::int32_t*>(begin)};
+          .tiles_taken = places.counts_pieces ? reinterpret_cast<std::int32_t*>(begin) : nullptr};
 }
 
 }  // namespace headway::kernels
