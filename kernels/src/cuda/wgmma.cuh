@@ -11,6 +11,7 @@
 #include "cuda/wgmma_registers.cuh"
 #endif
 
+#include <algorithm>
 #include <type_traits>
 
 namespace headway::kernels {
@@ -23,7 +24,7 @@ enum class Major : std::uint8_t { kSummed, kOther };
 /// 8 rows. Aligned to 1024 bytes.
 template <int kRows, int kColumns>
 struct SwizzledTile {
-  static constexpr int kPanelColumns = kColumns < 64 ? kColumns : 64;
+  static constexpr int kPanelColumns = std::min(kColumns, 64);
   static constexpr int kRowBytes = kPanelColumns * 2;
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kBytes = kRows * kColumns * 2;
