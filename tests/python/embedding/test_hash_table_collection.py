@@ -22,8 +22,7 @@ from headway.embedding import (
     TableConfig,
     Uniform,
 )
-from headway.embedding.anchor import Anchor
-from headway.embedding.keys import Deduplicator, Keys, Workers, reorder, route, take_as_unique
+from headway.embedding.keys import Keys, take_as_unique
 from headway.embedding.merging import table_number
 from table_cases import (
     OPTIMIZERS,
@@ -481,44 +480,3 @@ def test_devices_that_tables_cannot_be_on_are_named() -> None:
         keys.narrow(2)
     with pytest.raises(ValueError, match="num_known is for keys on CUDA devices"):
         Keys(torch.arange(3), num_known=torch.ones(1, dtype=torch.int32))
-
-
-def test_unique_keys_in_another_order_have_values_in_that_order() -> None:
-    keys = Keys(torch.tensor([5, 7, 5, 9]), torch.tensor([1, 1, 1, 2], dtype=torch.int32))
-    deduplicator = Deduplicator(Workers(1))
-    unique = reorder(deduplicator.deduplicate(keys), torch.tensor([2, 0, 1], dtype=torch.int32))
-    assert unique.keys.ids.tolist() == [9, 5, 7] and unique.keys.are_unique
-    assert unique.keys.tables.tolist() == [2, 1, 1] and unique.keys.counts.tolist() == [1, 2, 1]
-    assert unique.numbers.tolist() == [1, 2, 1, 0]
-    values = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
-    assert deduplicator.add_up(unique, values).tolist() == [[8.0], [5.0], [2.0]]
-    assert deduplicator.hand_out(unique, values[:3]).tolist() == [[2.0], [4.0], [2.0], [1.0]]
-    for wrong in ([0, 1], [0, 0, 1], [1, 2, 3]):
-        with pytest.raises(ValueError, match="in the order"):
-            reorder(unique, torch.tensor(wrong, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_unique_keys_sorted_by_owner_are_those_of_each_rank_in_turn(num_ranks: int) -> None:
-    deduplicator = Deduplicator(Workers(1))
-    unique = deduplicator.deduplicate(Keys(torch.arange(40) % 17))
-    order, counts = route(unique.keys, num_ranks)
-    by_owner, counts_R = deduplicator.sort_by_owner(unique, num_ranks)
-    assert counts_R.tolist() == counts.tolist() and len(counts_R) == num_ranks
-    assert by_owner.keys.ids.tolist() == reorder(unique, order).keys.ids.tolist()
-    assert by_owner.keys.ids[by_owner.numbers].tolist() == (torch.arange(40) % 17).tolist()
-
-
-def test_an_anchor_tells_of_the_gradients_that_are_known() -> None:
-    anchor = Anchor.make(torch.device("cpu"))
-    assert anchor.grad is None and anchor.requires_grad
-    values = torch.tensor([[1.0, 2.0], [float("inf"), 0.0]])
-    anchor.add_gradient(lambda: values, torch.tensor([1], dtype=torch.int32))
-    assert anchor.factor == 1.0, "nobody has asked"
-    assert anchor.grad.tolist() == [1.0]
-    anchor.grad.mul_(0.5)
-    assert anchor.factor == 0.5
-    anchor.add_gradient(lambda: values)
-    assert anchor.grad.isnan().all()
-    anchor.grad = None
-    assert anchor.grad is None
