@@ -41,8 +41,8 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
         "cudaFuncSetAttribute");
   HopperBackwardParams const params = hopper_backward_params(args, places, workspace);
-  std::int64_t const num_pieces = Shape::kTakesSequences ? forward.sequences.num_sequences * forward.num_heads
-                                                         : most_key_tiles(forward, Shape::kBlockKeys);
+  std::int64_t const num_pieces =
+      Shape::kTakesSequences ? num_heads_of_sequences(forward) : most_key_tiles(forward, Shape::kBlockKeys);
   std::int64_t const num_blocks = std::min<std::int64_t>(num_pieces, num_multiprocessors);
   kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
       hopper_backward_maps<Shape>(args), params);

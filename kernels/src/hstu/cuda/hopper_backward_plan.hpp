@@ -16,6 +16,10 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
 /// Whether there are kernels for that: a warpgroup has half of the columns, and 16 are too few for store_rows().
 [[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim >= 64; }
 
+[[nodiscard]] inline std::int64_t num_heads_of_sequences(HstuForwardArgs const& args) {
+  return args.sequences.num_sequences * args.num_heads;
+}
+
 /// Sequences where they are short, so that the L2 cache holds most sums of all blocks of threads (17 MB on an H100 or
 /// H200 are not in shared memory), and enough to keep the device busy: rounds of one for each multiprocessor are full
 /// to three quarters at least.
@@ -25,7 +29,7 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
   std::int64_t const most_keys = std::min(kMostKeys, kMostElements / args.dim);
   if (!takes_sequences(args.dim) || sequences.max_keys > most_keys) return BackwardWork::kTiles;
   if (sequences.max_keys <= backward_block_keys(args.dim)) return BackwardWork::kSequencesOfATile;
-  std::int64_t const pieces = sequences.num_sequences * args.num_heads;
+  std::int64_t const pieces = num_heads_of_sequences(args);
   std::int64_t const rounds = (pieces + num_multiprocessors - 1) / num_multiprocessors;
   return 4 * pieces >= 3 * rounds * num_multiprocessors ? BackwardWork::kSequences : BackwardWork::kTiles;
 }
@@ -58,7 +62,7 @@ struct HopperBackwardWorkspace {
       cleared_bytes = size_bytes = query_sums_at + num_tiles * args.num_heads * block_bytes;
     } else {
       bool const has_sums = sequences.max_keys > backward_block_keys(args.dim);
-      counts_pieces = sequences.num_sequences * args.num_heads > num_multiprocessors;
+      counts_pieces = num_heads_of_sequences(args) > num_multiprocessors;
       cleared_bytes = counts_pieces ? query_sums_at : 0;
       size_bytes = query_sums_at + (has_sums ? num_multiprocessors * most_query_blocks * block_bytes : 0);
     }
