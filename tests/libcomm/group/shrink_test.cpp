@@ -51,7 +51,7 @@ class ShrinkTest : public GroupTest {
       }
       while (!pending.empty()) finish_oldest();
     } catch (OperationError const&) {
-      for (auto const& each : pending) num_completed += each.operation() && each.operation()->status().ok() ? 1 : 0;
+      for (auto const& each : pending) num_completed += each.operation() && group.wait(*each.operation()).ok() ? 1 : 0;
     }
     return num_completed;
   }
