@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,12 +52,15 @@ def check_tidy(build_dir: Path) -> int:
     if shutil.which("clang-tidy") is None:
         print("clang-tidy is not installed (Debian, Ubuntu: apt install clang-tidy)")
         return NOT_HERE
-    compiled = {Path(entry["file"]) for entry in json.loads((build_dir / "compile_commands.json").read_text())}
+    entries = json.loads((build_dir / "compile_commands.json").read_text())
+    # Of a file in several targets the first stands for all: clang-tidy would go through it once for each.
+    commands = {Path(entry["file"]): entry for entry in reversed(entries)}
     found = sources(["libcomm", "kernels", "embedding"], (".cpp",))
-    files = [file for file in found if file in compiled and file.parent.name != "torch"]
+    files = [file for file in found if file in commands and file.parent.name != "torch"]
     bad = 0
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for output in pool.map(lambda file: _tidy_file(file, build_dir), files):
+    with tempfile.TemporaryDirectory() as database, ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        (Path(database) / "compile_commands.json").write_text(json.dumps([commands[file] for file in files]))
+        for output in pool.map(lambda file: _tidy_file(file, database), files):
             if output:
                 bad += 1
                 print(output, flush=True)
@@ -64,10 +68,10 @@ def check_tidy(build_dir: Path) -> int:
     return 1 if bad else 0
 
 
-def _tidy_file(file: Path, build_dir: Path) -> str:
-    """Findings in one file; empty where there are none."""
+def _tidy_file(file: Path, database: str) -> str:
+    """Findings in one file, compiled as the `compile_commands.json` in `database` says; empty where there are none."""
     finished = subprocess.run(
-        ["clang-tidy", "-p", str(build_dir), "--quiet", "--warnings-as-errors=*", str(file)],
+        ["clang-tidy", "-p", database, "--quiet", "--warnings-as-errors=*", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
