@@ -2,7 +2,8 @@
 
 Operations are counted as published figures count them: 4 H D sum(n^2) / 2 forward for causal sequences of n tokens, 2.5
 times as many backward. Before anything is timed, outputs and gradients of all systems must agree. On a GPU times are
-the device's: it is kept busy until both passes are enqueued.
+the device's: it is kept busy until both passes are enqueued. Beside them stands what the device takes at least: to copy
+as many bytes as a pass must move, or for an empty kernel and the pass's operations at the rate of long sequences.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _BACKWARD_SHARE = 2.5  #: of the operations of a forward pass
 _BUSY_MS = 2  #: of a GPU, about
+_LIMIT_ROUNDS = 15
+_LONG_BATCH, _LONG_LENGTH = 32, "4096"  #: where operations alone decide
+_TENSORS_MOVED = {"forward": 4, "backward": 7}  #: at least: Q, K, V and the output; all gradients, Q, K and V
 
 Attention = Callable[..., Tensor]
 
@@ -84,10 +88,28 @@ class Work:
     def longest(self) -> int:
         return max(self.lengths)
 
-    def operations(self) -> float:
-        """Of a forward pass over causal sequences."""
+    def operations(self, part: str) -> float:
+        """Of a pass over causal sequences."""
         num_heads, dim = self.heads_QKV[0].shape[1:]
-        return 2.0 * num_heads * dim * sum(length**2 for length in self.lengths)
+        forward = 2.0 * num_heads * dim * sum(length**2 for length in self.lengths)
+        return forward * (_BACKWARD_SHARE if part == "backward" else 1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU can do at most, measured in this run."""
+
+    launch_s: float  #: of an empty kernel
+    rates: dict[str, float]  #: FLOP/s of the passes over long sequences
+
+    def least_seconds(self, work: Work, part: str) -> dict[str, float]:
+        """Of a pass, for each of its limits."""
+        num_bytes = _TENSORS_MOVED[part] * work.grad_out.nbytes
+        source, target = torch.empty((2, num_bytes // 2), dtype=torch.uint8, device=work.grad_out.device)
+        return {
+            "bytes": _time_on_gpu(lambda: target.copy_(source)),
+            "operations": self.launch_s + work.operations(part) / self.rates[part],
+        }
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
@@ -101,26 +123,35 @@ def measure(options: argparse.Namespace) -> list[Point]:
     if options.triton is not None and (options.device == "cpu" or options.bias != "none"):
         raise BenchmarkError("--triton is for --device cuda and --bias none: its kernels have no more")
     torch.set_num_threads(options.threads)
+    limits = _measure_limits(options) if options.device == "cuda" else None
     points = []
     for length in options.lengths:
-        work = _make_work(options, length)
+        work = _make_work(options, length, options.batch)
         systems: dict[str, Attention] = {HEADWAY: hstu_attention, EAGER: reference.hstu_attention}
         if options.triton is not None:
             systems[TRITON] = _import_triton(options.triton)
         _check(work, systems)
         if TRITON in systems:
             del systems[EAGER]  # Minutes of small kernels on a GPU, and not what one would use there.
-        points += _measure_batch(options, length, work, systems)
+        points += _measure_batch(options, length, work, systems, limits)
     return points
 
 
-def _make_work(options: argparse.Namespace, length: str) -> Work:
+def _measure_limits(options: argparse.Namespace) -> Limits:
+    work = _make_work(options, _LONG_LENGTH, _LONG_BATCH)
+    calls = [_time_call(options, work, hstu_attention) for _ in range(1 + options.rounds)][1:]
+    medians_s = [statistics.median(each) for each in zip(*calls, strict=True)]
+    rates = {part: work.operations(part) / seconds for part, seconds in zip(_parts(options), medians_s, strict=False)}
+    return Limits(_time_on_gpu(torch.zeros(1, device=options.device).zero_), rates)
+
+
+def _make_work(options: argparse.Namespace, length: str, batch: int) -> Work:
     random = np.random.default_rng(1)
     if length == LONG_TAIL:
-        drawn = random.lognormal(np.log(options.longest) - 2.06, 1.0, options.batch)  # A mean near a fifth of it.
+        drawn = random.lognormal(np.log(options.longest) - 2.06, 1.0, batch)  # A mean near a fifth of it.
         lengths = tuple(int(each) for each in np.clip(drawn, 1, options.longest))
     elif length.isdecimal() and int(length) > 0:
-        lengths = (int(length),) * options.batch
+        lengths = (int(length),) * batch
     else:
         raise BenchmarkError(f"--lengths takes numbers from 1 and {LONG_TAIL}, not {length}")
     torch.manual_seed(0)
@@ -186,7 +217,9 @@ def _check(work: Work, systems: dict[str, Attention]) -> None:
                 raise BenchmarkError(f"{name} and {EAGER} differ by {error:.2g} of the norm")
 
 
-def _measure_batch(options: argparse.Namespace, length: str, work: Work, systems: dict[str, Attention]) -> list[Point]:
+def _measure_batch(
+    options: argparse.Namespace, length: str, work: Work, systems: dict[str, Attention], limits: Limits | None
+) -> list[Point]:
     seconds: dict[str, dict[str, list[float]]] = {"forward": {}, "backward": {}}
     for turn in range(options.rounds):
         for name in systems if turn % 2 == 0 else reversed(systems):
@@ -197,8 +230,11 @@ def _measure_batch(options: argparse.Namespace, length: str, work: Work, systems
     params |= {"lengths": length, "tokens": sum(work.lengths), "longest": work.longest}
     if options.device == "cuda":
         params |= {"device": torch.cuda.get_device_name()}
-    parts = ["forward"] if options.forward_only else ["forward", "backward"]
-    return [point for part in parts for point in _points_of(params, part, work, seconds[part])]
+    return [point for part in _parts(options) for point in _points_of(params, part, work, seconds[part], limits)]
+
+
+def _parts(options: argparse.Namespace) -> list[str]:
+    return ["forward"] if options.forward_only else ["forward", "backward"]
 
 
 def _time_call(options: argparse.Namespace, work: Work, attention: Attention) -> tuple[float, float]:
@@ -217,27 +253,42 @@ def _time_call(options: argparse.Namespace, work: Work, attention: Attention) ->
     return marks[1] - marks[0], marks[2] - marks[1]
 
 
+def _time_on_gpu(enqueue: Callable[[], object]) -> float:
+    """Seconds of the device, a median."""
+    seconds = []
+    for _ in range(_LIMIT_ROUNDS):
+        keep_busy(_BUSY_MS)
+        marks = [_read_cuda(), enqueue(), _read_cuda()]
+        torch.cuda.synchronize()
+        seconds.append(marks[0].elapsed_time(marks[2]) / 1e3)
+    return statistics.median(seconds)
+
+
 def _read_cuda() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def _points_of(params: dict[str, Any], part: str, work: Work, seconds: dict[str, list[float]]) -> list[Point]:
+def _points_of(
+    params: dict[str, Any], part: str, work: Work, seconds: dict[str, list[float]], limits: Limits | None
+) -> list[Point]:
     reference_s = seconds[TRITON if TRITON in seconds else EAGER]
-    operations = work.operations() * (_BACKWARD_SHARE if part == "backward" else 1)
+    least_s = limits.least_seconds(work, part) if limits else {}
     points = []
     for system, values in seconds.items():
         ratio, extra = None, {}
         if values is not reference_s:
             interval = median_interval([b / a for a, b in zip(values, reference_s, strict=True)])
             ratio, extra = interval.median, {"ratio_low": interval.low, "ratio_high": interval.high}
+            extra |= {f"least_s_by_{limit}": limit_s for limit, limit_s in least_s.items()}
         p5_s, p95_s = np.quantile(values, (0.05, 0.95)).tolist()
         median_s = statistics.median(values)
         points.append(
             Point(
                 name="hstu_attention", params={**params, "part": part}, system=system, median_s=median_s, p5_s=p5_s,
-                p95_s=p95_s, samples=len(values), rate=operations / median_s, unit="FLOP/s", ratio=ratio, extra=extra,
+                p95_s=p95_s, samples=len(values), rate=work.operations(part) / median_s, unit="FLOP/s", ratio=ratio,
+                extra=extra,
             )
         )  # fmt: skip
     return points
@@ -257,11 +308,19 @@ def format_points(points: Sequence[Point]) -> str:
                     point.params["part"],
                     format_time(point.median_s),
                     f"{point.rate / 1e12:.3g}",
+                    _format_least(point),
                     f"{other.system} {format_time(other.median_s)}",
                     format_ratio(point.ratio, point.extra["ratio_low"], point.extra["ratio_high"]),
                 )
             )
-    return format_table(("lengths", "part", "headway", "TFLOP/s", "beside", "faster (95%)"), rows)
+    return format_table(("lengths", "part", "headway", "TFLOP/s", "at least", "beside", "faster (95%)"), rows)
+
+
+def _format_least(point: Point) -> str:
+    """What binds a pass, and the time that it takes at least for that; nothing on a CPU."""
+    limits = {name.removeprefix("least_s_by_"): value for name, value in point.extra.items() if "least_s_by_" in name}
+    binding = max(limits, key=lambda name: limits[name], default="")
+    return f"{format_time(limits[binding])} ({binding})" if binding else "-"
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
