@@ -104,22 +104,35 @@ TEST_P(ObservationTest, SynchronousExchangesHaveNoLag) {
 }
 
 TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
-  std::barrier all_ready(3);
+  std::barrier in_step(3);
+  std::atomic<int> num_charging{0};
   run_ranks(3, options(), [&](Group& group) {
-    run_exchange(group, 0, even_sizes(100));
-    group.reset_stats();
-    all_ready.arrive_and_wait();
-    if (group.rank() == 2) std::this_thread::sleep_for(milliseconds(300));
-    run_exchange(group, 1, even_sizes(100));
-    if (group.rank() == 2) return;
-    auto const stats = group.stats();
-    EXPECT_GT(stats.peers[2].wait_s, 0.1);
-    EXPECT_LT(stats.peers[2].wait_s, 20);
-    EXPECT_EQ(stats.peers[2].waits, 1u);
-    EXPECT_EQ(stats.peers[static_cast<std::size_t>(1 - group.rank())].waits, 0u);
-    EXPECT_NEAR(std::accumulate(stats.wait_s_by_lag.begin(), stats.wait_s_by_lag.end(), 0.0), stats.peers[2].wait_s,
-                1e-6);
+    bool has_charged = group.rank() == 2;
+    // On a busy machine a rank may come to its wait as late as rank 2 to its exchange: then once more.
+    for (std::uint64_t number = 0; number < 20 && num_charging < 2; ++number) {
+      group.reset_stats();
+      Exchange exchange(group.rank(), 3, number, even_sizes(100));
+      if (group.rank() != 2) exchange.start(group);
+      in_step.arrive_and_wait();
+      if (group.rank() == 2) {
+        std::this_thread::sleep_for(milliseconds(300));
+        exchange.start(group);
+      }
+      exchange.finish(group);
+      auto const stats = group.stats();
+      if (!has_charged && stats.peers[2].wait_s > 0.1) {
+        EXPECT_LT(stats.peers[2].wait_s, 20);
+        EXPECT_EQ(stats.peers[2].waits, 1u);
+        EXPECT_EQ(stats.peers[static_cast<std::size_t>(1 - group.rank())].waits, 0u);
+        auto const& by_lag = stats.wait_s_by_lag;
+        EXPECT_NEAR(std::accumulate(by_lag.begin(), by_lag.end(), 0.0), stats.peers[2].wait_s, 1e-6);
+        has_charged = true;
+        ++num_charging;
+      }
+      in_step.arrive_and_wait();
+    }
   });
+  EXPECT_EQ(num_charging, 2);
 }
 
 TEST_P(ObservationTest, LagThatABlockAboveASlotCostsAndQueueingAreCounted) {
