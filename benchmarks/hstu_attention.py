@@ -41,6 +41,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _BACKWARD_SHARE = 2.5  #: of the operations of a forward pass
 _BUSY_MS = 2  #: of a GPU, about
 _LIMIT_ROUNDS = 15
+_LEAST = "least_s_by_"  #: a point's extra fields with the limits of its pass
 _LONG_BATCH, _LONG_LENGTH = 32, "4096"  #: where operations alone decide
 _TENSORS_MOVED = {"forward": 4, "backward": 7}  #: at least: Q, K, V and the output; all gradients, Q, K and V
 
@@ -103,12 +104,12 @@ class Limits:
     rates: dict[str, float]  #: FLOP/s of the passes over long sequences
 
     def least_seconds(self, work: Work, part: str) -> dict[str, float]:
-        """Of a pass, for each of its limits."""
+        """Of a pass, for each of its limits, as extra fields of a point."""
         num_bytes = _TENSORS_MOVED[part] * work.grad_out.nbytes
         source, target = torch.empty((2, num_bytes // 2), dtype=torch.uint8, device=work.grad_out.device)
         return {
-            "bytes": _time_on_gpu(lambda: target.copy_(source)),
-            "operations": self.launch_s + work.operations(part) / self.rates[part],
+            f"{_LEAST}bytes": _time_on_gpu(lambda: target.copy_(source)),
+            f"{_LEAST}operations": self.launch_s + work.operations(part) / self.rates[part],
         }
 
 
@@ -258,9 +259,11 @@ def _time_on_gpu(enqueue: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_LIMIT_ROUNDS):
         keep_busy(_BUSY_MS)
-        marks = [_read_cuda(), enqueue(), _read_cuda()]
+        begin = _read_cuda()
+        enqueue()
+        end = _read_cuda()
         torch.cuda.synchronize()
-        seconds.append(marks[0].elapsed_time(marks[2]) / 1e3)
+        seconds.append(begin.elapsed_time(end) / 1e3)
     return statistics.median(seconds)
 
 
@@ -280,8 +283,7 @@ def _points_of(
         ratio, extra = None, {}
         if values is not reference_s:
             interval = median_interval([b / a for a, b in zip(values, reference_s, strict=True)])
-            ratio, extra = interval.median, {"ratio_low": interval.low, "ratio_high": interval.high}
-            extra |= {f"least_s_by_{limit}": limit_s for limit, limit_s in least_s.items()}
+            ratio, extra = interval.median, {"ratio_low": interval.low, "ratio_high": interval.high, **least_s}
         p5_s, p95_s = np.quantile(values, (0.05, 0.95)).tolist()
         median_s = statistics.median(values)
         points.append(
@@ -318,9 +320,11 @@ def format_points(points: Sequence[Point]) -> str:
 
 def _format_least(point: Point) -> str:
     """What binds a pass, and the time that it takes at least for that; nothing on a CPU."""
-    limits = {name.removeprefix("least_s_by_"): value for name, value in point.extra.items() if "least_s_by_" in name}
-    binding = max(limits, key=lambda name: limits[name], default="")
-    return f"{format_time(limits[binding])} ({binding})" if binding else "-"
+    limits = [(value, name.removeprefix(_LEAST)) for name, value in point.extra.items() if name.startswith(_LEAST)]
+    if not limits:
+        return "-"
+    least_s, binding = max(limits)
+    return f"{format_time(least_s)} ({binding})"
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
