@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,10 @@
 namespace headway::embedding {
 
 inline constexpr std::size_t kDim = 5;
+
+inline constexpr std::array kAllOptimizers{kernels::OptimizerKind::kSgd, kernels::OptimizerKind::kAdagrad,
+                                           kernels::OptimizerKind::kRowWiseAdagrad, kernels::OptimizerKind::kAdam,
+                                           kernels::OptimizerKind::kRowWiseAdam};
 
 /// Makes tables of one kind, for keys and values in memory of the host.
 struct Maker {
