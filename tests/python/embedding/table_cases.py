@@ -10,6 +10,7 @@ import torch
 from headway.embedding import (
     Adagrad,
     Adam,
+    Constant,
     FeatureConfig,
     HashTableCollection,
     Optimizer,
@@ -114,6 +115,24 @@ def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
 def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[numpy.ndarray]]:
     """Of all ranks, which own ranges of buckets, as if one had them."""
     return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]
+
+
+def make_one(**table: Any) -> HashTableCollection:
+    """With one table, whose vectors begin as 0."""
+    return HashTableCollection(
+        tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0), **table)],
+        features=[FeatureConfig("f", table="t")],
+    )
+
+
+def look_up(tables: HashTableCollection, *ids: int) -> torch.Tensor:
+    return tables({"f": (torch.tensor(ids), torch.tensor([len(ids)]))})["f"]
+
+
+def vectors_of(tables: HashTableCollection) -> dict[int, float]:
+    """First elements, by id."""
+    ids, _, _, _, vectors, _ = records_of(tables)[0]
+    return {int(each): float(vector[0]) for each, vector in zip(ids, vectors, strict=True)}
 
 
 def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from headway.embedding import (
     Adam,
-    Constant,
     Eviction,
     FeatureConfig,
     HashTableCollection,
@@ -30,10 +27,13 @@ from table_cases import (
     TABLE_OF,
     integer_loss,
     join_batches,
+    look_up,
     make_batch,
+    make_one,
     make_tables,
     real_loss,
     records_of,
+    vectors_of,
 )
 
 
@@ -166,123 +166,6 @@ def test_full_tables_count_what_gets_no_row_or_raise() -> None:
     integer_loss(tables(batch), batch).backward()
     tables.optimizer.step()
     assert tables.statistics()["tables"]["users+items"]["dropped_gradients"] > 0
-
-
-def make_one(**table: Any) -> HashTableCollection:
-    return HashTableCollection(
-        tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0), **table)],
-        features=[FeatureConfig("f", table="t")],
-    )
-
-
-def look_up(tables: HashTableCollection, *ids: int) -> torch.Tensor:
-    return tables({"f": (torch.tensor(ids), torch.tensor([len(ids)]))})["f"]
-
-
-def vectors_of(tables: HashTableCollection) -> dict[int, float]:
-    ids, _, _, _, vectors, _ = records_of(tables)[0]
-    return {int(each): float(vector[0]) for each, vector in zip(ids, vectors, strict=True)}
-
-
-def test_rows_of_the_step_before_are_not_evicted() -> None:
-    tables = make_one(max_rows=4, eviction=Eviction(policy="lru"))
-    look_up(tables, 1, 2, 3)
-    tables.optimizer.step()
-    look_up(tables, 4, 5, 6)  # Two of them have no room.
-    assert tables.statistics()["tables"]["t"]["refused"] == 2
-    tables.optimizer.step()
-    look_up(tables, 7, 8)
-    assert tables.statistics()["tables"]["t"]["refused"] == 2
-    assert tables.statistics()["tables"]["t"]["evicted"] > 0
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_gradients_of_rows_that_others_have_by_now_are_counted_and_not_applied(mode: str) -> None:
-    tables = make_one(max_rows=4, eviction=Eviction(policy="lru"))
-    look_up(tables, 1, 2)
-    held = look_up(tables.train(mode == "train"), 1, 2)
-    tables.train()
-    for step in range(4):
-        look_up(tables, *range(10 * step + 10, 10 * step + 14))
-        tables.optimizer.step()
-    held.sum().backward()
-    tables.optimizer.step()
-    assert set(vectors_of(tables).values()) == {0.0}
-    assert tables.statistics()["tables"]["t"]["dropped_gradients"] == 2
-
-
-def test_rows_that_became_hot_meanwhile_get_their_gradients() -> None:
-    tables = make_one(hot_count=2)
-    held = look_up(tables, 1)
-    tables.optimizer.step()
-    look_up(tables, 1)
-    assert tables.statistics()["tables"]["t"]["promoted"] == 1
-    held.sum().backward()
-    tables.optimizer.step()
-    assert vectors_of(tables) == {1: -1.0}
-
-
-def test_gradients_of_a_lookup_before_load_find_their_keys(tmp_path: Path) -> None:
-    tables = make_one()
-    look_up(tables, 5, 6, 7).sum().backward()
-    tables.optimizer.step()
-    tables.save(tmp_path)
-    other = make_one()
-    held = look_up(other, 100, 7)
-    other.load(tmp_path)
-    held.sum().backward()
-    other.optimizer.step()
-    assert vectors_of(other) == {5: -1.0, 6: -1.0, 7: -2.0}
-    assert other.step == 2
-
-
-def promote(tables: HashTableCollection, folder: Path) -> None:
-    tables.optimizer.step()
-    look_up(tables, 1)
-    assert tables.statistics()["tables"]["t"]["promoted"] == 1
-
-
-def evict(tables: HashTableCollection, folder: Path) -> None:
-    tables.optimizer.step()
-    tables.optimizer.step()
-    assert tables.tables[0].evict(0) == 1
-    look_up(tables, 5)  # Takes its place.
-
-
-def load(tables: HashTableCollection, folder: Path) -> None:
-    tables.save(folder)
-    tables.load(folder)
-
-
-@pytest.mark.parametrize("change", [promote, evict, load])
-def test_vectors_are_not_read_from_rows_that_have_changed_since_the_lookup(
-    tmp_path: Path, change: Callable[[HashTableCollection, Path], None]
-) -> None:
-    tables = make_one(hot_count=2, max_rows=4, eviction=Eviction(policy="lru"))
-    lookup = tables.begin({"f": (torch.tensor([1]), torch.tensor([1]))}).lookup
-    tables._lookup.finish(lookup)
-    assert tables._lookup.vectors(lookup, 0).tolist() == [[0.0, 0.0]]
-    assert tables._lookup.hand_out(lookup, 0, None, None).tolist() == [[0.0, 0.0]]
-    change(tables, tmp_path)
-    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.vectors(lookup, 0)
-    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.hand_out(lookup, 0, None, None)
-
-
-def test_a_batch_that_began_before_load_is_looked_up_in_the_tables_that_were_loaded(tmp_path: Path) -> None:
-    tables = make_one()
-    look_up(tables, 7).sum().backward()
-    tables.optimizer.step()
-    tables.save(tmp_path)
-    other = make_one()
-    pending = other.begin({"f": (torch.tensor([7, 8]), torch.tensor([1, 1]))})
-    other.load(tmp_path)
-    found = other(pending)["f"]
-    assert found[:, 0].tolist() == [-1.0, 0.0]
-    found.sum().backward()
-    other.optimizer.step()
-    assert vectors_of(other) == {7: -2.0, 8: -1.0}
 
 
 def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
