@@ -31,45 +31,52 @@ class HopperOwnQuerySums {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0;
     if (!place.has_before) return;
-    auto const load = [&sums](auto four_at) {
+    at_place(place, tile, [&sums](auto const& memory) {
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
-        float4 const four = four_at(128 * i);
+        float4 const four = memory.load(128 * i);
         sums[4 * i] = four.x;
         sums[4 * i + 1] = four.y;
         sums[4 * i + 2] = four.z;
         sums[4 * i + 3] = four.w;
       }
-    };
-    if (std::int32_t const behind = blocks_behind(place, tile); behind < Shape::kNearBlocks) {
-      float4 const* const near = near_sums(behind);
-      load([near](int i) { return near[i]; });
-    } else {
-      float4 const* const kept = kept_sums(place);
-      load([kept](int i) { return load_kept(kept + i); });
-    }
+    });
   }
 
   /// Keeps them for the next tile, or makes gradients of them.
   __device__ __forceinline__ void finish(float const (&sums)[kSums], OwnSumsPlace const& place,
                                          KeyTileInfo const& tile) const {
     if (!place.has_behind) return store(sums, place, tile);
-    auto const keep = [&sums](auto set_four_at) {
+    at_place(place, tile, [&sums](auto const& memory) {
 #pragma unroll
       for (int i = 0; i < kSums / 4; ++i) {
-        set_four_at(128 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+        memory.store(128 * i, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
       }
-    };
-    if (std::int32_t const behind = blocks_behind(place, tile); behind < Shape::kNearBlocks) {
-      float4* const near = near_sums(behind);
-      keep([near](int i, float4 four) { near[i] = four; });
-    } else {
-      float4* const kept = kept_sums(place);
-      keep([kept](int i, float4 four) { store_kept(kept + i, four); });
-    }
+    });
   }
 
  private:
+  /// Shared memory.
+  struct NearSums {
+    float4* first;
+    [[nodiscard]] __device__ __forceinline__ float4 load(int i) const { return first[i]; }
+    __device__ __forceinline__ void store(int i, float4 four) const { first[i] = four; }
+  };
+  /// Global memory.
+  struct KeptSums {
+    float4* first;
+    [[nodiscard]] __device__ __forceinline__ float4 load(int i) const { return load_kept(first + i); }
+    __device__ __forceinline__ void store(int i, float4 four) const { store_kept(first + i, four); }
+  };
+
+  /// Calls `use` with the memory that has the thread's sums between two tiles.
+  template <class Use>
+  __device__ __forceinline__ void at_place(OwnSumsPlace const& place, KeyTileInfo const& tile, Use use) const {
+    std::int32_t const behind = blocks_behind(place, tile);
+    if (behind < Shape::kNearBlocks) return use(NearSums{near_sums(behind)});
+    use(KeptSums{kept_sums(place)});
+  }
+
   __device__ __forceinline__ void store(float const (&sums)[kSums], OwnSumsPlace const& place,
                                         KeyTileInfo const& tile) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
