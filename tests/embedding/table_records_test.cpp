@@ -20,6 +20,12 @@ namespace {
 
 class TableRecordsTest : public TableTest {};
 
+std::vector<KeyStatus> import_into(Table& table, Records const& records) {
+  std::vector<KeyStatus> statuses(records.ids.size());
+  table.import_records(records, statuses);
+  return statuses;
+}
+
 TEST_P(TableRecordsTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
   auto options = options_of();
   options.hot_count = 3;
@@ -27,14 +33,12 @@ TEST_P(TableRecordsTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
   table->begin_step(5, 5);
   Vector vectors(6 * kDim, 0.1F);
   std::fill(vectors.begin() + 3 * kDim, vectors.end(), 0.3F);
-  std::vector<KeyStatus> statuses(6);
-  table->import_records({.ids = {1, 2, 3, 1, 2, 3},
-                         .tables = std::vector<std::uint32_t>(6, 0),
-                         .counts = {2, 1, 4, 2, 3, 2},
-                         .steps = {1, 1, 1, 2, 2, 2},
-                         .vectors = vectors,
-                         .states = {}},
-                        statuses);
+  auto const statuses = import_into(*table, {.ids = {1, 2, 3, 1, 2, 3},
+                                             .tables = std::vector<std::uint32_t>(6, 0),
+                                             .counts = {2, 1, 4, 2, 3, 2},
+                                             .steps = {1, 1, 1, 2, 2, 2},
+                                             .vectors = vectors,
+                                             .states = {}});
   std::vector<KeyStatus> expected(3, KeyStatus::kInserted);
   expected.resize(6, KeyStatus::kFound);
   EXPECT_EQ(statuses, expected);
@@ -64,14 +68,12 @@ TEST_P(TableRecordsTest, LookupsBeforeAnImportCountForThePrecision) {
   table->begin_step(1, 1);
   Vector vectors(6 * kDim, 0.1F);
   std::fill(vectors.begin() + 2 * kDim, vectors.end(), 0.3F);
-  std::vector<KeyStatus> statuses(6);
-  table->import_records({.ids = {4, 3, 1, 2, 3, 4},
-                         .tables = std::vector<std::uint32_t>(6, 0),
-                         .counts = {9, 9, 3, 3, 2, 1},
-                         .steps = std::vector<std::uint32_t>(6, 0),
-                         .vectors = vectors,
-                         .states = {}},
-                        statuses);
+  auto const statuses = import_into(*table, {.ids = {4, 3, 1, 2, 3, 4},
+                                             .tables = std::vector<std::uint32_t>(6, 0),
+                                             .counts = {9, 9, 3, 3, 2, 1},
+                                             .steps = std::vector<std::uint32_t>(6, 0),
+                                             .vectors = vectors,
+                                             .states = {}});
   std::vector<KeyStatus> expected(6, KeyStatus::kFound);
   expected[2] = expected[3] = KeyStatus::kInserted;
   EXPECT_EQ(statuses, expected);
@@ -110,12 +112,9 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     for (std::uint32_t step = 1; step <= 3; ++step) learn(*table, step);
 
     auto const copy = GetParam().make(options);
-    std::vector<KeyStatus> statuses;
     for (std::uint32_t part = 0; part < 4; ++part) {  // Each part by itself, as ranks would do.
       auto const keys = table->list(first_bucket_of(part, 4), first_bucket_of(part + 1, 4));
-      auto const records = table->export_records(keys.keys());
-      statuses.resize(records.ids.size());
-      copy->import_records(records, statuses);
+      auto const statuses = import_into(*copy, table->export_records(keys.keys()));
       EXPECT_TRUE(std::ranges::all_of(statuses, [](auto each) { return each == KeyStatus::kInserted; }));
     }
     EXPECT_EQ(copy->size().rows, table->size().rows);
