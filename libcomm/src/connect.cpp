@@ -41,6 +41,8 @@ void check(int rank, int size, GroupOptions& options) {
       "rdma_rails must be 1 to " + std::to_string(verbs::kMaxRails) + ", not " + std::to_string(options.rdma_rails));
   expects(options.flight_records <= kMaxFlightRecords,
           "flight_records must be at most " + std::to_string(kMaxFlightRecords));
+  options.timeout = std::min(options.timeout, kLongestTimeout);
+  options.connect_timeout = std::min(options.connect_timeout, kLongestTimeout);
   if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);
 }
 

@@ -39,7 +39,7 @@ void GroupImpl::attach(GroupCompanion& companion) {
   expects(companion_ == nullptr, "this group has a device group already");
   companion_ = &companion;
   for (auto const& [peer, text] : std::exchange(unheard_, {})) hear(peer, text);
-  if (progress_thread_) progress_thread_->notify();
+  if (progress_thread_) progress_thread_->notify(std::chrono::milliseconds(0));
 }
 
 void GroupImpl::detach(GroupCompanion& companion) noexcept {

@@ -17,6 +17,12 @@ constexpr std::chrono::milliseconds kSleepSlice{100};
 constexpr std::chrono::microseconds kSpinTime{200}, kSpinTimeWhileExposing{2000};
 /// Sleeping costs more than it saves below this.
 constexpr std::chrono::milliseconds kShortestSleep{1};
+/// How long on_done() polls before it leaves the operation to the progress thread. Waking that thread, and the one that
+/// runs callbacks, takes about so long.
+constexpr std::chrono::microseconds kCallbackSpinTime{20};
+/// Steps without need for events before the progress thread watches for them no more: a program that uses futures asks
+/// again soon, and arming costs a system call.
+constexpr int kIdleStepsWatched = 32;
 
 }  // namespace
 
@@ -27,12 +33,16 @@ GroupImpl::Visit::Visit(GroupImpl& group) : group_(group), lock_(group.mutex_, s
   group_.num_waiting_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-GroupImpl::Visit::~Visit() {
-  group_.wire_.submit();
-  group_.update_background();
-  auto callbacks = std::exchange(group_.due_callbacks_, {});
-  lock_.unlock();
-  for (auto& callback : callbacks) callback();
+GroupImpl::Visit::~Visit() { group_.leave_visit(); }
+
+void GroupImpl::leave_visit() noexcept {
+  try {
+    wire_.submit();
+    update_background();
+  } catch (std::exception const& error) {
+    wire_.report_error(error.what());  // The group fails with it at the next look.
+    if (progress_thread_) progress_thread_->notify(std::chrono::milliseconds(0));
+  }
 }
 
 void GroupImpl::Visit::give_way() {
@@ -83,7 +93,6 @@ GroupImpl::~GroupImpl() {
   tell_peers(kGoodbye);
   on_failure_ = nullptr;
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
-  for (auto& callback : due_callbacks_) callback();
 }
 
 PeerTraits GroupImpl::traits(int peer) const { return wire_.endpoint().traits(peer); }
@@ -155,15 +164,20 @@ void GroupImpl::complete_rings() {
 }
 
 void GroupImpl::release(std::vector<std::shared_ptr<OperationState>>& done) {
-  if (num_sleeping_ > 0) wire_.endpoint().wake();  // One of these may be what another thread sleeps for.
+  wake_waiters();
   for (auto& operation : done) {
     if (!operation->has_callbacks()) continue;
     for (auto& callback : operation->take_callbacks()) {
-      due_callbacks_.push_back(std::move(callback));
+      callbacks_.submit(std::move(callback));
       --num_callbacks_;
     }
   }
   done.clear();
+}
+
+void GroupImpl::wake_waiters() {
+  if (num_followers_ > 0) followers_changed_.notify_all();
+  if (leader_sleeps_for_ != nullptr && leader_sleeps_for_->done()) wire_.endpoint().wake();
 }
 
 void GroupImpl::finish(OperationState& operation) {
@@ -178,6 +192,28 @@ void GroupImpl::finish(OperationState& operation) {
   operation.finish({});
   release(done);
 }
+
+/// Created and destroyed under the group's lock.
+class GroupImpl::Waiter {
+ public:
+  explicit Waiter(GroupImpl& group) : group_(group) {}
+  Waiter(Waiter const&) = delete;
+  Waiter& operator=(Waiter const&) = delete;
+  ~Waiter() {
+    if (!leads_) return;
+    group_.has_leader_ = false;
+    if (group_.num_followers_ > 0) group_.followers_changed_.notify_all();
+  }
+  /// @returns whether this thread is the leader, which it becomes if there is none.
+  bool lead() {
+    if (!leads_ && !group_.has_leader_) leads_ = group_.has_leader_ = true;
+    return leads_;
+  }
+
+ private:
+  GroupImpl& group_;
+  bool leads_ = false;
+};
 
 Status GroupImpl::wait(Operation& base, std::optional<std::chrono::milliseconds> timeout) {
   auto& operation = static_cast<OperationState&>(base);
@@ -197,8 +233,9 @@ Status GroupImpl::wait(Visit& visit, OperationState& operation, std::optional<st
 
 Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
                                std::optional<std::chrono::milliseconds> timeout) {
-  Deadline const deadline = timeout ? Clock::now() + *timeout : Deadline::max();
+  Deadline const deadline = timeout ? deadline_after(*timeout) : Deadline::max();
   Backoff backoff(cores_are_shared_);
+  Waiter waiter(*this);
   for (;;) {
     bool const found = progress();
     if (operation.done()) break;
@@ -226,7 +263,7 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
         if (next_look - now < kShortestSleep) {
           visit.yield();
         } else {
-          sleep(visit, std::min({deadline, now + kSleepSlice, next_look}), operation);
+          sleep(visit, waiter, std::min({deadline, now + kSleepSlice, next_look}), operation);
         }
         break;
     }
@@ -243,15 +280,22 @@ Deadline GroupImpl::revoke_offers(Clock::time_point now) {
   return next;
 }
 
-void GroupImpl::sleep(Visit& visit, Deadline deadline, OperationState const& operation) {
+void GroupImpl::sleep(Visit& visit, Waiter& waiter, Deadline deadline, OperationState const& operation) {
+  if (waiter.lead()) return sleep_as_leader(visit, deadline, operation);
+  ++num_followers_;
+  followers_changed_.wait_until(visit.lock(), deadline, [&] { return operation.done() || !has_leader_; });
+  --num_followers_;
+}
+
+void GroupImpl::sleep_as_leader(Visit& visit, Deadline deadline, OperationState const& operation) {
   arm();
   progress();  // What arrived before arm() took effect rings no bell.
   if (!operation.done()) {
-    ++num_sleeping_;
+    leader_sleeps_for_ = &operation;
     visit.lock().unlock();
     wire_.endpoint().sleep(deadline);
     visit.lock().lock();
-    --num_sleeping_;
+    leader_sleeps_for_ = nullptr;
   }
   disarm();
 }
@@ -283,14 +327,28 @@ bool GroupImpl::test(Operation& operation) {
 }
 
 void GroupImpl::on_done(Operation& base, std::function<void()> callback) {
-  Visit visit(*this);
   auto& operation = static_cast<OperationState&>(base);
-  if (operation.done()) {
-    due_callbacks_.push_back(std::move(callback));
-  } else {
-    operation.add_callback(std::move(callback));
-    ++num_callbacks_;
+  if (!operation.done()) {
+    Visit visit(*this);
+    look_briefly(visit, operation);
+    if (!operation.done()) {
+      callbacks_.ensure_started();
+      operation.add_callback(std::move(callback));
+      ++num_callbacks_;
+      return;
+    }
   }
+  callback();
+}
+
+void GroupImpl::look_briefly(Visit& visit, OperationState const& operation) {
+  Deadline const until = Clock::now() + (cores_are_shared_ ? std::chrono::microseconds(0) : kCallbackSpinTime);
+  do {
+    progress();
+    if (operation.done()) return;
+    visit.give_way();
+    cpu_pause();
+  } while (Clock::now() < until);
 }
 
 BackgroundNeed GroupImpl::current_need() const {
@@ -305,11 +363,30 @@ BackgroundNeed GroupImpl::current_need() const {
 }
 
 void GroupImpl::update_background() {
+  if (!progress_thread_) return;
+  // Under the same lock as the need itself: an arrival rings from here on, whatever the thread is doing.
+  if (num_callbacks_ > 0 && !background_armed_) {
+    watch_in_background();
+    progress();  // What arrived before arm() took effect rings no bell.
+  }
   auto const need = current_need();
-  auto const before = need_.load(std::memory_order_relaxed);
-  if (before == need) return;
-  need_.store(need, std::memory_order_relaxed);
-  if (need > before && progress_thread_) progress_thread_->notify();
+  auto const before = need_.exchange(need, std::memory_order_relaxed);
+  if (need <= before) return;
+  bool const has_events = need == BackgroundNeed::kEvents && background_armed_;
+  progress_thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kLookInterval);
+}
+
+void GroupImpl::watch_in_background() {
+  background_armed_ = true;
+  num_idle_steps_ = 0;
+  arm();
+  progress_thread_->watch_activity(*this, true);
+}
+
+void GroupImpl::unwatch_in_background() {
+  background_armed_ = false;
+  progress_thread_->watch_activity(*this, false);
+  disarm();
 }
 
 void GroupImpl::background_step() noexcept {
@@ -318,32 +395,43 @@ void GroupImpl::background_step() noexcept {
       Visit visit(*this);
       if (auto* const companion = companion_.load()) companion->group_failed(failure_);
     }
-    wire_.endpoint().sleep(Deadline::min());  // Does not block: lets the endpoint see what its sockets have.
     // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.
     if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
+    // Does not block: lets the endpoint see what its sockets have. It takes wake-ups with it, the leader's too, so the
+    // lock is held until progress() has looked for what they announced.
+    wire_.endpoint().sleep(Deadline::min());
     if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
     auto const now = Clock::now();
     check_deadlines(now);
     revoke_offers(now);
-    // While the progress thread watches activity_fd(), peers' puts must ring it.
-    bool const watch = current_need() == BackgroundNeed::kEvents;
-    if (watch != background_armed_) {
-      background_armed_ = watch;
-      watch ? arm() : disarm();
+    bool const is_needed = current_need() == BackgroundNeed::kEvents;
+    num_idle_steps_ = is_needed ? 0 : num_idle_steps_ + 1;
+    if (is_needed && !background_armed_) {
+      watch_in_background();
+      progress();
+    } else if (background_armed_ && num_idle_steps_ > (lands_by_polling_ ? 0 : kIdleStepsWatched)) {
+      unwatch_in_background();
     }
-    if (watch) progress();
   } catch (std::exception const& error) {
-    std::lock_guard const lock(mutex_);
-    fail({StatusCode::kAborted, std::string("progress thread: ") + error.what()}, true);
+    fail_in_background(std::string("progress thread: ") + error.what());
+  }
+}
+
+void GroupImpl::fail_in_background(std::string const& reason) noexcept {
+  std::lock_guard const lock(mutex_);
+  try {
+    fail({StatusCode::kAborted, reason}, true);
+  } catch (std::exception const&) {
+    wire_.report_error(reason);  // For the next call.
   }
 }
 
 void GroupImpl::set_timeout(std::chrono::milliseconds timeout) {
   expects(timeout.count() > 0, "timeout must be above 0");
   Visit visit(*this);
-  timeout_ = timeout;
+  timeout_ = std::min(timeout, kLongestTimeout);
 }
 
 void GroupImpl::set_max_lag(int max_lag, std::optional<int> channel) {

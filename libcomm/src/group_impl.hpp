@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backoff.hpp"
+#include "callback_thread.hpp"
 #include "group_companion.hpp"
 #include "headway/comm/group.hpp"
 #include "pair_channel.hpp"
@@ -13,6 +14,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,7 +28,12 @@ namespace headway::comm {
 
 /// The group behind Group::connect(): one lock, one endpoint, the rings and the pair channel on top of it.
 ///
-/// Lock order: ProgressThread's mutex, then mutex_. Callbacks run without either.
+/// Lock order: ProgressThread's mutex, then mutex_. Callbacks of operations run on the group's callback thread, without
+/// either.
+///
+/// Of the threads that wait for an operation, one sleeps in the endpoint: the leader. It takes the wake-ups and polls for
+/// all. The others sleep on `followers_changed_` until their operation is done or the leader leaves, which makes one of
+/// them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
 class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
  public:
   /// Without a progress thread only calls move work on, as tests that replay a schedule need it. `addresses`: of the
@@ -77,7 +84,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void on_failure(FailureCallback callback) override;
 
  private:
-  /// A caller's visit: holds the lock; on leaving, sends what was put and runs the callbacks that came due.
+  /// A caller's visit: holds the lock; on leaving, sends what was put and says what the progress thread must do.
   class Visit {
    public:
     explicit Visit(GroupImpl& group);
@@ -122,12 +129,23 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void release(std::vector<std::shared_ptr<OperationState>>& done);
   /// Sends what was offered in vain. @returns when to look again.
   Deadline revoke_offers(Clock::time_point now);
-  void sleep(Visit& visit, Deadline deadline, OperationState const& operation);
+  /// One thread's part in waiting: whether it is the leader, until it leaves.
+  class Waiter;
+  void sleep(Visit& visit, Waiter& waiter, Deadline deadline, OperationState const& operation);
+  void sleep_as_leader(Visit& visit, Deadline deadline, OperationState const& operation);
+  void wake_waiters();
+  /// Polls for a moment: the shortest exchanges are over before another thread could be woken.
+  void look_briefly(Visit& visit, OperationState const& operation);
+  void leave_visit() noexcept;
   void note_wait(OperationState& operation, Clock::time_point from);
   void arm();
   void disarm();
   void update_background();
+  void watch_in_background();
+  void unwatch_in_background();
   [[nodiscard]] BackgroundNeed current_need() const;
+
+  void fail_in_background(std::string const& reason) noexcept;
 
   // group_failure.cpp
   static constexpr std::string_view kGoodbye = "\x01goodbye";
@@ -186,11 +204,15 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<std::shared_ptr<OperationState>> pair_operations_;  ///< Pending operations made of pair messages.
   std::uint64_t num_pair_operations_ = 0;
   std::vector<std::shared_ptr<OperationState>> completed_;  ///< Scratch of complete_rings().
-  std::vector<std::function<void()>> due_callbacks_;
   int num_callbacks_ = 0;  ///< Registered and not due yet.
   int num_armed_ = 0;
-  bool background_armed_ = false;
-  int num_sleeping_ = 0;  ///< Threads in the endpoint's sleep().
+  bool background_armed_ = false;  ///< The endpoint is armed and its activity_fd() watched by the progress thread.
+  int num_idle_steps_ = 0;         ///< Steps of the progress thread since it was last needed for events.
+  bool has_leader_ = false;
+  OperationState const* leader_sleeps_for_ = nullptr;  ///< Null: the leader is not in the endpoint's sleep().
+  int num_followers_ = 0;
+  std::condition_variable followers_changed_;  ///< With mutex_.
+  CallbackThread callbacks_;
   Status failure_;
   std::atomic<bool> failed_ = false;
   std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.

@@ -43,7 +43,7 @@ class OperationState : public Operation {
   void set_source(int source) { source_ = source; }
   /// Whether the operation is late. The first look sets its deadline, so that a fast operation reads no clock.
   [[nodiscard]] bool is_late(Clock::time_point now) {
-    if (deadline_ == Deadline()) deadline_ = now + timeout_;
+    if (deadline_ == Deadline()) deadline_ = now + timeout_;  // At most kLongestTimeout.
     return now >= deadline_;
   }
 

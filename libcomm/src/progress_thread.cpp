@@ -1,6 +1,7 @@
 #include "progress_thread.hpp"
 
 #include "headway/comm/status.hpp"
+#include "signal_mask.hpp"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -9,21 +10,31 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
-#include <cstdint>
+#include <limits>
+#include <utility>
 
 namespace headway::comm {
 
 namespace {
 
-/// How long pending work waits at most for a look when no event announces it.
-constexpr int kTickMs = 2;
-/// The same for work whose events wake the thread: deadlines only.
-constexpr int kDeadlineTickMs = 50;
-/// The same for work that wants visits.
-constexpr int kVisitTickMs = 1000;
-/// Looks without any need before the thread sleeps: while it ticks, notify() costs no system call.
-constexpr int kIdleTicks = 10;
+constexpr std::chrono::milliseconds kVisitInterval{1000};
+/// Rounds without any need before the thread sleeps for long: a need that comes and goes with each exchange must not
+/// cost a system call each time.
+constexpr int kIdleRounds = 10;
+
+constexpr auto kNever = std::chrono::milliseconds::max();
+
+std::chrono::milliseconds interval_of(BackgroundWork const& work) {
+  switch (work.background_need()) {
+    case BackgroundNeed::kLooks:
+      return ProgressThread::kLookInterval;
+    case BackgroundNeed::kEvents:
+      return ProgressThread::kDeadlineInterval;
+    case BackgroundNeed::kNone:
+      break;
+  }
+  return work.wants_visits() ? kVisitInterval : kNever;
+}
 
 }  // namespace
 
@@ -46,12 +57,8 @@ ProgressThread::ProgressThread() : owner_(getpid()) {
   if (epoll_fd_ < 0 || wake_fd_ < 0) throw SystemError("epoll_create1/eventfd", errno, "progress thread");
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
   epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event);
-  // Signals are for the program's own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  BlockedSignals const blocked;
   thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 ProgressThread::~ProgressThread() {
@@ -59,8 +66,7 @@ ProgressThread::~ProgressThread() {
     thread_.detach();  // After fork() the thread exists in the parent only.
   } else {
     stop_.store(true);
-    busy_.store(false);
-    notify();
+    notify(std::chrono::milliseconds(0));
     thread_.join();
   }
   close(epoll_fd_);
@@ -73,64 +79,80 @@ void ProgressThread::attach(BackgroundWork& work) {
   if (work.lifeline_fd() >= 0 && epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, work.lifeline_fd(), &event) != 0) {
     throw SystemError("epoll_ctl", errno, "progress thread");
   }
-  entries_.push_back({&work, false});
+  entries_.push_back({.work = &work});
+  if (work.wants_visits()) notify(kVisitInterval);
 }
 
 void ProgressThread::detach(BackgroundWork& work) {
   if (getpid() != owner_) return;
   std::lock_guard const lock(mutex_);
-  auto const entry = std::find_if(entries_.begin(), entries_.end(), [&](Entry const& e) { return e.work == &work; });
-  if (entry == entries_.end()) return;
-  watch(*entry, false);
+  if (std::erase_if(entries_, [&](Entry const& entry) { return entry.work == &work; }) == 0) return;
   if (work.lifeline_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, work.lifeline_fd(), nullptr);
-  entries_.erase(entry);
+  watch_activity(work, false);
 }
 
-void ProgressThread::notify() noexcept {
-  if (busy_.exchange(true)) return;
+void ProgressThread::notify(std::chrono::milliseconds patience) noexcept {
+  requests_.fetch_add(1, std::memory_order_seq_cst);  // Partner: run().
+  if (sleep_ms_.load(std::memory_order_seq_cst) <= patience.count()) return;
   std::uint64_t const one = 1;
   [[maybe_unused]] auto const written = write(wake_fd_, &one, sizeof one);
 }
 
-void ProgressThread::watch(Entry& entry, bool activity) {
-  if (entry.watches_activity == activity || entry.work->activity_fd() < 0) return;
-  epoll_event event{.events = EPOLLIN, .data = {.ptr = entry.work}};
-  epoll_ctl(epoll_fd_, activity ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, entry.work->activity_fd(), &event);
-  entry.watches_activity = activity;
+void ProgressThread::watch_activity(BackgroundWork& work, bool watch) noexcept {
+  if (work.activity_fd() < 0) return;
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = &work}};
+  epoll_ctl(epoll_fd_, watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, work.activity_fd(), &event);
 }
 
-ProgressThread::Needs ProgressThread::step_all() {
-  std::lock_guard const lock(mutex_);
-  Needs needs;
-  for (auto& entry : entries_) {
-    entry.work->background_step();
-    auto const need = entry.work->background_need();
-    watch(entry, need == BackgroundNeed::kEvents);
-    needs.most = std::max(needs.most, need);
-    needs.visits = needs.visits || entry.work->wants_visits();
+void ProgressThread::note_events(std::span<epoll_event const> events) {
+  for (auto const& event : events) {
+    if (event.data.ptr == nullptr) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] auto const drained = read(wake_fd_, &count, sizeof count);
+      continue;
+    }
+    // A work that was detached since epoll_wait() returned is found no more.
+    for (auto& entry : entries_) entry.has_event = entry.has_event || entry.work == event.data.ptr;
   }
-  return needs;
+}
+
+int ProgressThread::step_due(std::span<epoll_event const> events) {
+  std::lock_guard const lock(mutex_);
+  note_events(events);
+  auto const now = Clock::now();
+  auto shortest = kNever;
+  for (auto& entry : entries_) {
+    auto const before = interval_of(*entry.work);
+    // Half of it: a sleep may end a little early, and the step must not wait for the next one then.
+    bool const is_due = before != kNever && now - entry.stepped_at >= before / 2;
+    if (std::exchange(entry.has_event, false) || is_due) {
+      entry.stepped_at = now;
+      entry.work->background_step();
+    }
+    // A need that this step has met counts once more: the next one like it mostly follows at once.
+    shortest = std::min({shortest, before, interval_of(*entry.work)});
+  }
+  return sleep_for(shortest);
+}
+
+int ProgressThread::sleep_for(std::chrono::milliseconds shortest) {
+  bool const is_idle = shortest > kDeadlineInterval;
+  idle_rounds_ = is_idle ? idle_rounds_ + 1 : 0;
+  if (is_idle && idle_rounds_ <= kIdleRounds) shortest = kLookInterval;
+  return shortest == kNever ? -1 : static_cast<int>(shortest.count());
 }
 
 void ProgressThread::run() noexcept {
-  int idle_ticks = 0;
+  pthread_setname_np(pthread_self(), "headway_progress");
+  std::array<epoll_event, 16> events;
+  int count = 0;
   while (!stop_.load()) {
-    busy_.store(true);
-    auto needs = step_all();
-    idle_ticks = needs.most == BackgroundNeed::kNone ? idle_ticks + 1 : 0;
-    bool const may_sleep = idle_ticks > kIdleTicks;
-    if (may_sleep) {
-      busy_.store(false);
-      needs = step_all();  // A need that came between the two found busy_ set and rang no bell.
-    }
-    std::array<epoll_event, 16> events;
-    int const idle_ms = needs.visits ? kVisitTickMs : -1;
-    int const timeout_ms = needs.most == BackgroundNeed::kEvents              ? kDeadlineTickMs
-                           : may_sleep && needs.most == BackgroundNeed::kNone ? idle_ms
-                                                                              : kTickMs;
-    epoll_wait(epoll_fd_, events.data(), events.size(), timeout_ms);
-    std::uint64_t count = 0;
-    [[maybe_unused]] auto const drained = read(wake_fd_, &count, sizeof count);
+    auto const seen = requests_.load(std::memory_order_seq_cst);
+    int const sleep_ms = step_due(std::span(events).first(static_cast<std::size_t>(count)));
+    sleep_ms_.store(sleep_ms < 0 ? std::numeric_limits<int>::max() : sleep_ms, std::memory_order_seq_cst);
+    bool const is_current = requests_.load(std::memory_order_seq_cst) == seen;  // Partner: notify().
+    count = std::max(0, epoll_wait(epoll_fd_, events.data(), events.size(), is_current ? sleep_ms : 0));
+    sleep_ms_.store(0, std::memory_order_seq_cst);
   }
 }
 

@@ -1,12 +1,19 @@
 #pragma once
 
+#include "headway/comm/endpoint.hpp"
+
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
+
+struct epoll_event;
 
 namespace headway::comm {
 
@@ -33,8 +40,18 @@ class BackgroundWork {
   [[nodiscard]] virtual int activity_fd() const = 0;
 };
 
-/// The one thread of a process that watches lifelines and covers work nobody waits for. It sleeps while none is
-/// pending. Shared by all groups; it ends with the last of them.
+/// The one thread of a process that watches lifelines and covers work nobody waits for. Shared by all groups; it ends
+/// with the last of them.
+///
+/// It steps a work when one of the work's descriptors is readable or when the work's need is due. Between steps it
+/// sleeps in epoll_wait() for as long as the most urgent need allows, at first without end.
+///
+/// A need that rises must not be slept through. The thread decides how long to sleep, says so in `sleep_ms_`, and only
+/// then looks whether a request came since it began to look at the needs. A caller does the reverse: it counts its
+/// request, then looks whether the thread sleeps for too long. Both use sequentially consistent operations, so at least
+/// one of the two sees the other. tests/model/sleeping.pml checks this.
+///
+/// Locks: `mutex_` guards the entries and is held during steps; the locks of the works come after it.
 class ProgressThread {
  public:
   static std::shared_ptr<ProgressThread> shared();
@@ -46,29 +63,41 @@ class ProgressThread {
   void attach(BackgroundWork& work);
   /// After it returns, `work` is not used any more. Must not be called with a lock that background_step() takes.
   void detach(BackgroundWork& work);
-  /// Makes the thread look at background_need() again. Cheap while the thread is busy anyway.
-  void notify() noexcept;
+
+  /// Says that some work's need has risen and wants a step within `patience`. Costs a system call only if the thread
+  /// sleeps for longer. Takes no lock.
+  void notify(std::chrono::milliseconds patience) noexcept;
+  /// Starts or stops stepping `work` when its activity_fd() is readable. Takes no lock; calls for one work must not
+  /// overlap.
+  void watch_activity(BackgroundWork& work, bool watch) noexcept;
+
+  /// Time between steps of a work with BackgroundNeed::kLooks.
+  static constexpr std::chrono::milliseconds kLookInterval{2};
+  /// The same for kEvents, whose descriptors wake the thread: deadlines only.
+  static constexpr std::chrono::milliseconds kDeadlineInterval{50};
 
  private:
   struct Entry {
     BackgroundWork* work;
-    bool watches_activity;
+    Clock::time_point stepped_at{};
+    bool has_event = false;
   };
 
   void run() noexcept;
-  struct Needs {
-    BackgroundNeed most = BackgroundNeed::kNone;
-    bool visits = false;
-  };
-  Needs step_all();
-  void watch(Entry& entry, bool activity);
+  /// Steps what is due. @returns how long to sleep, in milliseconds; -1: without end.
+  int step_due(std::span<epoll_event const> events);
+  void note_events(std::span<epoll_event const> events);
+  /// @returns the time to sleep where the most urgent work wants a step after `shortest`; -1: without end.
+  [[nodiscard]] int sleep_for(std::chrono::milliseconds shortest);
 
   pid_t owner_;
   int epoll_fd_ = -1;
   int wake_fd_ = -1;
   std::mutex mutex_;
   std::vector<Entry> entries_;
-  std::atomic<bool> busy_ = false;  ///< The thread will look at all entries soon by itself.
+  int idle_rounds_ = 0;                      ///< Used by the thread only: rounds since something was needed.
+  std::atomic<std::uint64_t> requests_ = 0;  ///< Counts notify(); partner: `sleep_ms_`.
+  std::atomic<int> sleep_ms_ = 0;            ///< How long the thread sleeps, or is about to; 0: it is awake.
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

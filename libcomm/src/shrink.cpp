@@ -29,7 +29,7 @@ class GroupImpl::MemberStore final : public Store {
   }
 
   std::string get(std::string const& key, std::chrono::milliseconds timeout) override {
-    Deadline const deadline = Clock::now() + timeout;
+    Deadline const deadline = deadline_after(timeout);
     Visit visit(group_);
     for (;;) {
       if (auto value = group_.survivors_.value(attempt_, key)) return *value;
@@ -50,6 +50,7 @@ class GroupImpl::MemberStore final : public Store {
 
 ShrunkGroup GroupImpl::shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) {
   expects(timeout.count() > 0, "shrink: timeout must be above 0");
+  timeout = std::min(timeout, kLongestTimeout);
   for (int const peer : ranks_to_exclude) {
     expect_peer(peer, "shrink");
     expects(peer != rank_, "shrink: a rank cannot leave itself out");

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
@@ -69,6 +70,36 @@ TEST_P(ThreadsTest, AThreadMayWaitForWhatAnotherStarted) {
       exchange.check();
     }
   });
+}
+
+TEST_P(ThreadsTest, AllThreadsThatWaitForAnOperationWakeUpWhenItIsDone) {
+  constexpr int kThreads = 8, kRounds = 15;
+  std::vector<Clock::duration> spreads;  // From the first thread's return to the last one's.
+  std::barrier in_step(2);
+  run_ranks(2, options(), [&](Group& group) {
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+      Exchange exchange(group.rank(), 2, round, even_sizes(64));
+      in_step.arrive_and_wait();
+      if (group.rank() == 1) {
+        std::this_thread::sleep_for(milliseconds(8));  // By then all waiters of rank 0 are asleep.
+        exchange.start(group);
+        exchange.finish(group);
+        continue;
+      }
+      auto const operation = exchange.start(group);
+      std::vector<Clock::time_point> returned(kThreads);
+      run_threads_of_rank(kThreads, [&](int thread) {
+        finish(group, operation);
+        returned[static_cast<std::size_t>(thread)] = Clock::now();
+      });
+      auto const [first, last] = std::ranges::minmax(returned);
+      spreads.push_back(last - first);
+      exchange.check();
+    }
+  });
+  std::ranges::sort(spreads);
+  ASSERT_EQ(spreads.size(), kRounds);
+  EXPECT_LT(spreads[kRounds / 2], milliseconds(20)) << "a waiter that misses its wake-up sleeps for 100 ms";
 }
 
 TEST_P(ThreadsTest, WaitingBurnsLittleProcessorTime) {

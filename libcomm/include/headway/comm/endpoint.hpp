@@ -3,6 +3,7 @@
 #include "headway/comm/status.hpp"
 #include "headway/comm/tag.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,14 @@ namespace headway::comm {
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
+
+/// Longest time-out; a longer one counts as this. A Deadline holds nanoseconds and would overflow after 292 years.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 100);
+
+/// The time `timeout` from now.
+inline Deadline deadline_after(std::chrono::milliseconds timeout) {
+  return Clock::now() + std::min(timeout, kLongestTimeout);
+}
 
 /// A put's header area: the payload of a message starts this many bytes after its destination. A put without a header
 /// leaves the area as it is.

@@ -161,8 +161,11 @@ class Group {
   virtual Status wait(Operation& operation, std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
   /// Moves pending work on without blocking; returns whether the operation is done.
   virtual bool test(Operation& operation) = 0;
-  /// Calls `callback` once when the operation is done: at once, or on the thread that completes it, or on the
-  /// progress thread. It must not call into the group.
+  /// Calls `callback` once when the operation is done: before this returns if it is done by then, else on the group's
+  /// callback thread. No lock is held meanwhile: the callback may block, call into any group and destroy groups, also
+  /// this one. It delays later callbacks of this group only. This polls for up to 20 us first. Destroying the group
+  /// waits for its callbacks, except in one of them. @throws SystemError if the system has no thread left; the callback
+  /// is not taken then.
   virtual void on_done(Operation& operation, std::function<void()> callback) = 0;
 
   /// Time-out of operations that start from now on; local.

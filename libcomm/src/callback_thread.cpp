@@ -1,0 +1,74 @@
+#include "callback_thread.hpp"
+
+#include "headway/comm/status.hpp"
+#include "signal_mask.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+namespace headway::comm {
+
+CallbackThread::CallbackThread() : owner_(getpid()), queue_(std::make_shared<Queue>()) {}
+
+CallbackThread::~CallbackThread() {
+  if (!thread_.joinable()) return;
+  if (getpid() != owner_) {  // After fork() the thread exists in the parent only, perhaps with the lock held.
+    thread_.detach();
+    new std::shared_ptr<Queue>(std::move(queue_));
+    return;
+  }
+  {
+    std::lock_guard const lock(queue_->mutex);
+    queue_->is_closed = true;
+  }
+  queue_->changed.notify_one();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // A callback destroys its own group.
+  } else {
+    thread_.join();
+  }
+}
+
+void CallbackThread::ensure_started() {
+  if (thread_.joinable()) return;
+  BlockedSignals const blocked;
+  try {
+    thread_ = std::thread([queue = queue_] { run(*queue); });
+  } catch (std::system_error const& error) {
+    throw SystemError("pthread_create", error.code().value(), "the thread that runs callbacks of operations");
+  }
+}
+
+void CallbackThread::submit(std::function<void()> callback) {
+  {
+    std::lock_guard const lock(queue_->mutex);
+    queue_->callbacks.push_back(std::move(callback));
+  }
+  queue_->changed.notify_one();
+}
+
+void CallbackThread::run(Queue& queue) noexcept {
+  pthread_setname_np(pthread_self(), "headway_done");
+  std::unique_lock lock(queue.mutex);
+  for (;;) {
+    queue.changed.wait(lock, [&] { return !queue.callbacks.empty() || queue.is_closed; });
+    if (queue.callbacks.empty()) return;
+    auto callback = std::move(queue.callbacks.front());
+    queue.callbacks.pop_front();
+    lock.unlock();
+    try {
+      callback();
+      callback = nullptr;  // It may own what must not be destroyed under the lock.
+    } catch (std::exception const& error) {
+      std::fprintf(stderr, "headway: a callback of an operation failed: %s\n", error.what());
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,138 @@
+// Callbacks of operations: when they run, on which thread, and what they may do.
+
+#include "exchange.hpp"
+#include "headway/comm/group.hpp"
+#include "ranks_as_threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class CallbackTest : public GroupTest {
+ protected:
+  /// Connects rank `rank` of two with two groups.
+  struct TwoGroups {
+    TwoGroups(int rank, Store& store, GroupOptions options) {
+      options.name = "first";
+      first = Group::connect(rank, 2, store, options);
+      options.name = "second";
+      second = Group::connect(rank, 2, store, options);
+    }
+    std::unique_ptr<Group> first, second;
+  };
+
+  /// Rank 0 runs `receiver(groups, operation)` with a message that rank 1 sends it once rank 0 has set `is_ready`.
+  template <typename Receiver>
+  static void run_with_late_message(Receiver receiver) {
+    MemoryStore store;
+    std::promise<void> is_ready, is_over;
+    run_threads(2, [&](int rank) {
+      TwoGroups groups(rank, store, options());
+      std::vector<std::byte> block(8);
+      if (rank == 0) {
+        auto const operation = groups.first->receive(block, 1, 1, 0);
+        receiver(groups, *operation, is_ready);
+        is_over.set_value();
+        return;
+      }
+      is_ready.get_future().wait();
+      finish(*groups.first, groups.first->send(block, 0, 1, 0));
+      is_over.get_future().wait();
+    });
+  }
+};
+
+TEST_P(CallbackTest, ACallbackMayDestroyAnotherGroup) {
+  run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
+    std::promise<void> returned;
+    groups.first->on_done(operation, [&] {
+      groups.second.reset();
+      returned.set_value();
+    });
+    is_ready.set_value();
+    EXPECT_EQ(returned.get_future().wait_for(seconds(20)), std::future_status::ready);
+  });
+}
+
+TEST_P(CallbackTest, ACallbackMayDestroyItsOwnGroup) {
+  run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
+    std::promise<void> returned;
+    groups.first->on_done(operation, [&] {
+      groups.first.reset();
+      returned.set_value();
+    });
+    is_ready.set_value();
+    EXPECT_EQ(returned.get_future().wait_for(seconds(20)), std::future_status::ready);
+  });
+}
+
+TEST_P(CallbackTest, ACallbackThatBlocksDelaysNoOtherGroup) {
+  run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
+    std::promise<void> began, may_end;
+    groups.first->on_done(operation, [&] {
+      began.set_value();
+      may_end.get_future().wait_for(seconds(20));
+    });
+    is_ready.set_value();
+    ASSERT_EQ(began.get_future().wait_for(seconds(20)), std::future_status::ready);
+    auto const start = Clock::now();
+    groups.second.reset();
+    EXPECT_LT(Clock::now() - start, seconds(5));
+    may_end.set_value();
+  });
+}
+
+TEST_P(CallbackTest, DestroyingAGroupWaitsForItsCallbacks) {
+  MemoryStore store;
+  run_threads(2, [&](int rank) {
+    bool was_called = false;
+    {
+      auto const group = Group::connect(rank, 2, store, options());
+      std::vector<std::byte> block(8);
+      auto const operation = group->receive(block, 1 - rank, 1, 0);  // Nobody sends it.
+      group->on_done(*operation, [&] {
+        std::this_thread::sleep_for(milliseconds(20));
+        was_called = true;
+      });
+    }
+    EXPECT_TRUE(was_called) << "rank " << rank;
+  });
+}
+
+TEST_P(CallbackTest, ACallbackOfAnExchangeComesInTimeWhereNobodyWaits) {
+  // Far below the interval of 50 ms at which the progress thread looks at deadlines.
+  constexpr int kRounds = 200;
+  std::vector<Clock::duration> times;
+  run_ranks(2, options(), [&](Group& group) {
+    for (int round = 0; round < kRounds; ++round) {
+      auto const start = Clock::now();
+      Exchange exchange(group.rank(), 2, static_cast<std::uint64_t>(round), even_sizes(64));
+      auto const operation = exchange.start(group);
+      std::promise<void> called;
+      group.on_done(*operation, [&] { called.set_value(); });
+      ASSERT_EQ(called.get_future().wait_for(seconds(20)), std::future_status::ready);
+      if (group.rank() == 0) times.push_back(Clock::now() - start);
+      exchange.finish(group);
+    }
+  });
+  std::ranges::sort(times);
+  ASSERT_EQ(times.size(), kRounds);
+  EXPECT_LT(times[kRounds / 2], milliseconds(2)) << "median";
+  EXPECT_LT(times[kRounds * 9 / 10], milliseconds(25)) << "p90";
+}
+
+HEADWAY_TEST_GROUPS(CallbackTest);
+
+}  // namespace
+}  // namespace headway::comm
