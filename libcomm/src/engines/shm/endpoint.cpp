@@ -189,17 +189,20 @@ void ShmEndpoint::place_inline(shm::Cell const& cell) {
 Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> local) {
   auto const& link = links_[index(peer)];
   expects(link.can_get, "get: the memory of that peer cannot be read");
+  auto const lost = [&](std::string const& why) {
+    return Status(StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + why + ")");
+  };
   while (!local.empty()) {
     iovec const to{.iov_base = local.data(), .iov_len = local.size()};
     iovec const from{.iov_base = reinterpret_cast<void*>(address), .iov_len = local.size()};
     ssize_t const count = process_vm_readv(link.pid, &to, 1, &from, 1, 0);
-    if (count <= 0) {
-      return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (process_vm_readv: " +
-                                         std::strerror(count == 0 ? EIO : errno) + ")"};
-    }
+    if (count <= 0) return lost(std::string("process_vm_readv: ") + std::strerror(count == 0 ? EIO : errno));
     local = local.subspan(static_cast<std::size_t>(count));
     address += static_cast<std::uint64_t>(count);
   }
+  // The kernel may give the number of a process that has ended to another one. Bytes that were read before the end
+  // shows are the peer's.
+  if (is_readable(link.pidfd.get())) return lost("its process ended");
   // The peer sets this before its memory may change, so bytes read before it is set are good.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (link.region.control().retracted.load(std::memory_order_acquire) == 0) return {};

@@ -2,6 +2,7 @@
 
 #include "available_cores.hpp"
 #include "descriptor_message.hpp"
+#include "engines/epoll.hpp"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -97,8 +98,10 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
     link.region = Region::map(std::move(memory), size, landing_bytes);
     link.region.close_fd();
     link.cores = hello.cores;
-    link.can_get = can_read(link.pid, hello);
     if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));
+    // Without a pidfd nothing would tell when the number belongs to another process. With one, the peer's own secret
+    // word under that number shows that the pidfd is the peer's too, unless the process has ended since.
+    link.can_get = link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
     fcntl(link.socket.fd(), F_SETFL, O_NONBLOCK);
   }
   return links;
