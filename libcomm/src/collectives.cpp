@@ -39,6 +39,7 @@ OperationPtr GroupImpl::finish_start(std::shared_ptr<OperationState> operation) 
     if (!failed_ && wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation->flight);
     operation->finish(failed_ ? failure_ : Status());
   } else {
+    operation->pending_index = pair_operations_.size();
     pair_operations_.push_back(operation);
   }
   check_failures();

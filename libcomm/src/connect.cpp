@@ -27,6 +27,24 @@ namespace {
 
 constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 
+/// Largest receive memory of a rank: the shm transport counts its 64-byte units in 32 bits.
+constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
+
+/// Refuses what the layout of the receive memory could not count. The limits of the factors keep their product below
+/// 2^64.
+void check_receive_memory(int size, GroupOptions const& options) {
+  expects(options.slot_bytes <= kMaxReceiveBytes, "slot_bytes must be at most " + std::to_string(kMaxReceiveBytes) +
+                                                      ", not " + std::to_string(options.slot_bytes));
+  auto const slots = 2 * (static_cast<std::size_t>(options.max_lag_limit) + 1) *
+                     static_cast<std::size_t>(options.num_channels) * static_cast<std::size_t>(size);
+  expects(
+      slots <= kMaxReceiveBytes / options.slot_bytes &&
+          LandingLayout::of(size, options).total_bytes() <= kMaxReceiveBytes,
+      "slot_bytes " + std::to_string(options.slot_bytes) + " times " + std::to_string(slots) +
+          " slots (2 (max_lag_limit + 1) for each of the channels and ranks) exceeds the largest receive memory of " +
+          std::to_string(kMaxReceiveBytes) + " bytes: lower slot_bytes, max_lag_limit or num_channels");
+}
+
 void check(int rank, int size, GroupOptions& options) {
   expects(size >= 1 && rank >= 0 && rank < size,
           "rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size));
@@ -41,6 +59,7 @@ void check(int rank, int size, GroupOptions& options) {
       "rdma_rails must be 1 to " + std::to_string(verbs::kMaxRails) + ", not " + std::to_string(options.rdma_rails));
   expects(options.flight_records <= kMaxFlightRecords,
           "flight_records must be at most " + std::to_string(kMaxFlightRecords));
+  check_receive_memory(size, options);
   options.timeout = std::min(options.timeout, kLongestTimeout);
   options.connect_timeout = std::min(options.connect_timeout, kLongestTimeout);
   if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);

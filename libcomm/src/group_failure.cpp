@@ -13,6 +13,11 @@ constexpr char kLossPrefix = '\x02';       ///< Before a notice that passes on t
 constexpr char kCompanionPrefix = '\x06';  ///< Before one from companion to companion.
 /// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
 constexpr std::chrono::seconds kLeaveTime{1};
+/// Pauses between two looks at the deadlines of all operations, of which there may be many.
+constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{100};
+/// How long a receive may wait behind messages for which no receive is posted, before that is an error. Half of the
+/// group's timeout if that is shorter: this error says more.
+constexpr std::chrono::milliseconds kStallPatience{30'000};
 
 }  // namespace
 
@@ -125,14 +130,26 @@ void GroupImpl::check_deadlines(Clock::time_point now) {
   }
   if (!wire_.symptom().empty() && symptom_seen_at_ == Clock::time_point()) symptom_seen_at_ = now;
   if (!wire_.symptom().empty() && now - symptom_seen_at_ >= kLeaveTime) wire_.report_error(wire_.symptom());
+  if (auto const text = pair_.describe_stall(now, std::min(timeout() / 2, kStallPatience)); !text.empty()) {
+    wire_.report_error(text);
+  }
   check_failures();
-  bool late = std::any_of(rings_.begin(), rings_.end(), [&](auto const& ring) { return ring->is_late(now); });
-  for (auto const& operation : pair_operations_) late = operation->is_late(now) || late;
-  if (auto* const companion = companion_.load()) late = companion->is_late(now) || late;
-  if (!late) return;
+  auto* const companion = companion_.load();
+  if (earliest_deadline(now) > now && (companion == nullptr || !companion->is_late(now))) return;
   fail({StatusCode::kTimeout, "rank " + std::to_string(rank_) + " timed out after " +
                                   std::to_string(timeout().count()) + " ms: " + describe_missing()},
        true);
+}
+
+Deadline GroupImpl::earliest_deadline(Clock::time_point now) {
+  if (now < deadlines_due_) return Deadline::max();
+  Deadline earliest = Deadline::max();
+  for (auto const& ring : rings_) earliest = std::min(earliest, ring->earliest_deadline(now));
+  for (auto const& operation : pair_operations_) earliest = std::min(earliest, operation->deadline(now));
+  // Operations that start before the next look get their deadlines then: that must come soon after their start.
+  auto const longest_pause = std::chrono::nanoseconds(timeout()) / 64;
+  deadlines_due_ = std::min(earliest, now + std::clamp<Clock::duration>(longest_pause, kShortestPause, kLongestPause));
+  return earliest;
 }
 
 bool GroupImpl::needs(int peer) const {

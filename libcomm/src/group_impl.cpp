@@ -67,7 +67,7 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
       activity_fd_(endpoint->activity_fd()),
       wire_(std::move(endpoint), layout, options_),
       transfers_(wire_, options_, [this](OperationState& operation) { finish(operation); }),
-      pair_(wire_, transfers_, [this](OperationState& operation) { finish(operation); }),
+      pair_(wire_, transfers_, options_.unexpected_bytes, [this](OperationState& operation) { finish(operation); }),
       survivors_(rank_, size_),
       left_at_(static_cast<std::size_t>(size_)),
       has_gone_(static_cast<std::size_t>(size_)),
@@ -182,12 +182,16 @@ void GroupImpl::wake_waiters() {
 
 void GroupImpl::finish(OperationState& operation) {
   if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0) return;  // Rings complete in order.
-  auto const found = std::find_if(pair_operations_.begin(), pair_operations_.end(),
-                                  [&](auto const& pending) { return pending.get() == &operation; });
-  if (found == pair_operations_.end()) return;  // Still being started: see finish_start().
-  std::vector<std::shared_ptr<OperationState>> done{std::move(*found)};
-  *found = std::move(pair_operations_.back());
+  std::size_t const index = operation.pending_index;
+  if (index == OperationState::kNotPending) return;  // Still being started: see finish_start().
+  auto& place = pair_operations_[index];
+  std::vector<std::shared_ptr<OperationState>> done{std::move(place)};
+  if (index + 1 < pair_operations_.size()) {
+    place = std::move(pair_operations_.back());
+    place->pending_index = index;
+  }
   pair_operations_.pop_back();
+  operation.pending_index = OperationState::kNotPending;
   if (wire_.flight_recorder().is_on()) wire_.flight_recorder().complete(operation.flight);
   operation.finish({});
   release(done);

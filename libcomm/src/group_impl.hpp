@@ -31,9 +31,9 @@ namespace headway::comm {
 /// Lock order: ProgressThread's mutex, then mutex_. Callbacks of operations run on the group's callback thread, without
 /// either.
 ///
-/// Of the threads that wait for an operation, one sleeps in the endpoint: the leader. It takes the wake-ups and polls for
-/// all. The others sleep on `followers_changed_` until their operation is done or the leader leaves, which makes one of
-/// them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
+/// Of the threads that wait for an operation, one sleeps in the endpoint: the leader. It takes the wake-ups and polls
+/// for all. The others sleep on `followers_changed_` until their operation is done or the leader leaves, which makes
+/// one of them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
 class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
  public:
   /// Without a progress thread only calls move work on, as tests that replay a schedule need it. `addresses`: of the
@@ -152,6 +152,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void throw_if_failed() const;
   void check_failures();
   void check_deadlines(Clock::time_point now);
+  /// The first deadline of all pending operations; Deadline::max() where the last look was a short while ago.
+  [[nodiscard]] Deadline earliest_deadline(Clock::time_point now);
   [[nodiscard]] bool needs(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
   void fail(Status status, bool says_so);
@@ -204,7 +206,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<std::shared_ptr<OperationState>> pair_operations_;  ///< Pending operations made of pair messages.
   std::uint64_t num_pair_operations_ = 0;
   std::vector<std::shared_ptr<OperationState>> completed_;  ///< Scratch of complete_rings().
-  int num_callbacks_ = 0;  ///< Registered and not due yet.
+  int num_callbacks_ = 0;                                   ///< Registered and not due yet.
   int num_armed_ = 0;
   bool background_armed_ = false;  ///< The endpoint is armed and its activity_fd() watched by the progress thread.
   int num_idle_steps_ = 0;         ///< Steps of the progress thread since it was last needed for events.
@@ -228,6 +230,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<bool> has_gone_;              ///< (size) Said goodbye, and all that it put has arrived.
   bool any_gone_ = false;
   Clock::time_point symptom_seen_at_{};
+  Clock::time_point deadlines_due_{};  ///< When the deadlines of operations are looked at next.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
   std::shared_ptr<ProgressThread> progress_thread_;
 };

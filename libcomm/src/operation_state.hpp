@@ -5,7 +5,9 @@
 #include "message_header.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -41,16 +43,20 @@ class OperationState : public Operation {
 
   [[nodiscard]] Verb verb() const { return verb_; }
   void set_source(int source) { source_ = source; }
-  /// Whether the operation is late. The first look sets its deadline, so that a fast operation reads no clock.
-  [[nodiscard]] bool is_late(Clock::time_point now) {
+  /// When the operation is late. The first look sets it, so that a fast operation reads no clock.
+  [[nodiscard]] Deadline deadline(Clock::time_point now) {
     if (deadline_ == Deadline()) deadline_ = now + timeout_;  // At most kLongestTimeout.
-    return now >= deadline_;
+    return deadline_;
   }
 
   /// Parts (messages to send and to receive) that are not done yet.
   [[nodiscard]] int pending_parts() const { return pending_parts_; }
   void add_parts(int count) { pending_parts_ += count; }
   void part_done() { --pending_parts_; }
+
+  /// Place among the group's pending pair operations; kNotPending: being started, or done.
+  std::size_t pending_index = kNotPending;
+  static constexpr std::size_t kNotPending = std::numeric_limits<std::size_t>::max();
 
   /// Of operations made of pair messages, while the flight recorder is on.
   PairFlight flight;

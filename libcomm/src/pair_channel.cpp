@@ -23,9 +23,10 @@ std::string who(Match match, Verb verb) {
 
 }  // namespace
 
-PairChannel::PairChannel(Wire& wire, Transfers& transfers, PartDone on_part_done)
+PairChannel::PairChannel(Wire& wire, Transfers& transfers, std::size_t unexpected_limit_bytes, PartDone on_part_done)
     : wire_(wire),
       transfers_(transfers),
+      unexpected_limit_bytes_(unexpected_limit_bytes),
       on_part_done_(std::move(on_part_done)),
       peers_(static_cast<std::size_t>(wire.size())) {}
 
@@ -81,6 +82,7 @@ bool PairChannel::put_front(int peer, Outgoing const& outgoing) {
   Tag const tag{.channel = kPairChannel, .operation = static_cast<std::uint16_t>(state.num_sent)};
   std::uint64_t const slot = wire_.layout().pair_slot(wire_.rank(), state.num_sent);
   bool const is_eager = outgoing.payload.size() <= LandingLayout::kPairSlotBytes;
+  if (!is_eager && transfers_.is_full(peer)) return false;
   if (!is_eager) transfers_.prepare_offer(peer, outgoing.payload, header);
   if (!wire_.put(peer, slot, header, is_eager ? outgoing.payload : std::span<std::byte const>(), tag)) return false;
   ++state.num_sent;
@@ -121,11 +123,23 @@ void PairChannel::receive(PairPart part, std::span<std::byte> output) {
   }
   if (best == nullptr) {
     posted_.push_back({std::move(part), output});
-    return;
+    return resume_stalled();
   }
+  unexpected_bytes_ -= best_message->held_bytes();
   Unexpected const message = std::move(*best_message);
   best->unexpected.erase(best_message);
   accept(static_cast<int>(best - peers_.data()), message.header, message.payload.data(), {std::move(part), output});
+  resume_stalled();
+}
+
+void PairChannel::resume_stalled() {
+  for (int source = 0; num_stalled_ > 0 && source < wire_.size(); ++source) {
+    Peer& state = peer_at(source);
+    if (!std::exchange(state.is_stalled, false)) continue;
+    --num_stalled_;
+    state.needed_since = {};
+    consume_arrived(source);
+  }
 }
 
 void PairChannel::arrived(int source, Tag tag) {
@@ -137,7 +151,13 @@ void PairChannel::arrived(int source, Tag tag) {
     return;
   }
   state.arrived_mask |= 1u << ahead;
-  while ((state.arrived_mask & 1u) != 0) consume(source);
+  if (!state.is_stalled) consume_arrived(source);
+}
+
+void PairChannel::consume_arrived(int source) {
+  Peer const& state = peer_at(source);
+  while ((state.arrived_mask & 1u) != 0 && consume(source)) {
+  }
 }
 
 void PairChannel::note_consumed(int peer, std::uint16_t low) {
@@ -154,23 +174,53 @@ void PairChannel::note_consumed(int peer, std::uint16_t low) {
   push(peer);
 }
 
-void PairChannel::consume(int source) {
+bool PairChannel::consume(int source) {
   Peer& state = peer_at(source);
   std::uint64_t const slot = wire_.layout().pair_slot(source, state.num_consumed);
   MessageHeader const header = MessageHeader::read(wire_.landed(slot));
+  std::byte const* const payload = wire_.landed(slot + kHeaderBytes);
+  if (!is_valid(source, header)) {
+    count_consumed(source);
+    return true;
+  }
+  note_consumed(source, static_cast<std::uint16_t>(header.consumed));
+  check_collective(source, header);
+  auto const found = find_posted(source, Match{header.match});
+  if (found != posted_.end()) {
+    Posted const posted = std::move(*found);
+    posted_.erase(found);
+    accept(source, header, payload, posted);
+  } else if (unexpected_bytes_ > 0 &&
+             unexpected_bytes_ + sizeof(Unexpected) + Unexpected::payload_bytes(header) > unexpected_limit_bytes_) {
+    state.is_stalled = true;
+    ++num_stalled_;
+    return false;
+  } else {
+    hold(source, header, payload);
+  }
+  count_consumed(source);
+  return true;
+}
+
+bool PairChannel::is_valid(int source, MessageHeader const& header) {
+  Peer const& state = peer_at(source);
   if (header.operation != static_cast<std::uint32_t>(state.num_consumed)) {
     wire_.report_error("message " + std::to_string(state.num_consumed) + " from rank " + std::to_string(source) +
                        " to rank " + std::to_string(wire_.rank()) + " carries number " +
                        std::to_string(header.operation));
-  } else if (header.kind == MessageKind::kEager && header.size_bytes > LandingLayout::kPairSlotBytes) {
+    return false;
+  }
+  if (header.kind == MessageKind::kEager && header.size_bytes > LandingLayout::kPairSlotBytes) {
     wire_.report_error("a message from rank " + std::to_string(source) + " claims " +
                        std::to_string(header.size_bytes) + " bytes in a slot of " +
                        std::to_string(LandingLayout::kPairSlotBytes));
-  } else {
-    note_consumed(source, static_cast<std::uint16_t>(header.consumed));
-    check_collective(source, header);
-    deliver(source, header, wire_.landed(slot + kHeaderBytes));
+    return false;
   }
+  return true;
+}
+
+void PairChannel::count_consumed(int source) {
+  Peer& state = peer_at(source);
   state.arrived_mask >>= 1u;
   ++state.num_consumed;
   if (state.num_consumed - state.num_reported >= kSlots / 2) {
@@ -180,17 +230,15 @@ void PairChannel::consume(int source) {
   }
 }
 
-void PairChannel::deliver(int source, MessageHeader const& header, std::byte const* payload) {
-  auto const found = std::find_if(posted_.begin(), posted_.end(), [&](Posted const& posted) {
-    return takes(posted.part, source, Match{header.match});
-  });
-  if (found != posted_.end()) {
-    Posted const posted = std::move(*found);
-    posted_.erase(found);
-    return accept(source, header, payload, posted);
-  }
-  std::size_t const held = header.kind == MessageKind::kEager ? header.size_bytes : 0;
-  peer_at(source).unexpected.push_back({header, std::vector<std::byte>(payload, payload + held), num_unexpected_++});
+std::list<PairChannel::Posted>::iterator PairChannel::find_posted(int source, Match match) {
+  return std::ranges::find_if(posted_, [&](Posted const& posted) { return takes(posted.part, source, match); });
+}
+
+void PairChannel::hold(int source, MessageHeader const& header, std::byte const* payload) {
+  std::size_t const num_bytes = Unexpected::payload_bytes(header);
+  auto& held = peer_at(source).unexpected;
+  held.push_back({header, std::vector<std::byte>(payload, payload + num_bytes), num_unexpected_++});
+  unexpected_bytes_ += held.back().held_bytes();
 }
 
 void PairChannel::accept(int source, MessageHeader const& header, std::byte const* payload, Posted const& posted) {
@@ -234,6 +282,23 @@ void PairChannel::cancel() {
     peer.queue.clear();
     peer.unflushed.clear();
   }
+}
+
+std::string PairChannel::describe_stall(Clock::time_point now, std::chrono::milliseconds patience) {
+  for (int source = 0; num_stalled_ > 0 && source < wire_.size(); ++source) {
+    Peer& state = peer_at(source);
+    auto const waiting = std::ranges::find_if(
+        posted_, [&](Posted const& posted) { return posted.part.peer < 0 || posted.part.peer == source; });
+    if (!state.is_stalled || waiting == posted_.end()) continue;
+    if (state.needed_since == Clock::time_point()) state.needed_since = now;
+    if (now - state.needed_since < patience) continue;
+    return "rank " + std::to_string(wire_.rank()) + " holds " + std::to_string(state.unexpected.size()) +
+           " messages of rank " + std::to_string(source) +
+           " that it has not posted a receive for, and takes no more (" + std::to_string(unexpected_bytes_) +
+           " bytes; the limit, unexpected_bytes, is " + std::to_string(unexpected_limit_bytes_) +
+           "), while it waits for " + who(waiting->part.match, waiting->part.operation->verb()) + " from that rank";
+  }
+  return {};
 }
 
 bool PairChannel::idle() const {

@@ -38,12 +38,15 @@ struct PairPart {
 /// Messages between pairs of ranks, in order per pair, found by match; all collectives but all-to-all are made of them.
 ///
 /// Message i of a pair takes slot i mod kPairSlots at the receiver, and is put only when message i - kPairSlots is
-/// consumed; the consumed count comes back late, which only makes the sender wait. A message that nobody waits for yet
-/// is moved to the heap, so that it never stops the ones behind it; of a large one only the offer is held.
+/// consumed; the consumed count comes back late, which only makes the sender wait. An unexpected message, for which no
+/// receive is posted yet, is moved to the heap, so that it does not stop the ones behind it; of a large one only the
+/// offer is held. Above a limit in bytes it stays in its slot: its source is stalled then, and the sender waits for a
+/// slot, until a receive takes one of the messages that are held.
 class PairChannel {
  public:
   using PartDone = Transfers::PartDone;
-  PairChannel(Wire& wire, Transfers& transfers, PartDone on_part_done);
+  /// `unexpected_limit_bytes`: GroupOptions::unexpected_bytes.
+  PairChannel(Wire& wire, Transfers& transfers, std::size_t unexpected_limit_bytes, PartDone on_part_done);
 
   void send(PairPart part, std::span<std::byte const> payload);
   void receive(PairPart part, std::span<std::byte> output);
@@ -54,6 +57,9 @@ class PairChannel {
   void arrived(int source, Tag tag);
   void progress();
   void cancel();
+
+  /// What to say of a source that has been stalled for `patience` while a receive waits for it; empty: there is none.
+  [[nodiscard]] std::string describe_stall(Clock::time_point now, std::chrono::milliseconds patience);
 
   [[nodiscard]] bool idle() const;
   [[nodiscard]] bool needs(int peer) const;
@@ -82,6 +88,11 @@ class PairChannel {
     MessageHeader header;
     std::vector<std::byte> payload;  ///< Empty for offers.
     std::uint64_t order;             ///< Of arrival, over all sources.
+
+    [[nodiscard]] std::size_t held_bytes() const { return sizeof(Unexpected) + payload_bytes(header); }
+    [[nodiscard]] static std::size_t payload_bytes(MessageHeader const& header) {
+      return header.kind == MessageKind::kEager ? header.size_bytes : 0;
+    }
   };
   struct Peer {
     std::deque<Outgoing> queue;  ///< Not accepted by the endpoint yet.
@@ -90,13 +101,22 @@ class PairChannel {
     std::uint64_t num_consumed = 0, num_reported = 0;
     std::uint32_t arrived_mask = 0;  ///< Bit i: message num_consumed + i has arrived.
     std::deque<Unexpected> unexpected;
+    bool is_stalled = false;
+    Clock::time_point needed_since{};  ///< When a receive was first seen to wait for the stalled source.
   };
 
   void push(int peer);
   bool put_front(int peer, Outgoing const& outgoing);
   void release_flushed(int peer);
-  void consume(int source);
-  void deliver(int source, MessageHeader const& header, std::byte const* payload);
+  void consume_arrived(int source);
+  /// Takes the next message of `source`. @returns false, and stalls the source, if the message is unexpected and too
+  /// much is held already.
+  bool consume(int source);
+  void count_consumed(int source);
+  [[nodiscard]] bool is_valid(int source, MessageHeader const& header);
+  void resume_stalled();
+  [[nodiscard]] std::list<Posted>::iterator find_posted(int source, Match match);
+  void hold(int source, MessageHeader const& header, std::byte const* payload);
   void accept(int source, MessageHeader const& header, std::byte const* payload, Posted const& posted);
   void note_consumed(int peer, std::uint16_t low);
   void finish(std::shared_ptr<OperationState> const& operation);
@@ -110,10 +130,13 @@ class PairChannel {
 
   Wire& wire_;
   Transfers& transfers_;
+  std::size_t unexpected_limit_bytes_;
   PartDone on_part_done_;
   std::vector<Peer> peers_;
   std::list<Posted> posted_;
-  std::uint64_t num_unexpected_ = 0;
+  std::uint64_t num_unexpected_ = 0;  ///< So far.
+  std::size_t unexpected_bytes_ = 0;  ///< Held now, of all sources.
+  int num_stalled_ = 0;               ///< Sources.
   std::uint64_t num_collectives_ = 0;
   std::array<CollectiveRecord, 256> recent_collectives_{};
 };

@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::uint8_t kRevokedFragment = 1;  ///< Of a tag: the block of a revoked offer is in the slot.
 constexpr std::size_t kSmallBytes = 32;       ///< A notification can carry it: no engine gets ready for that.
+constexpr std::size_t kMaxPooled = 64;        ///< Operations kept for reuse.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -38,11 +39,13 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
 }
 
 std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
-  for (auto& pooled : pool_) {
-    if (pooled.use_count() == 1) return pooled;
-  }
-  pool_.push_back(std::make_shared<RingOperation>());
-  return pool_.back();
+  // Operations mostly end in the order of their starts: if the oldest is in use, so are the others, and a search would
+  // make many starts in a row quadratic.
+  bool const is_free = !pool_.empty() && pool_.front().use_count() == 1;
+  auto operation = is_free ? std::move(pool_.front()) : std::make_shared<RingOperation>();
+  if (is_free || pool_.size() >= kMaxPooled) pool_.pop_front();
+  pool_.push_back(operation);
+  return operation;
 }
 
 std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std::chrono::milliseconds timeout,
@@ -159,6 +162,7 @@ bool RingChannel::offer(RingOperation& operation, int peer, MessageHeader header
   auto const block = operation.sends[static_cast<std::size_t>(peer)];
   bool const fits = fits_slot(block, peer);
   bool const is_revocable = fits && max_lag_ > 0;
+  if (transfers_.is_full(peer)) return false;
   if (is_revocable) {
     header.kind = MessageKind::kRevocableOffer;
   } else if (operation.is_attended) {
@@ -367,10 +371,10 @@ int RingChannel::recommended_max_lag() const {
   return advisor_->advice();
 }
 
-bool RingChannel::is_late(Clock::time_point now) const {
-  bool late = false;
-  for (auto const& operation : operations_) late = operation->is_late(now) || late;
-  return late;
+Deadline RingChannel::earliest_deadline(Clock::time_point now) const {
+  Deadline earliest = Deadline::max();
+  for (auto const& operation : operations_) earliest = std::min(earliest, operation->deadline(now));
+  return earliest;
 }
 
 bool RingChannel::needs(int peer) const {

@@ -96,8 +96,8 @@ class RingChannel {
   void wait_ended(int ring);
   /// @throws UsageError without adapt_lag.
   [[nodiscard]] int recommended_max_lag() const;
-  /// Whether an operation that is pending is late.
-  [[nodiscard]] bool is_late(Clock::time_point now) const;
+  /// The first deadline of the pending operations.
+  [[nodiscard]] Deadline earliest_deadline(Clock::time_point now) const;
 
  private:
   std::shared_ptr<RingOperation> recycled_operation();
@@ -180,8 +180,8 @@ class RingChannel {
   std::vector<std::uint64_t> arrivals_;      ///< (depth, size) number + 1 of the operation whose message has arrived.
   std::vector<std::uint64_t> revocations_;   ///< (depth, size) the same for blocks that were sent after all.
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
-  std::vector<std::shared_ptr<RingOperation>> pool_;
-  std::unique_ptr<LagAdvisor> advisor_;  ///< With adapt_lag.
+  std::deque<std::shared_ptr<RingOperation>> pool_;  ///< The front one was handed out first.
+  std::unique_ptr<LagAdvisor> advisor_;              ///< With adapt_lag.
   BusyClock busy_clock_;
   std::thread::id starter_;          ///< With adapt_lag: the thread that started the newest operation.
   FlightRing<FlightEntry> flights_;  ///< By number.

@@ -5,6 +5,7 @@
 #include "streaming_copy.hpp"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 namespace headway::comm {
@@ -40,7 +41,9 @@ void Transfers::prepare_offer(int peer, std::span<std::byte const> payload, Mess
 std::uint16_t Transfers::accepted(int peer, std::span<std::byte const> payload, OperationState& operation) {
   Peer& state = peer_at(peer);
   auto const number = static_cast<std::uint16_t>(state.next_number++);
-  state.outgoing.emplace(number, Outgoing{.payload = payload, .operation = &operation});
+  [[maybe_unused]] bool const is_new =
+      state.outgoing.emplace(number, Outgoing{.payload = payload, .operation = &operation}).second;
+  assert(is_new && "the caller looks at is_full()");
   ++num_pending_;
   return number;
 }
@@ -89,6 +92,7 @@ void Transfers::arrived(int source, Tag tag) {
     --num_pending_;
     return finish(operation);
   }
+  if (transfer.granted == 0) state.moving.push_back(tag.operation);
   if (tag.channel == kTransferReadyChannel) {
     transfer.is_exposed = true;
     transfer.granted = kExposedPieces;
@@ -187,19 +191,19 @@ void Transfers::grant(int source, Incoming const& transfer, int num_under_way) {
 
 void Transfers::progress() {
   for (int peer = 0; peer < wire_.size(); ++peer) {
-    auto& outgoing = peer_at(peer).outgoing;
-    for (auto it = outgoing.begin(); it != outgoing.end();) {
-      Outgoing& transfer = it->second;
-      if (!transfer.all_put) push(peer, it->first, transfer);
-      if (transfer.all_put && wire_.endpoint().flushed(peer) >= transfer.last_put) {
-        OperationState& operation = *transfer.operation;
-        it = outgoing.erase(it);
-        --num_pending_;
-        finish(operation);
-      } else {
-        ++it;
-      }
-    }
+    Peer& state = peer_at(peer);
+    std::erase_if(state.moving, [&](std::uint16_t number) {
+      auto const found = state.outgoing.find(number);
+      if (found == state.outgoing.end()) return true;  // Forgotten, or done by a late signal.
+      Outgoing& transfer = found->second;
+      if (!transfer.all_put) push(peer, number, transfer);
+      if (!transfer.all_put || wire_.endpoint().flushed(peer) < transfer.last_put) return false;
+      OperationState& operation = *transfer.operation;
+      state.outgoing.erase(found);
+      --num_pending_;
+      finish(operation);
+      return true;
+    });
   }
 }
 
@@ -209,6 +213,7 @@ void Transfers::cancel() {
     for (auto const& [number, incoming] : state.exposed) wire_.endpoint().withdraw(source, exposed_segment(number));
     state.exposed.clear();
     state.outgoing.clear();
+    state.moving.clear();
     state.fragmented.clear();
   }
   num_pending_ = 0;

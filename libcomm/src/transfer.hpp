@@ -26,8 +26,13 @@ class Transfers {
   using PartDone = std::function<void(OperationState&)>;
   Transfers(Wire& wire, GroupOptions const& options, PartDone on_part_done);
 
+  /// Whether all numbers for payloads to `peer` are taken: an offer must wait until one of them is done.
+  [[nodiscard]] bool is_full(int peer) const {
+    Peer const& state = peers_[static_cast<std::size_t>(peer)];
+    return state.outgoing.contains(static_cast<std::uint16_t>(state.next_number));
+  }
   /// Fills the offer's fields of `header` for `payload`, which must stay valid until the part is done.
-  /// Call accepted() after the offer was put.
+  /// Call accepted() after the offer was put. Not while is_full().
   void prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const;
   /// @returns the transfer's number.
   std::uint16_t accepted(int peer, std::span<std::byte const> payload, OperationState& operation);
@@ -91,6 +96,7 @@ class Transfers {
   struct Peer {
     std::uint32_t next_number = 0;
     std::map<std::uint16_t, Outgoing> outgoing;
+    std::vector<std::uint16_t> moving;  ///< Those of `outgoing` whose pieces the receiver has asked for.
     std::map<std::uint16_t, Incoming> exposed;
     std::deque<Incoming> fragmented;  ///< The front one is active.
   };

@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace headway::comm {
@@ -196,6 +198,52 @@ TEST_P(PointToPointTest, AMessageToNoRankIsAUsageError) {
     EXPECT_THROW(group.receive(block, 2, 0, kType), UsageError);
     EXPECT_THROW(group.send(block, 1 - group.rank(), std::uint64_t{1} << 63, kType), UsageError);
     finish(group, group.barrier());
+  });
+}
+
+TEST_P(PointToPointTest, UnexpectedMessagesBeyondTheLimitWaitAtTheirSender) {
+  constexpr std::uint64_t kMessages = 60;
+  auto limited = options();
+  limited.unexpected_bytes = 64 * 1024;  // Room for 8 of them.
+  run_ranks(2, limited, [](Group& group) {
+    if (group.rank() == 0) {
+      std::vector<std::vector<std::byte>> blocks;
+      std::vector<OperationPtr> sends;
+      for (std::uint64_t message = 0; message < kMessages; ++message) blocks.push_back(test_bytes(8000, message));
+      for (auto const& block : blocks) sends.push_back(group.send(block, 1, 9, kType));
+      finish(group, group.send(blocks[0], 1, 1, kType));
+      for (auto const& send : sends) finish(group, send);
+    } else {
+      // Until it comes to a standstill: 8 are held, and each slot has one.
+      for (int look = 0; look < 100; ++look) {
+        EXPECT_TRUE(group.health().ok());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      for (std::uint64_t message = 0; message < kMessages; ++message) expect_message(group, 0, 9, 8000, message);
+      expect_message(group, 0, 1, 8000, 0);
+    }
+  });
+}
+
+TEST_P(PointToPointTest, AReceiveBehindTooManyUnexpectedMessagesFailsAndNamesTheirSender) {
+  auto limited = options();
+  limited.unexpected_bytes = 64 * 1024;
+  limited.timeout = std::chrono::milliseconds(500);
+  run_ranks(2, limited, [](Group& group) {
+    std::vector<std::byte> block(8000);
+    if (group.rank() == 0) {
+      std::vector<OperationPtr> sends;
+      for (int message = 0; message < 60; ++message) sends.push_back(group.send(block, 1, 9, kType));
+      EXPECT_FALSE(group.wait(*sends.back()).ok());
+    } else {
+      Status const status = group.wait(*group.receive(block, 0, 1, kType));
+      EXPECT_FALSE(status.ok());
+      // The sender's own time-out may come first, and names this rank.
+      bool const is_of_sender = status.message().find("waits for rank 1 to take messages") != std::string_view::npos;
+      bool const names_limit = status.message().find("unexpected_bytes") != std::string_view::npos &&
+                               status.message().find("messages of rank 0") != std::string_view::npos;
+      EXPECT_TRUE(is_of_sender || names_limit) << status.message();
+    }
   });
 }
 

@@ -25,8 +25,8 @@ enum class Engine {
   kVerbs,  ///< RDMA to all peers, also on this host. Only where the build has it and the host a device that is up.
 };
 
-/// Settings of a group. All ranks must give the same values, except max_lag, timeout, flight_records and
-/// rdma_cache_bytes.
+/// Settings of a group. All ranks must give the same values, except max_lag, timeout, unexpected_bytes, flight_records
+/// and rdma_cache_bytes.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
   int max_lag = 0;         ///< Bound k of each channel at first: a rank may run this many all-to-alls ahead.
@@ -46,6 +46,9 @@ struct GroupOptions {
   /// With a bound above 0: how long a rank that lacks nothing else leaves such a block to its receiver, for each begun
   /// 256 KiB of the block, before it takes the offer back and sends the block.
   std::chrono::microseconds offer_patience{50};
+  /// Most bytes of messages that are held here because they came before their receive was posted, of all ranks
+  /// together. Beyond it their senders wait; where a receive waits for the same sender, the group fails after 30 s.
+  std::size_t unexpected_bytes = std::size_t{64} << 20;
   bool allow_pull = true;  ///< Whether a peer's memory may be read at all; otherwise large blocks go in fragments.
   int num_channels = 1;    ///< Independent all-to-all sequences, 1 to 64.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< For each operation, from its start.
