@@ -7,13 +7,14 @@ import enum
 import errno
 import importlib.metadata
 import json
+import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway import _host
+from headway import _environment, _host
 from headway.one_line_parser import OneLineParser
 
 TRIED_TORCH = "2.11"
@@ -84,6 +85,7 @@ def diagnose() -> Diagnosis:
         rdma,
         find_gpu_memory_over_rdma(),
         find_open_files(),
+        find_variables(os.environ),
         *software,
     ]
     return Diagnosis(findings=findings, choices=choose(shared_memory, direct_reads, rdma_works=bool(working_ports)))
@@ -274,6 +276,18 @@ def find_open_files() -> Finding:
         value=value,
         fix=f"ulimit -n {NEEDED_FILES * 4}" if hard < 0 or hard >= NEEDED_FILES else "raise the hard limit as root",
     )
+
+
+def find_variables(environ: Mapping[str, str]) -> Finding:
+    """The settings in the environment, and the names beside them that mean nothing."""
+    name = "variables"
+    read = [known for known in _environment.KNOWN_VARIABLES if known in environ]
+    value = f"{', '.join(read)} set" if read else "none set"
+    ignored = _environment.unknown_variables(environ)
+    if not ignored:
+        return Finding(name=name, value=value)
+    fix = "headway --help lists the variables that exist"
+    return Finding(name=name, level=Level.NOTE, value=f"{value}; ignored: {', '.join(ignored)}", fix=fix)
 
 
 def find_software() -> list[Finding]:

@@ -47,23 +47,25 @@ def test_a_wrong_argument_gives_one_clear_line(arguments: list[str], message: st
 
 
 @pytest.mark.parametrize("command", ["doctor", "version", "demo", "bench"])
-def test_an_unknown_variable_gives_one_clear_line(command: str) -> None:
+def test_a_misspelt_variable_gives_one_clear_line(command: str) -> None:
     finished = headway(command, HEADWAY_GROUP_SECRT="x")
     assert finished.returncode == 2
     (line,) = finished.stderr.splitlines()
     assert "unknown environment variable HEADWAY_GROUP_SECRT: did you mean HEADWAY_GROUP_SECRET?" in line
 
 
-def test_importing_headway_refuses_an_unknown_variable() -> None:
+def test_importing_headway_refuses_a_misspelt_variable() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", "import headway"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HEADWAY_MAX_LAGG": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HEADWAY_ENGIN": "tcp"},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert finished.returncode != 0
-    assert "unknown environment variable HEADWAY_MAX_LAGG" in finished.stderr.splitlines()[-1]
+    assert (
+        "unknown environment variable HEADWAY_ENGIN: did you mean HEADWAY_ENGINE?" in finished.stderr.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"], ["bench", "--help"], ["demo", "--help"]])
@@ -127,9 +129,56 @@ def test_a_known_variable_and_others_programs_variables_pass() -> None:
     check_environment({"HEADWAY_GROUP_SECRET": "s"})
 
 
-def test_a_variable_that_resembles_none_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown environment variable HEADWAY_9: known are .*HEADWAY_GROUP_SECRET"):
-        check_environment({"HEADWAY_9": "1"})
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("HEADWAY_ENGIN", "HEADWAY_ENGINE"),
+        ("HEADWAY_ENIGNE", "HEADWAY_ENGINE"),
+        ("HEADWAY_Engine", "HEADWAY_ENGINE"),
+        ("HEADWAY_HOSTID", "HEADWAY_HOST_ID"),
+        ("HEADWAY_SLOT_BYTE", "HEADWAY_SLOT_BYTES"),
+        ("HEADWAY_FLIGHT_RECODER", "HEADWAY_FLIGHT_RECORDER"),
+        ("HEADWAY_GROUP_SECRT", "HEADWAY_GROUP_SECRET"),
+        ("HEADWAY_GROUP_SECRET_FLIE", "HEADWAY_GROUP_SECRET_FILE"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown environment variable {name}: did you mean {meant}\?$"):
+        check_environment({name: "1"})
+
+
+def service_variables(service: str) -> dict[str, str]:
+    """The variables that Kubernetes puts into pods for a Service with one named and one unnamed port."""
+    name, url = service.upper().replace("-", "_"), "tcp://10.96.12.7:29500"
+    values = {"SERVICE_HOST": "10.96.12.7", "SERVICE_PORT": "29500", "SERVICE_PORT_HTTP": "29500", "PORT": url}
+    values |= {"PORT_29500_TCP": url, "PORT_29500_TCP_PROTO": "tcp", "PORT_29500_TCP_PORT": "29500"}
+    values |= {"PORT_29500_TCP_ADDR": "10.96.12.7", "PORT_53_UDP": url}
+    return {f"{name}_{ending}": value for ending, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    "service", ["headway", "headway-trainer", "headway-engine", "headway-host", "headway-slot-byte"]
+)
+def test_the_variables_of_a_kubernetes_service_pass(service: str) -> None:
+    assert unknown_variables(service_variables(service)) == []
+    check_environment(service_variables(service))
+
+
+def test_headway_can_be_imported_beside_a_service_of_its_name() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", "import headway"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), **service_variables("headway")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("name", ["HEADWAY_9", "HEADWAY_", "HEADWAY_MAX_LAG", "HEADWAY_HOME", "HEADWAY_SECRETS_DIR"])
+def test_a_variable_that_resembles_none_passes(name: str) -> None:
+    assert unknown_variables({name: "1"}) == [name]
+    check_environment({name: "1"})
 
 
 def test_every_variable_that_the_sources_read_is_known_and_every_known_one_is_read() -> None:

@@ -129,6 +129,15 @@ def test_a_host_without_memory_files_has_a_problem(monkeypatch: pytest.MonkeyPat
     assert "Operation not permitted" in found.value
 
 
+def test_variables_that_mean_nothing_are_noted() -> None:
+    found = doctor.find_variables(
+        {"HEADWAY_ENGINE": "shm", "HEADWAY_MAX_LAG": "1", "HEADWAY_PORT": "tcp://10.0.0.1:80"}
+    )
+    assert found.level is Level.NOTE
+    assert found.value == "HEADWAY_ENGINE set; ignored: HEADWAY_MAX_LAG"
+    assert doctor.find_variables({"PATH": "/bin"}) == Finding(name="variables", value="none set")
+
+
 def test_too_few_open_files_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_host, "open_file_limits", lambda: (64, 4096))
     assert doctor.find_open_files().level is Level.PROBLEM
