@@ -136,11 +136,15 @@ std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, E
 }
 
 /// An engine that lands in `landing` or, if that is empty, in memory of its own.
-std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> lifelines,
-                                      std::size_t landing_bytes, std::span<std::byte> landing,
+std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> const& lifelines,
+                                      LandingLayout const& layout, std::span<std::byte> landing,
                                       [[maybe_unused]] std::optional<RdmaAddress> const& rdma,
                                       [[maybe_unused]] GroupOptions const& options) {
-  if (way == Way::kShm) return make_shm_endpoint(rank, size, std::move(lifelines), landing_bytes);
+  std::size_t const landing_bytes = layout.total_bytes();
+  if (way == Way::kShm) {
+    ShmSettings const settings{.landing_bytes = landing_bytes, .part_bytes = layout.source_stride()};
+    return make_shm_endpoint(rank, size, lifelines, settings);
+  }
 #if HEADWAY_HAS_VERBS
   if (way == Way::kVerbs) {
     verbs::Settings settings{
@@ -158,8 +162,9 @@ struct Connected {
   std::vector<std::string> addresses;  ///< (size) Of the ranks' hosts; empty where all are threads of this process.
 };
 
-Connected connect_processes(int rank, int size, std::size_t landing_bytes, Store& store, GroupOptions const& options) {
-  Agreement const agreement{.size = size, .landing_bytes = landing_bytes, .options = &options};
+Connected connect_processes(int rank, int size, LandingLayout const& layout, Store& store,
+                            GroupOptions const& options) {
+  Agreement const agreement{.size = size, .landing_bytes = layout.total_bytes(), .options = &options};
   Lifelines lifelines(connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout));
   auto const is_remote = [](Lifeline const& each) { return each.fd >= 0 && !each.same_host; };
   bool const may_use_rdma = options.engine == Engine::kVerbs ||
@@ -172,7 +177,7 @@ Connected connect_processes(int rank, int size, std::size_t landing_bytes, Store
   for (Way const way : kEngineWays) {
     if (std::ranges::find(ways, way) == ways.end()) continue;
     auto const landing = engines.empty() ? std::span<std::byte>() : engines.front()->landing();
-    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), landing_bytes, landing, rdma, options));
+    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), layout, landing, rdma, options));
     for (std::size_t peer = 0; peer < ways.size(); ++peer) {
       if (ways[peer] == way) engine_of_peer[peer] = engines.size() - 1;
     }
@@ -194,7 +199,7 @@ std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOpt
   auto const layout = LandingLayout::of(size, options);
   bool const in_process = options.engine == Engine::kInproc || size == 1;
   auto [endpoint, addresses] = in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
-                                          : connect_processes(rank, size, layout.total_bytes(), store, options);
+                                          : connect_processes(rank, size, layout, store, options);
   if (options.wrap_checked) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), options.fault_seed);
   return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout,
                                      size > 1 ? ProgressThread::shared() : nullptr, std::move(addresses));

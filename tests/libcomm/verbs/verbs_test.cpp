@@ -55,7 +55,7 @@ struct ShmVerbsTcp {
     auto lifelines =
         connect_test_lifelines(rank, landing_bytes, store, {Engine::kShm, Engine::kTcp, Engine::kTcp}, engine_of_peer);
     std::vector<std::unique_ptr<Endpoint>> engines;
-    engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[kShm]), landing_bytes));
+    engines.push_back(make_shm_endpoint(rank, size, lifelines[kShm], {.landing_bytes = landing_bytes}));
     auto const landing = engines.front()->landing();
     auto const address = verbs::choose_address("", lifelines[kVerbs]);
     engines.push_back(

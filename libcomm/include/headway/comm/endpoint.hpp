@@ -100,7 +100,8 @@ class Endpoint {
   /// `payload` belongs to the library until flushed(peer) reaches the value that put_count(peer) has after this call;
   /// `header` is copied at once. Effects may wait for submit(). `peer` is another rank.
   /// @returns kWouldBlock, with no effect, where no credit is left.
-  /// @throws UsageError if the peer is not another rank or the range leaves its landing segment.
+  /// @throws UsageError if the peer is not another rank or the range leaves its landing segment. An endpoint may have
+  /// been made with landing segments in parts, one for each source: then the range must lie in this rank's part.
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 

@@ -34,16 +34,17 @@ std::uint64_t cell_word(std::uint64_t count, Tag tag) { return (count + 1) << 32
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
-                                            std::size_t landing_bytes) {
-  return std::make_unique<ShmEndpoint>(rank, size, std::move(lifelines), landing_bytes);
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+                                            ShmSettings const& settings) {
+  return std::make_unique<ShmEndpoint>(rank, size, lifelines, settings);
 }
 
-ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes)
+ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, ShmSettings const& settings)
     : rank_(rank),
       size_(size),
-      own_(shm::Region::create(size, landing_bytes)),
-      links_(shm::exchange_links(rank, std::move(lifelines), own_, bell_.fd(), landing_bytes)),
+      part_offset_(settings.part_of(rank).offset),
+      own_(shm::Region::create(size, settings.landing_bytes)),
+      links_(shm::exchange_links(rank, lifelines, own_, bell_.fd(), settings.part_of(rank))),
       outboxes_(links_.size()),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
@@ -52,9 +53,11 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, st
     int const peer = (rank + distance) % size;
     auto const& link = links_[index(peer)];
     if (!link.socket.valid()) continue;
-    sources_.push_back({.rank = peer, .inbox = &own_.inbox(peer)});
+    auto const part = settings.part_of(peer);
+    sources_.push_back(
+        {.rank = peer, .inbox = &own_.inbox(peer), .part = own_.landing().subspan(part.offset, part.bytes)});
     outboxes_[index(peer)].inbox = &link.region.inbox(rank);
-    outboxes_[index(peer)].landing = link.region.landing();
+    outboxes_[index(peer)].part = link.region.landing();
     watch(lifelines_, link.socket.fd(), kName);
     if (link.pidfd.valid()) watch(lifelines_, link.pidfd.get(), kName);
   }
@@ -86,8 +89,10 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   expects(destination.offset % shm::kOffsetUnit == 0, "put: the offset is not a multiple of 64");
   std::size_t const needed = header.empty() && payload.empty() ? 0 : kHeaderBytes + payload.size();
   Outbox& outbox = outboxes_[index(destination.peer)];
-  expects(destination.offset <= outbox.landing.size() && needed <= outbox.landing.size() - destination.offset,
-          "put: the range leaves the landing segment");
+  // An empty put writes nothing. Otherwise an offset before the part wraps around and lies far behind it.
+  std::uint64_t const offset = needed == 0 ? 0 : destination.offset - part_offset_;
+  expects(offset <= outbox.part.size() && needed <= outbox.part.size() - offset,
+          "put: the range leaves this rank's part of the landing segment");
 
   if (outbox.num_put - outbox.known_taken >= shm::kCells) {
     outbox.known_taken = outbox.inbox->taken.load(std::memory_order_acquire);  // Partner: take_cells().
@@ -99,12 +104,11 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   if (next.inbox != nullptr) fetch_for_writing(&next.next_cell());
   shm::Cell& cell = outbox.next_cell();
   bool const is_inline = header.size() + payload.size() <= shm::kCellBytes;
-  cell.offset_units = static_cast<std::uint32_t>(destination.offset / shm::kOffsetUnit);
+  cell.offset_units = static_cast<std::uint32_t>(offset / shm::kOffsetUnit);
   cell.header_bytes = static_cast<std::uint16_t>(header.size());
   cell.payload_bytes = static_cast<std::uint16_t>(is_inline ? payload.size() : 0);
   copy_bytes(cell.bytes.data(), header.data(), header.size());
-  std::byte* const to =
-      is_inline ? cell.bytes.data() + header.size() : outbox.landing.data() + destination.offset + kHeaderBytes;
+  std::byte* const to = is_inline ? cell.bytes.data() + header.size() : outbox.part.data() + offset + kHeaderBytes;
   copy_bytes(to, payload.data(), payload.size());
   cell.word.store(cell_word(outbox.num_put, tag), std::memory_order_release);  // Partner: take_cells().
   ++outbox.num_put;
@@ -117,7 +121,7 @@ void ShmEndpoint::prepare(Destination const& destination, std::size_t header_byt
   if (payload_bytes == 0) return fetch_for_writing(&outbox.next_cell());
   if (header_bytes + payload_bytes <= shm::kCellBytes) return;
   // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
-  std::byte* const payload = outbox.landing.data() + destination.offset + kHeaderBytes;
+  std::byte* const payload = outbox.part.data() + (destination.offset - part_offset_) + kHeaderBytes;
   for (std::size_t at = 0; at < std::min(payload_bytes, kMaxFetchedBytes); at += 64) fetch_for_writing(payload + at);
 }
 
@@ -155,7 +159,7 @@ void ShmEndpoint::fetch_arrivals() const {
   if (!payloads_in_place_) return;
   for (auto const& source : sources_) {
     if (!source.has_next()) continue;  // What has not arrived is left to its sender, who is writing it.
-    __builtin_prefetch(own_.landing().data() + source.next_cell().offset_units * shm::kOffsetUnit + kHeaderBytes);
+    __builtin_prefetch(source.part.data() + source.next_cell().offset_units * shm::kOffsetUnit + kHeaderBytes);
   }
 }
 
@@ -164,23 +168,22 @@ void ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
     shm::Cell const& cell = source.next_cell();
     auto const tag = static_cast<std::uint32_t>(cell.word.load(std::memory_order_relaxed));
     payloads_in_place_ = cell.payload_bytes == 0;
-    if (cell.header_bytes != 0 || cell.payload_bytes != 0) place_inline(cell);
+    if (cell.header_bytes != 0 || cell.payload_bytes != 0) place_inline(cell, source.part);
     ++source.num_taken;
     sink.arrived(source.rank, Tag::unpack(tag));
   }
   source.inbox->taken.store(source.num_taken, std::memory_order_release);  // Partner: put().
 }
 
-void ShmEndpoint::place_inline(shm::Cell const& cell) {
-  auto const landing = own_.landing();
+void ShmEndpoint::place_inline(shm::Cell const& cell, std::span<std::byte> part) {
   std::size_t const header_bytes = cell.header_bytes, payload_bytes = cell.payload_bytes;
   std::size_t const offset = std::size_t{cell.offset_units} * shm::kOffsetUnit;
   // The peer writes this memory: believe nothing of it.
-  if (header_bytes + payload_bytes > shm::kCellBytes || offset > landing.size() ||
-      kHeaderBytes + payload_bytes > landing.size() - offset) {
+  if (header_bytes + payload_bytes > shm::kCellBytes || offset > part.size() ||
+      kHeaderBytes + payload_bytes > part.size() - offset) {
     return;
   }
-  std::byte* const to = landing.data() + offset;
+  std::byte* const to = part.data() + offset;
   // A fixed size is faster, and the area is the header's alone.
   if (header_bytes != 0) std::memcpy(to, cell.bytes.data(), shm::kCellBytes);
   copy_bytes(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
@@ -210,10 +213,12 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
 }
 
 bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
-  auto const landing = owner == rank_ ? own_.landing() : outboxes_[index(owner)].landing;
-  expects(offset % sizeof value == 0 && offset <= landing.size() && sizeof value <= landing.size() - offset,
-          "claim: the word is outside of the landing segment");
-  std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(landing.data() + offset));
+  bool const is_own = owner == rank_;
+  auto const landing = is_own ? own_.landing() : outboxes_[index(owner)].part;
+  std::uint64_t const begin = offset - (is_own ? 0 : part_offset_);
+  expects(offset % sizeof value == 0 && begin <= landing.size() && sizeof value <= landing.size() - begin,
+          "claim: the word is outside of this rank's part of the landing segment");
+  std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(landing.data() + begin));
   std::uint64_t found = word.load(std::memory_order_relaxed);
   while (found < value) {
     if (word.compare_exchange_weak(found, value, std::memory_order_acq_rel)) return true;

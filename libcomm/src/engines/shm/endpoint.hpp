@@ -16,7 +16,21 @@
 
 namespace headway::comm {
 
-/// Peers on one host: every rank maps the memory files of all others and writes to them directly.
+/// Settings of an endpoint, equal on all ranks.
+struct ShmSettings {
+  std::size_t landing_bytes = 0;
+  /// A landing segment holds one part of this size for each rank, in their order; a rank puts only into its own part of
+  /// a peer's segment, and maps no more of it. 0: all of the segment is one part, which all ranks share.
+  std::size_t part_bytes = 0;
+
+  /// The part of a landing segment that `rank` writes to.
+  [[nodiscard]] shm::LandingRange part_of(int rank) const {
+    if (part_bytes == 0) return {.offset = 0, .bytes = landing_bytes};
+    return {.offset = static_cast<std::size_t>(rank) * part_bytes, .bytes = part_bytes};
+  }
+};
+
+/// Peers on one host: every rank maps memory files of all others and writes to them directly.
 ///
 /// A put copies into the receiver's landing segment and stores the tag in the pair's next cell; a small message
 /// travels inside the cell and is copied to its place by the receiver's poll(). No system call, unless the receiver
@@ -24,7 +38,7 @@ namespace headway::comm {
 class ShmEndpoint final : public Endpoint {
  public:
   /// Peers whose lifeline has no descriptor are left to another engine.
-  ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::size_t landing_bytes);
+  ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, ShmSettings const& settings);
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -56,7 +70,7 @@ class ShmEndpoint final : public Endpoint {
   /// The sending side of one pair.
   struct Outbox {
     shm::Inbox* inbox = nullptr;  ///< At the peer. Null: not a peer of this engine.
-    std::span<std::byte> landing;
+    std::span<std::byte> part;    ///< Of the peer's landing segment.
     std::uint64_t num_put = 0, known_taken = 0;
     bool has_unsubmitted = false;
 
@@ -66,6 +80,7 @@ class ShmEndpoint final : public Endpoint {
   struct Source {
     int rank;
     shm::Inbox* inbox;
+    std::span<std::byte> part;  ///< Of the own landing segment.
     std::uint64_t num_taken = 0;
 
     [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
@@ -78,12 +93,13 @@ class ShmEndpoint final : public Endpoint {
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
   void fetch_arrivals() const;
   void take_cells(Source& source, ArrivalSink& sink);
-  void place_inline(shm::Cell const& cell);
+  static void place_inline(shm::Cell const& cell, std::span<std::byte> part);
   /// @returns whether it reported anything.
   bool check_lifelines(ArrivalSink& sink);
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
   int rank_, size_;
+  std::size_t part_offset_;  ///< Of this rank's part, in every peer's landing segment.
   shm::Region own_;
   Doorbell bell_;
   AsymmetricFence bells_;
@@ -97,7 +113,7 @@ class ShmEndpoint final : public Endpoint {
   std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
 };
 
-std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
-                                            std::size_t landing_bytes);
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+                                            ShmSettings const& settings);
 
 }  // namespace headway::comm

@@ -77,7 +77,7 @@ bool can_read(int pid, Hello const& hello) {
 }  // namespace
 
 std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
-                                     std::size_t landing_bytes) {
+                                     LandingRange part) {
   permit_reading_by_siblings();
   static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
   Hello const own_hello{
@@ -95,7 +95,7 @@ std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, 
     if (!link.socket.valid()) continue;
     FileDescriptor memory;
     Hello const hello = receive_hello(link.socket.fd(), memory, link.bell, peer);
-    link.region = Region::map(std::move(memory), size, landing_bytes);
+    link.region = Region::map(std::move(memory), size, own.landing().size(), part);
     link.region.close_fd();
     link.cores = hello.cores;
     if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));

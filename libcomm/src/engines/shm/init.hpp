@@ -25,8 +25,8 @@ struct PeerLink {
 };
 
 /// Exchanges memory files and doorbells with all peers over their lifelines, which it takes. Entries whose lifeline has
-/// no descriptor stay empty. @throws SystemError naming the peer.
+/// no descriptor stay empty. Of each peer's landing segment `part` is mapped. @throws SystemError naming the peer.
 std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
-                                     std::size_t landing_bytes);
+                                     LandingRange part);
 
 }  // namespace headway::comm::shm

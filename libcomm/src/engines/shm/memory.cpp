@@ -1,6 +1,7 @@
 #include "engines/shm/memory.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <string>
@@ -11,7 +12,8 @@ namespace headway::comm::shm {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::size_t kHugePageBytes = 2 * 1024 * 1024;
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+constexpr std::size_t kLeastHugeBytes = 4 * kHugePageBytes;  ///< Smaller landing segments gain nothing.
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -26,45 +28,54 @@ std::string what(std::size_t bytes) {
 
 }  // namespace
 
+Mapping::Mapping(FileDescriptor const& file, std::size_t offset, std::size_t num_bytes, Pages pages) {
+  bool const is_huge = pages == Pages::kHuge;
+  std::size_t const page_bytes = is_huge ? kHugePageBytes : static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  skipped_bytes_ = offset % page_bytes;
+  mapped_bytes_ = round_up(skipped_bytes_ + num_bytes, page_bytes);
+  void* const mapped = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(),
+                            static_cast<off_t>(offset - skipped_bytes_));
+  if (mapped == MAP_FAILED) throw SystemError("mmap", errno, what(mapped_bytes_));
+  base_ = static_cast<std::byte*>(mapped);
+  if (is_huge) madvise(base_, mapped_bytes_, MADV_HUGEPAGE);
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  std::swap(skipped_bytes_, other.skipped_bytes_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) munmap(base_, mapped_bytes_);
+}
+
 Region Region::create(int size, std::size_t landing_bytes) {
   Region region;
   region.fd_ = FileDescriptor(memfd_create("headway", MFD_CLOEXEC));
   std::size_t const bytes = landing_offset(size) + landing_bytes;
-  if (!region.fd_.valid()) throw SystemError("memfd_create", errno, what(bytes));
+  if (!region.fd_.valid()) throw SystemError("memfd_create", errno, "the shared ring");
   if (ftruncate(region.fd_.get(), static_cast<off_t>(bytes)) != 0) throw SystemError("ftruncate", errno, what(bytes));
-  region.map_file(size, landing_bytes);
+  region.map_file(size, landing_bytes, {.offset = 0, .bytes = landing_bytes});
   return region;
 }
 
-Region Region::map(FileDescriptor fd, int size, std::size_t landing_bytes) {
+Region Region::map(FileDescriptor fd, int size, std::size_t landing_bytes, LandingRange part) {
   Region region;
   region.fd_ = std::move(fd);
-  region.map_file(size, landing_bytes);
+  region.map_file(size, landing_bytes, part);
   return region;
 }
 
-void Region::map_file(int size, std::size_t landing_bytes) {
-  landing_offset_ = landing_offset(size);
-  landing_bytes_ = landing_bytes;
-  mapped_bytes_ = landing_offset_ + landing_bytes;
-  void* const mapped = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
-  if (mapped == MAP_FAILED) throw SystemError("mmap", errno, what(mapped_bytes_));
-  base_ = static_cast<std::byte*>(mapped);
-  // Pages appear when they are first written: an unused ring costs address space only.
-  if (landing_bytes >= 4 * kHugePageBytes) madvise(base_, mapped_bytes_, MADV_HUGEPAGE);
-}
-
-Region& Region::operator=(Region&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(base_, other.base_);
-  std::swap(mapped_bytes_, other.mapped_bytes_);
-  std::swap(landing_offset_, other.landing_offset_);
-  std::swap(landing_bytes_, other.landing_bytes_);
-  return *this;
-}
-
-Region::~Region() {
-  if (base_ != nullptr) munmap(base_, mapped_bytes_);
+// Pages appear when they are first written: an unused ring costs address space only. A huge page must lie in one
+// mapping as a whole, so that of a part goes on to the ends of its huge pages.
+void Region::map_file(int size, std::size_t landing_bytes, LandingRange part) {
+  std::size_t const head_bytes = landing_offset(size);
+  head_ = Mapping(fd_, 0, head_bytes, Pages::kSmall);
+  auto const pages = landing_bytes >= kLeastHugeBytes ? Pages::kHuge : Pages::kSmall;
+  pages_ = Mapping(fd_, head_bytes + part.offset, part.bytes, pages);
+  landing_ = {pages_.data(), part.bytes};
 }
 
 }  // namespace headway::comm::shm

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace headway::comm::shm {
 
@@ -39,30 +40,59 @@ struct alignas(128) Control {
   std::atomic<std::uint32_t> retracted;  ///< What was read of the rank's user memory before this was seen is void.
 };
 
+enum class Pages { kSmall, kHuge };
+
+/// Pages of a memory file in this process's address space.
+class Mapping {
+ public:
+  Mapping() = default;
+  /// Maps the pages that hold `num_bytes` from `offset` on; huge ones where the host grants them. @throws SystemError.
+  Mapping(FileDescriptor const& file, std::size_t offset, std::size_t num_bytes, Pages pages);
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  /// The byte at `offset` of the file.
+  [[nodiscard]] std::byte* data() const { return base_ + skipped_bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t mapped_bytes_ = 0;
+  std::size_t skipped_bytes_ = 0;  ///< From the start of the first page.
+};
+
+/// A range of a landing segment.
+struct LandingRange {
+  std::size_t offset = 0, bytes = 0;
+};
+
 /// A rank's memory file, mapped. It has no name: nothing is left behind however a process ends.
+///
+/// The owner maps all of it. A peer maps the start of the file and the part of the landing segment that it writes to:
+/// the segments of all ranks together grow with the square of their number.
 class Region {
  public:
   Region() = default;
   /// Makes this rank's own region for `size` ranks. @throws SystemError naming the size that could not be had.
   static Region create(int size, std::size_t landing_bytes);
-  /// Maps a peer's region. @throws SystemError.
-  static Region map(FileDescriptor fd, int size, std::size_t landing_bytes);
-  Region(Region&& other) noexcept { *this = std::move(other); }
-  Region& operator=(Region&& other) noexcept;
-  ~Region();
+  /// Maps a peer's region: of its landing segment of `landing_bytes`, `part`. @throws SystemError.
+  static Region map(FileDescriptor fd, int size, std::size_t landing_bytes, LandingRange part);
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   void close_fd() { fd_.reset(); }
-  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(base_); }
-  [[nodiscard]] Inbox& inbox(int source) const { return reinterpret_cast<Inbox*>(base_ + sizeof(Control))[source]; }
-  [[nodiscard]] std::span<std::byte> landing() const { return {base_ + landing_offset_, landing_bytes_}; }
+  [[nodiscard]] Control& control() const { return *reinterpret_cast<Control*>(head_.data()); }
+  [[nodiscard]] Inbox& inbox(int source) const {
+    return reinterpret_cast<Inbox*>(head_.data() + sizeof(Control))[source];
+  }
+  /// The part of the landing segment that was asked for; of the own region, all of it.
+  [[nodiscard]] std::span<std::byte> landing() const { return landing_; }
 
  private:
-  void map_file(int size, std::size_t landing_bytes);
+  void map_file(int size, std::size_t landing_bytes, LandingRange part);
 
   FileDescriptor fd_;
-  std::byte* base_ = nullptr;
-  std::size_t mapped_bytes_ = 0, landing_offset_ = 0, landing_bytes_ = 0;
+  Mapping head_, pages_;
+  std::span<std::byte> landing_;  ///< In pages_.
 };
 
 }  // namespace headway::comm::shm

@@ -1,0 +1,102 @@
+// Landing segments in parts: each rank writes to its own part of a peer's segment, and maps no more of it.
+
+#include "connect_in_threads.hpp"
+#include "endpoint_conformance.hpp"
+#include "engines/shm/endpoint.hpp"
+#include "test_bytes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+
+namespace headway::comm {
+namespace {
+
+struct ShmInParts {
+  static constexpr char const* kName = "shm_in_parts";
+  static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
+    return make_shm_endpoint(
+        rank, size, connect_test_lifelines(rank, size, landing_bytes, store),
+        {.landing_bytes = landing_bytes, .part_bytes = landing_bytes / static_cast<unsigned>(size)});
+  }
+  static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
+    return connect_in_threads<ShmInParts>(size, landing_bytes);
+  }
+};
+
+// Other suites put to offsets that would lie in another rank's part.
+INSTANTIATE_TEST_SUITE_P(Engine, TrafficConformance, TestedEngines<ShmInParts>::in_threads(), engine_name);
+
+constexpr std::size_t kPart = 64 * 1000;  ///< A multiple of 64, and not of the size of a page.
+
+EndpointGroup connect_parts(int size, std::size_t part_bytes = kPart) {
+  return EndpointGroup(ShmInParts::connect(size, part_bytes * static_cast<unsigned>(size)));
+}
+
+std::size_t address_space_bytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(ShmParts, APutFillsItsPartToTheLastByteAndTouchesNoOther) {
+  auto ranks = connect_parts(3);
+  auto const landing = ranks[0].landing();
+  auto const large = test_bytes(kPart - kHeaderBytes, 1), small = test_bytes(20, 2);
+  ranks.put(1, {.peer = 0, .offset = kPart}, {}, large, Tag{});
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{}); }));
+  EXPECT_TRUE(same_bytes(landing.subspan(kPart + kHeaderBytes, large.size()), large));
+  EXPECT_TRUE(all_zero(landing.first(kPart)) && all_zero(landing.subspan(2 * kPart)));
+
+  ranks.put(2, {.peer = 0, .offset = 2 * kPart}, {}, small, Tag{});  // Travels inside its cell.
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(2, Tag{}); }));
+  EXPECT_TRUE(same_bytes(landing.subspan(2 * kPart + kHeaderBytes, small.size()), small));
+  EXPECT_TRUE(all_zero(landing.first(kPart)));
+}
+
+TEST(ShmParts, APutOutsideOfTheOwnPartIsAUsageErrorWithNoEffect) {
+  auto ranks = connect_parts(3);
+  auto const payload = test_bytes(100, 3);
+  for (std::uint64_t const offset : {std::uint64_t{0}, std::uint64_t{kPart - 64}, std::uint64_t{2 * kPart - 128},
+                                     std::uint64_t{2 * kPart}, std::numeric_limits<std::uint64_t>::max() / 64 * 64}) {
+    EXPECT_THROW((void)ranks[1].put({.peer = 0, .offset = offset}, {}, payload, Tag{}), UsageError) << offset;
+  }
+  EXPECT_EQ(ranks[1].put_count(0), 0U);
+  ranks.put(1, {.peer = 0}, {}, {}, Tag{});  // A tag alone writes nothing, so it needs no place.
+  ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{}); }));
+  EXPECT_TRUE(all_zero(ranks[0].landing()));
+}
+
+TEST(ShmParts, AWordIsClaimedInTheClaimersPartByItAndByTheOwner) {
+  auto ranks = connect_parts(3);
+  if (!ranks[1].traits(0).can_get) GTEST_SKIP() << "this host does not let ranks read each other's memory";
+  constexpr std::uint64_t kWord = kPart + 640;
+  EXPECT_TRUE(ranks[1].claim(0, kWord, 1));
+  EXPECT_FALSE(ranks[0].claim(0, kWord, 1));
+  EXPECT_TRUE(ranks[0].claim(0, kWord, 2));
+  EXPECT_FALSE(ranks[1].claim(0, kWord, 2));
+  for (std::uint64_t const offset : {std::uint64_t{0}, std::uint64_t{kPart - 8}, std::uint64_t{2 * kPart}}) {
+    EXPECT_THROW((void)ranks[1].claim(0, offset, 1), UsageError) << offset;
+  }
+}
+
+TEST(ShmParts, ARankMapsOnePartOfEachPeersSegment) {
+  constexpr int kRanks = 8;
+  constexpr std::size_t kLargePart = std::size_t{64} << 20;
+  std::size_t const before = address_space_bytes();
+  auto const ranks = connect_parts(kRanks, kLargePart);
+  // All ranks are in this process. Huge pages and inboxes take a little more than the parts, and so do the stacks and
+  // heaps of the threads that connect.
+  constexpr std::size_t kThreads = std::size_t{2} << 30;
+  constexpr std::size_t kSegments = kRanks * kRanks * kLargePart;
+  constexpr std::size_t kParts = kRanks * (kRanks - 1) * (kLargePart + (std::size_t{8} << 20));
+  EXPECT_LT(address_space_bytes() - before, kSegments + kParts + kThreads);
+}
+
+}  // namespace
+}  // namespace headway::comm
