@@ -206,7 +206,7 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
   // The kernel may give the number of a process that has ended to another one. Bytes that were read before the end
   // shows are the peer's.
   if (is_readable(link.pidfd.get())) return lost("its process ended");
-  // The peer sets this before its memory may change, so bytes read before it is set are good.
+  // The peer sets this before its memory may change, so bytes read before it is set are good. Partner: retract().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (link.region.control().retracted.load(std::memory_order_acquire) == 0) return {};
   return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
@@ -226,7 +226,12 @@ bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
   return false;
 }
 
-void ShmEndpoint::retract() noexcept { own_.control().retracted.store(1, std::memory_order_seq_cst); }
+void ShmEndpoint::retract() noexcept {
+  own_.control().retracted.store(1, std::memory_order_relaxed);
+  // Orders the word before all that the caller does to its memory afterwards; a store alone, even a sequentially
+  // consistent one, would let later plain accesses overtake it on aarch64. Partner: the fence in get().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 
 bool ShmEndpoint::expose(int /*peer*/, SegmentId /*segment*/, std::span<std::byte> /*memory*/) {
   throw UsageError("expose: engine shm has no exposed segments");
