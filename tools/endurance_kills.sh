@@ -5,11 +5,24 @@
 #   ENGINE        shm, tcp or verbs, which needs a device: in the guest of tools/rdma_guest, after network.sh
 # HEADWAY_TEST_SEED in the environment is the first round's seed. Prints a line for each engine, and failures in full.
 set -uo pipefail
+# With a /dev/shm of its own, the file that is there at the end is one of these ranks'. Where the host grants none, other
+# programs' files are told apart by name: libcomm's own would begin with "headway".
+shm_files=headway*
+if [ "${1:-}" = --own-shm ]; then
+  shm_files=*
+  shift
+else
+  own_shm=(unshare --mount)
+  [ "$(id -u)" = 0 ] || own_shm=(unshare --user --map-root-user --mount)
+  if "${own_shm[@]}" mount -t tmpfs tmpfs /dev/shm 2>/dev/null; then
+    exec "${own_shm[@]}" bash -c 'mount -t tmpfs tmpfs /dev/shm && exec "$@"' _ bash "$0" --own-shm "$@"
+  fi
+fi
 usage="usage: tools/endurance_kills.sh BUILD_DIR KILLS STOPS ENGINE..."
 tests=$(realpath "${1:?$usage}")/tests/libcomm kills=${2:?$usage} stops=${3:?$usage}
 shift 3
 [ $# -gt 0 ] || { echo "$usage" >&2; exit 2; }
-readonly tests kills stops kills_per_run=5 stops_per_run=2
+readonly shm_files tests kills stops kills_per_run=5 stops_per_run=2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tmp"
@@ -26,11 +39,11 @@ repeat() {
     END { printf "%d %d", wanted - passed, slowest }' "$log"
 }
 
-# left_behind: processes of ranks, files of theirs, shared memory that has a name.
+# left_behind: processes of ranks, files of theirs, shared memory of theirs that has a name.
 left_behind() {
   pgrep -f "^$tests/libcomm_group_rank_process "
   find "$TMPDIR" -mindepth 1
-  find /dev/shm -newer "$work/began" -type f
+  find /dev/shm -newer "$work/began" -type f -name "$shm_files"
 }
 
 for engine in "$@"; do
