@@ -59,6 +59,7 @@ class Configuration:
             ("depth", "DEPTH"),
             ("ops", "OPS"),
             ("ops", "MESSAGES"),
+            ("waiters", "WAITERS"),
         )
         sizes = " ".join(f"{short}={self.macros[name]}" for short, name in columns if name in self.macros)
         return f"{self.model:<15} {sizes:<24} {self.title:<62}"
@@ -216,6 +217,22 @@ def offer_configurations() -> Iterator[Configuration]:
             yield Configuration(model="revocable_offer", title=title, macros=macros, expected=expected)
 
 
+def sleep_configurations() -> Iterator[Configuration]:
+    """Waiters that sleep for one operation, and the progress thread that sleeps until it is needed."""
+    variants: list[tuple[str, dict[str, int | str], tuple[str, ...], tuple[int, ...]]] = [
+        ("a leader takes the ring and wakes all", {}, (NOTHING,), (1, 2, 3)),
+        ("mutant: drain for all", {"DRAIN_FOR_ALL": ""}, (DEADLOCK,), (3,)),
+        ("mutant: look, then arm", {"LOOK_THEN_ARM": ""}, (DEADLOCK,), (1,)),
+        ("mutant: the leader wakes nobody", {"SILENT_LEADER": ""}, (DEADLOCK,), (3,)),
+        ("mutant: the generation is remembered after the last look", {"LATE_GENERATION": ""}, (DEADLOCK,), (2, 3)),
+        ("mutant: decide, then arm", {"DECIDE_THEN_ARM": ""}, (DEADLOCK,), (1,)),
+    ]
+    for title, switches, expected, numbers in variants:
+        for waiters in numbers:
+            macros: dict[str, int | str] = {"WAITERS": waiters, "ARRIVALS": 2, **switches}
+            yield Configuration(model="sleeping", title=title, macros=macros, expected=expected)
+
+
 def configurations(thorough: bool) -> Iterator[Configuration]:
     """All runs in order; ``thorough`` adds those that take minutes and gigabytes."""
     yield from depth_configurations(thorough)
@@ -223,6 +240,7 @@ def configurations(thorough: bool) -> Iterator[Configuration]:
     yield from pair_configurations()
     yield from lane_configurations()
     yield from offer_configurations()
+    yield from sleep_configurations()
 
 
 def build_checker(configuration: Configuration, build_dir: Path, memory_mib: int) -> Path:
