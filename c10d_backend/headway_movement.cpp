@@ -1,6 +1,7 @@
 // Collectives that only move data: each names its blocks and starts one operation of the group.
 
 #include "headway_backend.hpp"
+#include "memory_overlap.hpp"
 
 #include <c10/util/SmallVector.h>
 
@@ -24,8 +25,12 @@ void expects_one_per_rank(std::size_t count, int size, char const* what) {
 }
 
 void expects_same_type(at::Tensor const& input, at::Tensor const& output, char const* what) {
-  TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(), "headway: ", what, " from ", input.scalar_type(),
-                   " to ", output.scalar_type(), ": the types of input and output must be the same");
+  TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(), "headway: ", what, " of ", input.scalar_type(), " and ",
+                   output.scalar_type(), ": all inputs and outputs must be of one type");
+}
+
+void expects_same_type(at::Tensor const& tensor, std::vector<at::Tensor> const& list, char const* what) {
+  for (auto const& each : list) expects_same_type(tensor, each, what);
 }
 
 /// The part of `bytes` that `rows` rows of `tensor` take, from row `first` on.
@@ -73,6 +78,44 @@ Destinations destinations_of(WorkTensors& tensors, std::vector<at::Tensor> const
   return blocks;
 }
 
+/// Refuses an exchange in which a block that is received shares memory with another block.
+void expects_disjoint_exchange(std::string_view verb, Sources const& sends, Destinations const& receives,
+                               int own_rank) {
+  BlockMap blocks;
+  for (int rank = 0; rank < static_cast<int>(receives.size()); ++rank) {
+    auto const& send = sends[static_cast<std::size_t>(rank)];
+    auto const& receive = receives[static_cast<std::size_t>(rank)];
+    blocks.write(receive, rank);
+    rank == own_rank ? blocks.read_own(send, receive, rank) : blocks.read(send, rank);
+  }
+  blocks.expect_disjoint(verb);
+}
+
+/// Refuses gathering where what a rank gives lies in other ranks' parts of an output, or where outputs share memory.
+void expects_disjoint_gathering(std::string_view verb, Sources const& sends, std::span<Destinations const> receives,
+                                int own_rank) {
+  BlockMap blocks;
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    for (int rank = 0; rank < static_cast<int>(receives[i].size()); ++rank) {
+      blocks.write(receives[i][static_cast<std::size_t>(rank)], rank);
+    }
+    blocks.read_own(sends[i], receives[i][static_cast<std::size_t>(own_rank)]);
+  }
+  blocks.expect_disjoint(verb);
+}
+
+/// Refuses scattering where the output lies in what other ranks get.
+void expects_disjoint_scattering(std::string_view verb, Sources const& sends, std::span<std::byte const> output,
+                                 int own_rank) {
+  BlockMap blocks;
+  blocks.write(output);
+  for (int rank = 0; rank < static_cast<int>(sends.size()); ++rank) {
+    auto const& send = sends[static_cast<std::size_t>(rank)];
+    rank == own_rank ? blocks.read_own(send, output, rank) : blocks.read(send, rank);
+  }
+  blocks.expect_disjoint(verb);
+}
+
 template <typename Mover>
 auto all_gather_each(Mover& group, Sources const& blocks, std::vector<Destinations> const& receives,
                      std::vector<at::Tensor> const& inputs) {
@@ -99,6 +142,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::all_to_all_single(at::Tensor cons
   auto const sends = cut(tensors.source(input), input, input_splits, getSize());
   auto const receives = cut(tensors.destination(output), output, output_splits, getSize());
   tensors.results = {output};
+  expects_disjoint_exchange("all_to_all_single", sends, receives, getRank());
+  tensors.expect_disjoint_results("all_to_all_single");
   auto const type = data_type_of(input);
   return launch(
       title(OpType::ALLTOALL_BASE, "headway:all_to_all", timeout), std::move(tensors), {input}, [&](auto& group) {
@@ -135,11 +180,14 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::alltoall(std::vector<at::Tensor>&
                                                         c10d::AllToAllOptions const& options) {
   expects_one_per_rank(inputs.size(), getSize(), "the input of all_to_all");
   expects_one_per_rank(outputs.size(), getSize(), "the output of all_to_all");
-  expects_same_type(inputs[0], outputs[0], "all_to_all");
+  expects_same_type(inputs[0], inputs, "all_to_all");
+  expects_same_type(inputs[0], outputs, "all_to_all");
   WorkTensors tensors;
   auto const sends = sources_of(tensors, inputs);
   auto const receives = destinations_of(tensors, outputs);
   tensors.results = outputs;
+  expects_disjoint_exchange("all_to_all", sends, receives, getRank());
+  tensors.expect_disjoint_results("all_to_all");
   auto const type = data_type_of(inputs[0]);
   return launch(
       title(OpType::ALLTOALL, "headway:all_to_all", options.timeout), std::move(tensors), inputs, [&](auto& group) {
@@ -156,6 +204,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::broadcast(std::vector<at::Tensor>
   auto const plain = root == getRank() ? tensors.plain_source(tensor) : tensors.plain_destination(tensor);
   std::span const block(static_cast<std::byte*>(plain.data_ptr()), plain.nbytes());
   tensors.results = {tensor};
+  tensors.expect_disjoint_results("broadcast");
   auto const type = data_type_of(tensor);
   return launch(title(OpType::BROADCAST, "headway:broadcast", options.timeout), std::move(tensors), list,
                 [&](auto& group) { return std::vector{group.broadcast(block, root, type)}; });
@@ -167,11 +216,13 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather(std::vector<std::vector
   auto& input = only(inputs, "all_gather");
   TORCH_CHECK_VALUE(outputs.size() == 1, "headway: all_gather takes one list of outputs, not ", outputs.size());
   expects_one_per_rank(outputs[0].size(), getSize(), "the output of all_gather");
-  expects_same_type(input, outputs[0][0], "all_gather");
+  expects_same_type(input, outputs[0], "all_gather");
   WorkTensors tensors;
   auto const block = tensors.source(input);
   auto const receives = destinations_of(tensors, outputs[0]);
   tensors.results = outputs[0];
+  expects_disjoint_gathering("all_gather", {block}, std::span(&receives, 1), getRank());
+  tensors.expect_disjoint_results("all_gather");
   auto const type = data_type_of(input);
   return launch(title(OpType::ALLGATHER, "headway:all_gather", options.timeout), std::move(tensors), inputs,
                 [&](auto& group) { return std::vector{group.all_gather(block, receives, type)}; });
@@ -201,6 +252,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_into_tensor_coalesced(s
     receives.push_back(cut_evenly(tensors.destination(outputs[i]), getSize()));
   }
   tensors.results = outputs;
+  expects_disjoint_gathering("all_gather_into_tensor", blocks, receives, getRank());
+  tensors.expect_disjoint_results("all_gather_into_tensor");
   return launch(title(OpType::_ALLGATHER_BASE, "headway:all_gather", options.timeout), std::move(tensors), inputs,
                 [&](auto& group) { return all_gather_each(group, blocks, receives, inputs); });
 }
@@ -224,6 +277,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allgather_coalesced(std::vector<s
     tensors.results.insert(tensors.results.end(), list.begin(), list.end());
     tensors.result_lengths.push_back(list.size());
   }
+  expects_disjoint_gathering("all_gather_coalesced", blocks, receives, getRank());
+  tensors.expect_disjoint_results("all_gather_coalesced");
   return launch(title(OpType::ALLGATHER_COALESCED, "headway:all_gather", options.timeout), std::move(tensors), inputs,
                 [&](auto& group) { return all_gather_each(group, blocks, receives, inputs); });
 }
@@ -240,9 +295,11 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather(std::vector<std::vector<at
     TORCH_CHECK_VALUE(outputs.size() == 1, "headway: gather takes one list of outputs at the root, not ",
                       outputs.size());
     expects_one_per_rank(outputs[0].size(), getSize(), "the output of gather");
-    expects_same_type(input, outputs[0][0], "gather");
+    expects_same_type(input, outputs[0], "gather");
     receives = destinations_of(tensors, outputs[0]);
     tensors.results = outputs[0];
+    expects_disjoint_gathering("gather", {block}, std::span(&receives, 1), root);
+    tensors.expect_disjoint_results("gather");
   } else {
     TORCH_CHECK_VALUE(outputs.empty(), "headway: gather takes outputs at the root only");
   }
@@ -262,12 +319,14 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::scatter(std::vector<at::Tensor>& 
   if (root == getRank()) {
     TORCH_CHECK_VALUE(inputs.size() == 1, "headway: scatter takes one list of inputs at the root, not ", inputs.size());
     expects_one_per_rank(inputs[0].size(), getSize(), "the input of scatter");
-    expects_same_type(inputs[0][0], output, "scatter");
+    expects_same_type(output, inputs[0], "scatter");
     sends = sources_of(tensors, inputs[0]);
+    expects_disjoint_scattering("scatter", sends, block, root);
   } else {
     TORCH_CHECK_VALUE(inputs.empty(), "headway: scatter takes inputs at the root only");
   }
   tensors.results = {output};
+  tensors.expect_disjoint_results("scatter");
   auto const type = data_type_of(output);
   return launch(title(OpType::SCATTER, "headway:scatter", options.timeout), std::move(tensors),
                 inputs.empty() ? std::vector<at::Tensor>() : inputs[0],
@@ -290,6 +349,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::recv(std::vector<at::Tensor>& lis
   WorkTensors tensors;
   auto const block = tensors.destination(tensor);
   tensors.results = {tensor};
+  tensors.expect_disjoint_results("recv");
   auto const type = data_type_of(tensor);
   return launch(title(OpType::RECV, "headway:recv", c10d::kUnsetTimeout), std::move(tensors), list,
                 [&](auto& group) { return std::vector{group.receive(block, peer, match, type)}; });
@@ -301,6 +361,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::recvAnysource(std::vector<at::Ten
   WorkTensors tensors;
   auto const block = tensors.destination(tensor);
   tensors.results = {tensor};
+  tensors.expect_disjoint_results("recv");
   auto const type = data_type_of(tensor);
   return launch(title(OpType::RECVANYSOURCE, "headway:recvAnySource", c10d::kUnsetTimeout), std::move(tensors), list,
                 [&](auto& group) { return std::vector{group.receive_any(block, match, type)}; });

@@ -1,5 +1,7 @@
 #include "work_tensors.hpp"
 
+#include "memory_overlap.hpp"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 
 namespace headway::c10d_backend {
@@ -8,11 +10,11 @@ namespace {
 
 bool is_plain(at::Tensor const& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
+}  // namespace
+
 std::span<std::byte> bytes_of(at::Tensor const& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
-
-}  // namespace
 
 comm::DataType data_type_of(at::Tensor const& tensor) { return static_cast<comm::DataType>(tensor.scalar_type()); }
 
@@ -53,6 +55,10 @@ at::Tensor WorkTensors::plain_destination(at::Tensor const& tensor) {
 std::span<std::byte const> WorkTensors::source(at::Tensor const& tensor) { return bytes_of(plain_source(tensor)); }
 
 std::span<std::byte> WorkTensors::destination(at::Tensor const& tensor) { return bytes_of(plain_destination(tensor)); }
+
+void WorkTensors::expect_disjoint_results(std::string_view verb) const {
+  if (!write_backs_.empty()) expects_disjoint_outputs(verb, results);
+}
 
 void WorkTensors::write_back() {
   if (write_backs_.empty()) return;

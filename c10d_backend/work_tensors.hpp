@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace headway::c10d_backend {
 
 /// Type code of a tensor's elements, as messages carry it.
 comm::DataType data_type_of(at::Tensor const& tensor);
+
+/// Memory of a contiguous tensor.
+std::span<std::byte> bytes_of(at::Tensor const& tensor);
 
 /// The tensors of one operation: keeps them alive, and stands contiguous temporaries in for those that are not plain
 /// memory (strided views, lazily conjugated or negated tensors).
@@ -33,6 +37,9 @@ class WorkTensors final {
   /// For an operation that has none to hold.
   void set_device(at::Device device) { device_ = device; }
 
+  /// For operations of `verb` that write to `results`; outputs that are all plain memory are left to a BlockMap.
+  /// @throws ValueError if two results share memory, or one of them has several elements in one place.
+  void expect_disjoint_results(std::string_view verb) const;
   /// Copies the temporaries to the tensors they stand for, on a CUDA device in the order of the current stream.
   void write_back();
   /// Drops all but the results: gives them to the caller, who frees them without any lock.
