@@ -1,5 +1,7 @@
 #include "errors.hpp"
 
+#include <typeinfo>
+
 namespace headway::c10d_backend {
 
 namespace {
@@ -28,6 +30,17 @@ void rethrow_for_python(std::string const& operation) {
     throw backend_error(describe("headway: " + operation, error.status()));
   } catch (comm::SystemError const& error) {
     throw backend_error("headway: " + operation + ": " + error.what());
+  }
+}
+
+void rethrow_of_delegate(std::string_view verb) {
+  try {
+    throw;
+  } catch (c10::Error const& error) {
+    // Errors of communication are DistBackendError, those of a device and of memory have types of their own too.
+    if (typeid(error) != typeid(c10::Error) && typeid(error) != typeid(c10::TypeError)) throw;
+    throw c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                          "headway: " + std::string(verb) + ": " + error.what_without_backtrace());
   }
 }
 

@@ -5,6 +5,7 @@
 #include <headway/comm/status.hpp>
 
 #include <string>
+#include <string_view>
 
 namespace headway::c10d_backend {
 
@@ -16,6 +17,10 @@ namespace headway::c10d_backend {
 /// the end of the message.
 std::exception_ptr make_error(std::string const& title, comm::Status const& status, std::string const& note);
 
+/// Rethrows the exception in flight, which another backend raised in the call that starts `verb`: one of its arguments
+/// as ValueError, all else as it is. Call it in a catch block.
+[[noreturn]] void rethrow_of_delegate(std::string_view verb);
+
 /// Calls `function`; what it throws is translated by rethrow_for_python().
 template <typename Function>
 decltype(auto) translate_errors(char const* operation, Function&& function) {
@@ -23,6 +28,16 @@ decltype(auto) translate_errors(char const* operation, Function&& function) {
     return function();
   } catch (...) {
     rethrow_for_python(operation);
+  }
+}
+
+/// Calls `function`; what it throws is translated by rethrow_of_delegate().
+template <typename Function>
+decltype(auto) translate_delegate_errors(std::string_view verb, Function&& function) {
+  try {
+    return function();
+  } catch (...) {
+    rethrow_of_delegate(verb);
   }
 }
 

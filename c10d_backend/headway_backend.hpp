@@ -26,6 +26,7 @@ using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
     c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string device)>;
 
 class HeadwayBackend;
+class ReductionTensors;
 
 /// What HeadwayBackend::shrink_to_survivors() returns; see comm::ShrunkGroup.
 struct ShrunkBackend {
@@ -157,11 +158,20 @@ class HeadwayBackend final : public c10d::Backend {
   /// Starts `call` on the reducer for the device of inputs[0].
   c10::intrusive_ptr<c10d::Work> delegate(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
                                           Reducer::Call call, std::optional<FinishingTouch> touch = std::nullopt);
-  /// reduce_scatter as an all_reduce of `buffers`, of which this rank then copies its `parts` to `outputs`.
-  c10::intrusive_ptr<c10d::Work> reduce_and_keep_part(std::vector<at::Tensor> const& inputs,
-                                                      std::vector<at::Tensor> buffers, std::vector<at::Tensor> parts,
-                                                      std::vector<at::Tensor> outputs,
-                                                      c10d::ReduceScatterOptions const& options);
+  template <typename ReduceOptions>
+  using ReduceMethod = c10::intrusive_ptr<c10d::Work> (c10d::Backend::*)(std::vector<at::Tensor>&,
+                                                                         ReduceOptions const&);
+  enum class Role { kReceiver, kContributor };  ///< Whether the result is to reach this rank's tensors.
+  /// Starts `method` of the reducer on `tensors`.
+  template <typename ReduceOptions>
+  c10::intrusive_ptr<c10d::Work> reduce_in_place(c10d::OpType type, char const* name,
+                                                 std::vector<at::Tensor> const& tensors, ReduceOptions options,
+                                                 ReduceMethod<ReduceOptions> method, Role role = Role::kReceiver);
+  /// reduce_scatter as an all_reduce of `buffers`, of which `reduction` delivers this rank's parts to `outputs`.
+  c10::intrusive_ptr<c10d::Work> reduce_and_keep_part(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
+                                                      std::vector<at::Tensor> const& outputs,
+                                                      ReductionTensors const& reduction,
+                                                      std::vector<at::Tensor> buffers);
   Reducer& reducer_for(at::Device device);
   /// Hands out `work`, and notes it if this thread is between startCoalescing() and endCoalescing().
   c10::intrusive_ptr<c10d::Work> hand_out(c10::intrusive_ptr<c10d::Work> work);

@@ -7,9 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 namespace headway::c10d_backend {
+
+/// A title without its prefix "headway:", for messages that begin with "headway: ".
+constexpr std::string_view verb_of(std::string_view name) { return name.substr(name.find(':') + 1); }
 
 /// What a Work reports about itself, known at its start.
 struct WorkTitle {
@@ -17,6 +21,8 @@ struct WorkTitle {
   char const* name;  ///< As profilers show it: "headway:all_to_all". A literal.
   std::uint64_t sequence_number;
   std::chrono::milliseconds timeout;  ///< From the start; wait() fails the group when it passes.
+
+  [[nodiscard]] std::string_view verb() const { return verb_of(name); }
 };
 
 /// Arguments for the base class of a Work, which records an event for a profiler if it gets a title: only while one
