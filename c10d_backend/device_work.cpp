@@ -46,6 +46,11 @@ bool DeviceWork::all_done() {
   return std::ranges::all_of(operations_, [](auto const& operation) { return operation->done(); });
 }
 
+void DeviceWork::on_join(std::function<void(c10::Stream)> callback) {
+  std::lock_guard const lock(join_mutex_);
+  on_join_ = std::move(callback);
+}
+
 bool DeviceWork::isCompleted() {
   ReleasedGil const released;
   if (!translate_errors(title_.name, [this] { return all_done(); })) return false;
@@ -134,22 +139,31 @@ void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
 void DeviceWork::abort() { handle_->group().abort(std::string(title_.name) + " was aborted"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::IValue value;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
   {
     std::lock_guard const lock(join_mutex_);
     if (future_) return future_;
     auto const tensors = c10::ListType::create(c10::TensorType::get());
-    future_ = c10::make_intrusive<c10::ivalue::Future>(
+    future = c10::make_intrusive<c10::ivalue::Future>(
         tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors),
         std::vector<c10::Device>{device_});
+    future_ = future;
+    value = tensors_.value();
     storages = tensors_.storages();  // Also of what is only sent: who waits for the future may write to it.
   }
-  // The future keeps events of the current streams: of one that waits for the operation.
-  auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
-  join(stream);
-  c10::StreamGuard const guard(stream);
-  future_->markCompleted(tensors_.value(), std::move(storages));
-  return future_;
+  try {
+    // The future keeps events of the current streams: of one that waits for the operation.
+    auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
+    join(stream);
+    c10::StreamGuard const guard(stream);
+    future->markCompleted(std::move(value), std::move(storages));
+  } catch (...) {
+    future->setErrorIfNeeded(std::current_exception());  // Another thread may have got the future meanwhile.
+    throw;
+  }
+  return future;
 }
 
 }  // namespace headway::c10d_backend

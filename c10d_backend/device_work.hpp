@@ -27,7 +27,7 @@ class DeviceWork final : public c10d::Work {
              std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs,
              c10::Stream const& stream);
   /// Calls `callback` with each stream that waits for the work from now on.
-  void on_join(std::function<void(c10::Stream)> callback) { on_join_ = std::move(callback); }
+  void on_join(std::function<void(c10::Stream)> callback);
   /// Tensors live until the stream on which the operations stand waits for them, since the allocator hands out their
   /// memory in its order, or until the device is done.
   ~DeviceWork() override;

@@ -83,11 +83,25 @@ c10d::ErrorType HeadwayBackend::getError() {
 }
 
 void HeadwayBackend::setTimeout(std::chrono::milliseconds timeout) {
-  options_->timeout = timeout;
   timeout_ = timeout;
   handle()->group().set_timeout(timeout);
+  {
+    std::lock_guard const lock(mutex_);
+    options_->timeout = timeout;
+  }
+  for (auto const& reducer : all_reducers()) reducer->set_timeout(timeout);
+}
+
+std::vector<std::shared_ptr<Reducer>> HeadwayBackend::all_reducers() const {
   std::lock_guard const lock(mutex_);
-  for (auto& [device, reducer] : reducers_) reducer->set_timeout(timeout);
+  std::vector<std::shared_ptr<Reducer>> all;
+  for (auto const& [device, reducer] : reducers_) all.push_back(reducer);
+  return all;
+}
+
+c10::intrusive_ptr<HeadwayOptions> HeadwayBackend::copy_options() const {
+  std::lock_guard const lock(mutex_);
+  return c10::make_intrusive<HeadwayOptions>(*options_);
 }
 
 int HeadwayBackend::recommended_max_lag(int channel) {
@@ -129,26 +143,24 @@ c10::intrusive_ptr<c10d::Backend> HeadwayBackend::merge(c10::intrusive_ptr<c10d:
 void HeadwayBackend::abort() {
   ReleasedGil const released;
   std::shared_ptr<GroupHandle> handle;
-  std::vector<Reducer*> reducers;
   {
     std::lock_guard const lock(mutex_);
     handle = handle_;
-    for (auto& [device, reducer] : reducers_) reducers.push_back(reducer.get());
   }
   if (!handle || handle->is_inherited()) return;
   handle->group().abort("abort() was called on rank " + std::to_string(getRank()));
-  for (auto* reducer : reducers) reducer->abort();
+  for (auto const& reducer : all_reducers()) reducer->abort();
 }
 
 void HeadwayBackend::shutdown() {
   ReleasedGil const released;
   std::shared_ptr<GroupHandle> handle;
-  Reducer* nccl = nullptr;
+  std::shared_ptr<Reducer> nccl;
   {
     std::lock_guard const lock(mutex_);
     if (!handle_ || handle_->is_inherited()) return;
     handle = handle_;  // Until the end, so that abort() can cut it short.
-    if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second.get();
+    if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second;
   }
   // Gloo's is left with its last work. NCCL's would wait for ranks that are lost.
   if (nccl != nullptr) handle->group().health().ok() ? nccl->shutdown() : nccl->abort();

@@ -172,21 +172,25 @@ class HeadwayBackend final : public c10d::Backend {
                                                       std::vector<at::Tensor> const& outputs,
                                                       ReductionTensors const& reduction,
                                                       std::vector<at::Tensor> buffers);
-  Reducer& reducer_for(at::Device device);
+  std::shared_ptr<Reducer> reducer_for(at::Device device);
+  /// For calls without the lock.
+  std::vector<std::shared_ptr<Reducer>> all_reducers() const;
+  /// As they are now: setTimeout() changes them.
+  c10::intrusive_ptr<HeadwayOptions> copy_options() const;
   /// Hands out `work`, and notes it if this thread is between startCoalescing() and endCoalescing().
   c10::intrusive_ptr<c10d::Work> hand_out(c10::intrusive_ptr<c10d::Work> work);
   c10::intrusive_ptr<Backend> make_sibling(c10::intrusive_ptr<c10d::Store> const& store, int rank, int size,
                                            c10::intrusive_ptr<Options> const& options);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<HeadwayOptions> options_;
+  c10::intrusive_ptr<HeadwayOptions> options_;  ///< `timeout` is guarded by mutex_; the rest stays as it is.
   ReducerFactory make_reducer_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_number_ = 0;
 
   mutable std::mutex mutex_;             ///< Guards what follows; never held during a call of the group or a reducer.
   std::shared_ptr<GroupHandle> handle_;  ///< Null after shutdown().
-  std::map<c10::DeviceType, std::unique_ptr<Reducer>> reducers_;
+  std::map<c10::DeviceType, std::shared_ptr<Reducer>> reducers_;
   std::map<std::thread::id, std::vector<c10::intrusive_ptr<c10d::Work>>> coalescing_;
 };
 

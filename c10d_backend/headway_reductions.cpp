@@ -33,17 +33,17 @@ void note_parts(BlockMap& blocks, at::Tensor const& output, int own_rank, int si
 
 }  // namespace
 
-Reducer& HeadwayBackend::reducer_for(at::Device device) {
+std::shared_ptr<Reducer> HeadwayBackend::reducer_for(at::Device device) {
   std::lock_guard const lock(mutex_);
   auto& reducer = reducers_[device.type()];
   if (!reducer) {
     auto const name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
     auto const store = c10::make_intrusive<c10d::PrefixStore>("reducer/" + name, store_);
     reducer =
-        std::make_unique<Reducer>([make = make_reducer_, store, rank = getRank(), size = getSize(),
+        std::make_shared<Reducer>([make = make_reducer_, store, rank = getRank(), size = getSize(),
                                    timeout = timeout_.load(), name] { return make(store, rank, size, timeout, name); });
   }
-  return *reducer;
+  return reducer;
 }
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
@@ -58,14 +58,14 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
   if (inputs[0].is_cuda()) {
     // NCCL goes by the current stream, which is the caller's: the call cannot wait in a queue. Making NCCL's group
     // needs no other rank.
-    auto const reducer = reducer_for(inputs[0].device()).backend(title.timeout);
+    auto const reducer = reducer_for(inputs[0].device())->backend(title.timeout);
     TORCH_CHECK_WITH(DistBackendError, reducer, "headway: NCCL could not be made within ", title.timeout.count(),
                      " ms for ", title.verb());
     return hand_out(checked_call(*reducer));
   }
   auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) { abort_if_alive(weak, reason); };
   auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, handle, std::move(touch));
-  reducer_for(inputs[0].device()).start(work, std::move(checked_call), fail_group);
+  reducer_for(inputs[0].device())->start(work, std::move(checked_call), fail_group);
   return hand_out(work);
 }
 
@@ -205,7 +205,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::reduce_scatter_tensor_coalesced(
 
 void HeadwayBackend::monitoredBarrier(c10d::BarrierOptions const& options, bool wait_all_ranks) {
   auto const timeout = options.timeout.count() >= 0 ? options.timeout : timeout_.load();
-  auto const reducer = reducer_for(at::kCPU).backend(timeout);
+  auto const reducer = reducer_for(at::kCPU)->backend(timeout);
   TORCH_CHECK_WITH(DistBackendError, reducer, "headway: Rank ", getRank(), " timed out in monitoredBarrier after ",
                    timeout.count(), " ms: not all ranks are there");
   reducer->monitoredBarrier(options, wait_all_ranks);

@@ -41,7 +41,7 @@ ShrunkBackend HeadwayBackend::shrink_to_survivors(std::vector<int> const& ranks_
   ShrunkBackend result;
   translate_errors("shrink", [&] {
     auto shrunk = old->group().shrink(ranks_to_exclude, timeout);
-    auto options = c10::make_intrusive<HeadwayOptions>(*options_);
+    auto options = copy_options();
     options->group_name += "/shrunk";
     std::erase_if(options->global_ranks_in_group,
                   [&, index = 0](auto) mutable { return !std::ranges::binary_search(shrunk.ranks, index++); });

@@ -70,6 +70,7 @@ int HeadwayWork::sourceRank() const { return operations_.empty() ? -1 : operatio
 
 std::vector<at::Tensor> HeadwayWork::result() {
   TORCH_CHECK(isCompleted(), "headway: the results of ", title_.name, " are not there before wait()");
+  std::lock_guard const lock(completion_mutex_);
   return tensors_.results;
 }
 
@@ -122,6 +123,7 @@ void HeadwayWork::complete() {
   std::shared_ptr<GroupHandle>
       handle;            // Let go after the lock: it may be the last one, and leaving a group takes time.
   WorkTensors released;  // As well: Python may own tensors.
+  c10::IValue value;
   std::exception_ptr error;
   if (auto const status = first_failure(operations_); !status.ok()) {
     auto const group = this->handle();
@@ -130,13 +132,12 @@ void HeadwayWork::complete() {
   {
     std::lock_guard const lock(completion_mutex_);
     if (is_complete_) return;
-    if (!error) {
-      tensors_.write_back();
-    }
+    if (!error) error = write_back();
     completed_at_ = comm::Clock::now();
     finish(error);
     is_complete_ = true;
     future = future_;
+    if (future && !error) value = tensors_.value();
     handle = std::move(handle_);
     released = tensors_.release();
   }
@@ -145,35 +146,58 @@ void HeadwayWork::complete() {
   if (error) {
     future->setErrorIfNeeded(error);
   } else {
-    future->markCompleted(tensors_.value());
+    future->markCompleted(std::move(value));
+  }
+}
+
+std::exception_ptr HeadwayWork::write_back() {
+  try {
+    tensors_.write_back();
+    return nullptr;
+  } catch (std::exception const&) {  // The output was resized meanwhile, for instance: an error of this work, not of whoever looks first.
+    return std::current_exception();
   }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
-  bool is_new = false;
+  std::shared_ptr<GroupHandle> handle;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard const lock(completion_mutex_);
-    if (!future_) {
-      auto const tensors = c10::ListType::create(c10::TensorType::get());
-      future_ = c10::make_intrusive<c10::ivalue::Future>(
-          tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors));
-      is_new = true;
-    }
+    if (future_) return future_;
+    auto const tensors = c10::ListType::create(c10::TensorType::get());
+    future = c10::make_intrusive<c10::ivalue::Future>(
+        tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors));
     if (is_complete_) {
-      if (!is_new) return future_;
       if (auto const error = exception()) {
-        future_->setError(error);
+        future->setError(error);
       } else {
-        future_->markCompleted(tensors_.value());
+        future->markCompleted(tensors_.value());
       }
-      return future_;
     }
+    future_ = future;
+    if (is_complete_) return future;
+    handle = handle_;  // Another thread may complete this work from now on, and let go of the group.
   }
-  if (!is_new) return future_;
   auto const self = c10::intrusive_ptr<HeadwayWork>::reclaim_copy(this);
   ReleasedGil const released;
-  handle_->when_done(operations_, [self] { self->complete(); });
-  return future_;
+  try {
+    translate_errors(title_.name, [&] { handle->when_done(operations_, [self] { self->complete(); }); });
+  } catch (...) {
+    withdraw_future(std::current_exception());
+    throw;
+  }
+  return future;
+}
+
+void HeadwayWork::withdraw_future(std::exception_ptr const& error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard const lock(completion_mutex_);
+    if (is_complete_) return;  // By a caller of wait(): the future has its value.
+    future = std::exchange(future_, nullptr);
+  }
+  if (future) future->setErrorIfNeeded(error);  // Another thread may have got it meanwhile.
 }
 
 }  // namespace headway::c10d_backend

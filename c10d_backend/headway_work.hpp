@@ -43,6 +43,10 @@ class HeadwayWork final : public c10d::Work {
   [[nodiscard]] std::shared_ptr<GroupHandle> handle();
   /// Writes results back and settles the error, the future and the profiler's record; does so once. All are done.
   void complete();
+  /// @returns the error of the write-back, or null. Call it with completion_mutex_ held.
+  std::exception_ptr write_back();
+  /// Nothing will complete the future that getFuture() made: the next call makes a new one.
+  void withdraw_future(std::exception_ptr const& error);
 
   WorkTitle title_;
   std::vector<comm::OperationPtr> operations_;

@@ -36,6 +36,7 @@ Reducer::Reducer(Make make) : state_(std::make_shared<State>()) { state_->make =
 
 void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
                     std::function<void(std::string const&)> fail_group) {
+  c10::intrusive_ptr<c10d::Backend> backend;
   {
     std::lock_guard const lock(state_->mutex);
     TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
@@ -44,8 +45,9 @@ void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
       state_->begin_making(state_, std::move(fail_group));
       return;
     }
+    backend = state_->backend;
   }
-  work->start(call(*state_->backend));
+  work->start(call(*backend));
 }
 
 void Reducer::State::begin_making(std::shared_ptr<State> const& self,
@@ -78,13 +80,14 @@ void Reducer::State::make_backend(std::function<void(std::string const&)> const&
 
 void Reducer::State::run_queue() {
   std::unique_lock lock(mutex);
+  auto const reducing = backend;
   while (!queue.empty()) {
     // It stays in the queue while it is started, so that a later call does not overtake it.
     auto& next = queue.front();
     lock.unlock();
     try {
       at::ThreadLocalStateGuard const as_caller(next.caller);
-      next.work->start(next.call(*backend));
+      next.work->start(next.call(*reducing));
     } catch (std::exception const&) {
       next.work->refuse(std::current_exception());
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -49,6 +50,32 @@ def use_futures(rank: int) -> None:
 
 def test_futures_complete_without_anyone_waiting_and_run_callbacks() -> None:
     run_ranks(use_futures, 3)
+
+
+def ask_for_futures_while_waiting(rank: int) -> int:
+    sys.setswitchinterval(1e-6)
+    called = []
+    for _ in range(300):
+        work = dist.all_to_all_single(torch.zeros(2), torch.ones(2), async_op=True)
+        start = threading.Barrier(2)
+
+        def ask(work: dist.Work = work, start: threading.Barrier = start) -> None:
+            start.wait()
+            work.get_future().then(lambda future: called.append(future.value()))
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        start.wait()
+        work.wait()
+        asker.join()
+    deadline = time.monotonic() + 5
+    while len(called) < 300 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return len(called)
+
+
+def test_a_thread_may_ask_for_the_future_while_another_one_waits() -> None:
+    assert run_ranks(ask_for_futures_while_waiting, 2) == [300, 300]
 
 
 def time_out_one_wait(rank: int) -> str:
