@@ -1,46 +1,77 @@
 #include "completion_thread.hpp"
 
+#include <headway/comm/status.hpp>
+
 #include <pthread.h>
 
 #include <cstdio>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 namespace headway::c10d_backend {
 
+CompletionThread::CompletionThread() : queue_(std::make_shared<Queue>()) { add_live_part(queue_); }
+
 CompletionThread::~CompletionThread() {
   {
     std::lock_guard const lock(queue_->mutex);
-    queue_->closed = true;
+    queue_->is_closed = true;
   }
-  queue_->changed.notify_one();
+  queue_->changed.notify_all();
+}
+
+void CompletionThread::start() {
+  std::lock_guard const lock(queue_->mutex);
+  if (queue_->is_running || queue_->is_closed) return;
+  try {
+    std::thread([queue = queue_] { run(queue); }).detach();
+  } catch (std::system_error const& error) {
+    throw comm::SystemError("std::thread", error.code().value(), "the thread that runs callbacks cannot be made");
+  }
+  queue_->is_running = true;
 }
 
 void CompletionThread::submit(std::function<void()> task) {
-  std::lock_guard const lock(queue_->mutex);
-  queue_->tasks.push_back(std::move(task));
-  queue_->changed.notify_one();
-  if (std::exchange(queue_->started, true)) return;
-  std::thread([queue = queue_] { run(queue); }).detach();
+  {
+    std::lock_guard const lock(queue_->mutex);
+    queue_->tasks.push_back(std::move(task));
+  }
+  queue_->changed.notify_all();
+}
+
+bool CompletionThread::Queue::end(Deadline deadline) {
+  keep_forever(shared_from_this());  // A task that comes from now on may own tensors, and none frees it.
+  std::unique_lock lock(mutex);
+  is_closed = true;
+  changed.notify_all();
+  bool const has_ended = changed.wait_until(lock, deadline, [this] { return !is_running; });
+  is_abandoned = true;
+  return has_ended;
 }
 
 void CompletionThread::run(std::shared_ptr<Queue> const& queue) {
   pthread_setname_np(pthread_self(), "headway_done");
   std::unique_lock lock(queue->mutex);
   for (;;) {
-    queue->changed.wait(lock, [&] { return !queue->tasks.empty() || queue->closed; });
-    if (queue->tasks.empty()) return;
+    queue->changed.wait(lock, [&] { return !queue->tasks.empty() || queue->is_closed; });
+    if (queue->tasks.empty() || queue->is_abandoned) break;
     auto task = std::move(queue->tasks.front());
     queue->tasks.pop_front();
     lock.unlock();
-    try {
-      task();
-      task = nullptr;
-    } catch (std::exception const& error) {
-      std::fprintf(stderr, "headway: a callback of a future failed: %s\n", error.what());
-    }
+    run_task(std::move(task));
     lock.lock();
+  }
+  queue->is_running = false;
+  queue->changed.notify_all();
+}
+
+void CompletionThread::run_task(std::function<void()> task) {
+  try {
+    task();
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "headway: a callback of a future failed: %s\n", error.what());
   }
 }
 

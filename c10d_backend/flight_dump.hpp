@@ -22,6 +22,7 @@ class FlightDump final {
   /// `folder`: empty where nothing is written.
   FlightDump(Labels labels, std::string folder);
 
+  [[nodiscard]] std::string const& group_name() const { return labels_.group_name; }
   [[nodiscard]] bool writes() const { return !folder_.empty(); }
   /// The format is that of headway.flight_recorder.FlightDump.
   [[nodiscard]] std::string text(comm::Status const& failure, std::vector<comm::FlightRecord> const& records) const;

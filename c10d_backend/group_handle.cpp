@@ -37,7 +37,7 @@ GroupHandle::~GroupHandle() {
   ReleasedGil const released;  // Leaving a group waits for the progress thread, and for its device.
   device_group_.reset();
   for (auto& kept : kept_) {
-    if (is_lost(kept)) leave(std::move(kept.tensors));
+    if (is_lost(kept)) abandon(std::move(kept.tensors));
   }
   group_.reset();
 }
@@ -48,7 +48,7 @@ bool GroupHandle::is_lost(Kept const& kept) {
   });
 }
 
-void GroupHandle::leave(WorkTensors tensors) { static_cast<void>(new WorkTensors(std::move(tensors))); }
+void GroupHandle::abandon(WorkTensors tensors) { static_cast<void>(new WorkTensors(std::move(tensors))); }
 
 bool GroupHandle::is_inherited() const { return getpid() != owner_; }
 
@@ -89,7 +89,7 @@ void GroupHandle::let_go_of_done() {
   auto const first_done = std::partition(kept_.begin(), kept_.end(), is_pending);
   for (auto kept = first_done; kept != kept_.end(); ++kept) {
     if (is_lost(*kept)) {
-      leave(std::move(kept->tensors));
+      abandon(std::move(kept->tensors));
     } else {
       done.push_back(std::move(*kept));
     }
@@ -106,6 +106,7 @@ std::string GroupHandle::failure_note() const {
 }
 
 void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task) {
+  completions_->start();
   auto const remaining = std::make_shared<std::atomic<std::size_t>>(operations.size());
   auto const shared_task = std::make_shared<std::function<void()>>(std::move(task));
   for (auto const& operation : operations) {
@@ -114,6 +115,16 @@ void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, s
     });
   }
 }
+
+std::string GroupHandle::deliver(Deadline deadline) {
+  auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  auto const status = group_->deliver(std::max(left, std::chrono::milliseconds(0)));
+  return status.ok() ? std::string() : flight_dump_->group_name() + ": " + std::string(status.message());
+}
+
+void GroupHandle::leave() { group_->leave("the group was left as the program ended"); }
+
+bool GroupHandle::end(Deadline /*deadline*/) { return true; }
 
 void abort_if_alive(std::weak_ptr<GroupHandle> const& handle, std::string const& reason) {
   if (auto const alive = handle.lock()) alive->group().abort(reason);

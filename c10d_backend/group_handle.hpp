@@ -2,6 +2,7 @@
 
 #include "completion_thread.hpp"
 #include "flight_dump.hpp"
+#include "live_parts.hpp"
 #include "work_tensors.hpp"
 
 #include <headway/comm/device_group.hpp>
@@ -22,14 +23,12 @@ namespace headway::c10d_backend {
 ///
 /// A forked child (a DataLoader worker) inherits the object but not the connection: there the group is neither used nor
 /// destroyed, so that the parent's peers notice nothing.
-class GroupHandle final {
+class GroupHandle final : public LivePart {
  public:
   /// `device_slot_bytes`: comm::DeviceOptions::slot_bytes.
   GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump,
               std::size_t device_slot_bytes);
-  GroupHandle(GroupHandle const&) = delete;
-  GroupHandle& operator=(GroupHandle const&) = delete;
-  ~GroupHandle();
+  ~GroupHandle() override;
 
   /// Whether this process got the object by fork().
   [[nodiscard]] bool is_inherited() const;
@@ -45,6 +44,7 @@ class GroupHandle final {
   /// Lets go of those that were kept and that the device is done with.
   void let_go_of_done();
   /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
+  /// @throws SystemError if there can be no such thread; nothing has changed then.
   void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
 
   /// What the group did last, as JSON.
@@ -52,6 +52,12 @@ class GroupHandle final {
   /// For the error of an operation that has failed: where the group's flight records are, which are written now if
   /// they were not. Empty if that was not asked for.
   [[nodiscard]] std::string failure_note() const;
+
+  // LivePart: at the program's end the group is left, which ends all pending operations, whoever holds their works.
+  [[nodiscard]] Order order() const override { return Order::kGroup; }
+  std::string deliver(Deadline deadline) override;
+  void leave() override;
+  [[nodiscard]] bool end(Deadline deadline) override;
 
  private:
   struct Kept {
@@ -61,7 +67,7 @@ class GroupHandle final {
 
   /// Whether peers that live may still write to its tensors: then they stay for ever.
   static bool is_lost(Kept const& kept);
-  static void leave(WorkTensors tensors);
+  static void abandon(WorkTensors tensors);
 
   std::unique_ptr<comm::Group> group_;
   std::size_t device_slot_bytes_;

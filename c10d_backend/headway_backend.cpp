@@ -1,6 +1,7 @@
 #include "headway_backend.hpp"
 
 #include "coalesced_work.hpp"
+#include "pending_signals.hpp"
 #include "released_gil.hpp"
 #include "store_adaptor.hpp"
 
@@ -31,9 +32,11 @@ std::shared_ptr<GroupHandle> make_handle(std::unique_ptr<comm::Group> group, Hea
                             .rank = group->rank(),
                             .global_ranks = std::move(global_ranks),
                             .capacity = group->options().flight_records};
-  return std::make_shared<GroupHandle>(std::move(group),
-                                       std::make_shared<FlightDump>(std::move(labels), options.flight_folder),
-                                       options.cuda_slot_bytes);
+  auto handle = std::make_shared<GroupHandle>(std::move(group),
+                                              std::make_shared<FlightDump>(std::move(labels), options.flight_folder),
+                                              options.cuda_slot_bytes);
+  add_live_part(handle);
+  return handle;
 }
 
 }  // namespace
@@ -162,10 +165,26 @@ void HeadwayBackend::shutdown() {
     handle = handle_;  // Until the end, so that abort() can cut it short.
     if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second;
   }
+  auto const left = std::shared_ptr<void>(nullptr, [this](void*) {
+    std::lock_guard const lock(mutex_);
+    handle_ = nullptr;
+  });
+  deliver(*handle);
   // Gloo's is left with its last work. NCCL's would wait for ranks that are lost.
   if (nccl != nullptr) handle->group().health().ok() ? nccl->shutdown() : nccl->abort();
-  std::lock_guard const lock(mutex_);
-  handle_ = nullptr;
+}
+
+void HeadwayBackend::deliver(GroupHandle& handle) {
+  translate_errors("destroy_process_group", [&] {
+    auto& group = handle.group();
+    for (;;) {
+      auto status = group.deliver(kSignalSlice);
+      if (status.ok()) return;
+      // Operations that run out of their own time fail the group.
+      if (!group.health().ok()) throw comm::OperationError(std::move(status));
+      raise_pending_signals();
+    }
+  });
 }
 
 void HeadwayBackend::startCoalescing() {

@@ -74,7 +74,9 @@ class HeadwayBackend final : public c10d::Backend {
   /// Makes a backend of the ranks that are left; this one has failed afterwards.
   ShrunkBackend shrink_to_survivors(std::vector<int> const& ranks_to_exclude, std::chrono::milliseconds timeout);
   void abort() override;
-  /// Leaves the group. Works that are still held go on; the peers learn at once that this rank starts no more.
+  /// Waits until peers have taken what this rank has started to send, and leaves the group. Works that are still held
+  /// go on; the peers learn at once that this rank starts no more. @throws c10::DistBackendError if a peer does not take
+  /// its message within the operation's timeout, or is lost; the group is left all the same.
   void shutdown() override;
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
@@ -172,6 +174,7 @@ class HeadwayBackend final : public c10d::Backend {
                                                       std::vector<at::Tensor> const& outputs,
                                                       ReductionTensors const& reduction,
                                                       std::vector<at::Tensor> buffers);
+  void deliver(GroupHandle& handle);
   std::shared_ptr<Reducer> reducer_for(at::Device device);
   /// For calls without the lock.
   std::vector<std::shared_ptr<Reducer>> all_reducers() const;

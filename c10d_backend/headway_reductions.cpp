@@ -42,6 +42,7 @@ std::shared_ptr<Reducer> HeadwayBackend::reducer_for(at::Device device) {
     reducer =
         std::make_shared<Reducer>([make = make_reducer_, store, rank = getRank(), size = getSize(),
                                    timeout = timeout_.load(), name] { return make(store, rank, size, timeout, name); });
+    if (device.is_cpu()) reducer->end_with_program();
   }
   return reducer;
 }

@@ -31,6 +31,10 @@ HeadwayWork::HeadwayWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& t
 HeadwayWork::~HeadwayWork() {
   if (is_complete_ || handle_->is_inherited()) return;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  if (all_done()) {  // As after the group's end: no thread needs to run for it.
+    if (first_failure(operations_).ok()) static_cast<void>(write_back());
+    return;
+  }
   auto const tensors = std::make_shared<WorkTensors>(std::move(tensors_));
   try {
     ReleasedGil const released;
@@ -48,15 +52,19 @@ std::shared_ptr<GroupHandle> HeadwayWork::handle() {
   return handle_;
 }
 
+bool HeadwayWork::all_done() const {
+  return std::ranges::all_of(operations_, [](auto const& operation) { return operation->done(); });
+}
+
 bool HeadwayWork::isCompleted() {
   if (is_complete_) return true;
   ReleasedGil const released;
   auto const handle = this->handle();
-  bool const all_done = std::all_of(operations_.begin(), operations_.end(), [&](comm::OperationPtr const& operation) {
+  bool const is_done = std::ranges::all_of(operations_, [&](comm::OperationPtr const& operation) {
     return operation->done() || !handle || handle->group().test(*operation);
   });
-  if (all_done) complete();
-  return all_done;
+  if (is_done) complete();
+  return is_done;
 }
 
 bool HeadwayWork::isSuccess() const { return is_complete_ && !exception(); }
@@ -160,6 +168,7 @@ std::exception_ptr HeadwayWork::write_back() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
+  if (all_done()) complete();
   std::shared_ptr<GroupHandle> handle;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {

@@ -38,12 +38,13 @@ class HeadwayWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override;
 
  private:
+  [[nodiscard]] bool all_done() const;
   void wait_for(comm::Operation& operation, comm::Deadline caller_deadline);
   /// Null once complete: a work that a user keeps must not keep the group.
   [[nodiscard]] std::shared_ptr<GroupHandle> handle();
   /// Writes results back and settles the error, the future and the profiler's record; does so once. All are done.
   void complete();
-  /// @returns the error of the write-back, or null. Call it with completion_mutex_ held.
+  /// @returns the error of the write-back, or null. Not for several threads at a time.
   std::exception_ptr write_back();
   /// Nothing will complete the future that getFuture() made: the next call makes a new one.
   void withdraw_future(std::exception_ptr const& error);

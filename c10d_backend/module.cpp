@@ -3,6 +3,7 @@
 #include "empty.hpp"
 #include "headway_backend.hpp"
 #include "headway_options.hpp"
+#include "live_parts.hpp"
 #include "slot_ring.hpp"
 #include "torch_headers.hpp"
 
@@ -320,6 +321,8 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_shrunk_backend(module);
   headway::c10d_backend::define_slots(module);
   module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("end_live_parts", &headway::c10d_backend::end_live_parts, py::arg("delivery_time"), py::arg("end_time"),
              py::call_guard<py::gil_scoped_release>());
   module.def("cuda_memory_generation", &headway::comm::device_memory_generation);
 }

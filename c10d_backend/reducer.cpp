@@ -1,16 +1,19 @@
 #include "reducer.hpp"
 
+#include "live_parts.hpp"
+
 #include <ATen/ThreadLocalState.h>
 
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 namespace headway::c10d_backend {
 
-struct Reducer::State {
+struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   struct Queued {
     c10::intrusive_ptr<DelegatedWork> work;
     Call call;
@@ -25,11 +28,18 @@ struct Reducer::State {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::string failure;
   std::deque<Queued> queue;  ///< Calls that came before the backend was there.
+  bool has_maker = false;    ///< A thread that makes the backend, or starts the queue.
+  bool is_ending = false;    ///< A thread ends the backend.
 
   void begin_making(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
   void make_backend(std::function<void(std::string const&)> const& fail_group);
   void run_queue();
   void refuse_queue();
+
+  // LivePart: the destructor of Gloo's group joins its threads, after all that is pending, perhaps until its timeout.
+  [[nodiscard]] Order order() const override { return Order::kReducer; }
+  void leave() override;
+  [[nodiscard]] bool end(Deadline deadline) override;
 };
 
 Reducer::Reducer(Make make) : state_(std::make_shared<State>()) { state_->make = std::move(make); }
@@ -54,7 +64,15 @@ void Reducer::State::begin_making(std::shared_ptr<State> const& self,
                                   std::function<void(std::string const&)> fail_group) {
   if (std::exchange(is_making, true)) return;
   // Detached, for it may have to wait for other ranks longer than this one wants to live.
-  std::thread([self, fail_group = std::move(fail_group)] { self->make_backend(fail_group); }).detach();
+  std::thread([self, fail_group = std::move(fail_group)] {
+    self->make_backend(fail_group);
+    {
+      std::lock_guard const lock(self->mutex);
+      self->has_maker = false;
+    }
+    self->changed.notify_all();
+  }).detach();
+  has_maker = true;
 }
 
 void Reducer::State::make_backend(std::function<void(std::string const&)> const& fail_group) {
@@ -135,6 +153,37 @@ void Reducer::shutdown() {
     backend = state_->backend;
   }
   if (backend) backend->shutdown();
+}
+
+void Reducer::end_with_program() { add_live_part(state_); }
+
+void Reducer::State::leave() {
+  keep_forever(shared_from_this());  // It holds what Python owns, and the thread below may be the last to let go of it.
+  auto const ending = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
+  {
+    std::lock_guard const lock(mutex);
+    failure = "headway: the program ends";
+    *ending = std::move(backend);
+    is_ending = *ending != nullptr;
+  }
+  if (!*ending) return;
+  try {
+    std::thread([self = shared_from_this(), ending] {
+      ending->reset();
+      {
+        std::lock_guard const lock(self->mutex);
+        self->is_ending = false;
+      }
+      self->changed.notify_all();
+    }).detach();
+  } catch (std::system_error const&) {
+    keep_forever(ending);  // There can be no thread to wait in.
+  }
+}
+
+bool Reducer::State::end(Deadline deadline) {
+  std::unique_lock lock(mutex);
+  return changed.wait_until(lock, deadline, [this] { return !has_maker && !is_ending; });
 }
 
 void Reducer::leak() { new std::shared_ptr<State>(std::move(state_)); }

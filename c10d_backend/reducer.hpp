@@ -30,6 +30,8 @@ class Reducer final {
   void abort();
   /// Leaves the backend if there is one, together with the other ranks.
   void shutdown();
+  /// Ends the backend and its threads with the program.
+  void end_with_program();
   /// Leaves everything as it is, for a forked child where the backend's threads do not exist.
   void leak();
 

@@ -32,6 +32,57 @@ void GroupImpl::abort(std::string const& reason) {
   fail({StatusCode::kAborted, "rank " + std::to_string(rank_) + " aborted: " + reason}, true);
 }
 
+Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
+  Visit visit(*this);
+  if (failed_) return {};
+  Deadline const deadline = timeout >= Deadline::max() - Clock::now() ? Deadline::max() : Clock::now() + timeout;
+  for (;;) {
+    progress();
+    auto const operation = find_undelivered();
+    if (failed_) return failure_;
+    if (operation == nullptr) return {};
+    auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    Status status = wait_untimed(visit, *operation, left);
+    if (status.ok()) continue;
+    if (failed_) return failure_;
+    return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) +
+                                      " ms to leave the group: " + describe_undelivered(*operation)};
+  }
+}
+
+std::shared_ptr<OperationState> GroupImpl::find_undelivered() const {
+  auto const lacks_nothing = [&](OperationState const& operation) {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (pair_.lacks(peer, operation) || transfers_.takes_from(peer, operation)) return false;
+    }
+    return true;
+  };
+  auto const found =
+      std::ranges::find_if(pair_operations_, [&](auto const& operation) { return lacks_nothing(*operation); });
+  return found == pair_operations_.end() ? nullptr : *found;
+}
+
+std::string GroupImpl::describe_undelivered(OperationState const& operation) const {
+  auto const name = std::string(verb_name(operation.verb())) + " ";
+  if (auto text = transfers_.describe_missing(operation); !text.empty()) return name + text;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!pair_.has_queued(peer, operation) && !pair_.has_unflushed(peer, operation)) continue;
+    return name + "waits for rank " + std::to_string(peer) + " to take messages";
+  }
+  return name + "is not delivered";
+}
+
+void GroupImpl::leave(std::string const& reason) {
+  Visit visit(*this);
+  say_goodbye();
+  fail({StatusCode::kAborted, reason}, false);
+}
+
+void GroupImpl::say_goodbye() {
+  if (!std::exchange(has_left_, true)) tell_peers(kGoodbye);
+  on_failure_ = nullptr;  // Leaving is no failure.
+}
+
 void GroupImpl::on_failure(FailureCallback callback) {
   Visit visit(*this);
   on_failure_ = std::move(callback);

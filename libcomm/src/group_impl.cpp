@@ -90,8 +90,7 @@ GroupImpl::~GroupImpl() {
     return;
   }
   if (progress_thread_) progress_thread_->detach(*this);
-  tell_peers(kGoodbye);
-  on_failure_ = nullptr;
+  say_goodbye();
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
 }
 

@@ -71,6 +71,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] int max_lag(int channel) override;
   [[nodiscard]] int recommended_max_lag(int channel) override;
   void abort(std::string const& reason) override;
+  Status deliver(std::chrono::milliseconds timeout) override;
+  void leave(std::string const& reason) override;
   [[nodiscard]] ShrunkGroup shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) override;
   [[nodiscard]] Status health() override;
   [[nodiscard]] GroupStats stats() override;
@@ -156,6 +158,10 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] Deadline earliest_deadline(Clock::time_point now);
   [[nodiscard]] bool needs(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
+  /// An operation that only waits for peers to take what this rank sends; null if there is none.
+  [[nodiscard]] std::shared_ptr<OperationState> find_undelivered() const;
+  [[nodiscard]] std::string describe_undelivered(OperationState const& operation) const;
+  void say_goodbye();
   void fail(Status status, bool says_so);
   /// Calls the callback of on_failure().
   void report_failure();
@@ -229,6 +235,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<Clock::time_point> left_at_;  ///< (size) When a peer said goodbye.
   std::vector<bool> has_gone_;              ///< (size) Said goodbye, and all that it put has arrived.
   bool any_gone_ = false;
+  bool has_left_ = false;  ///< This rank said goodbye.
   Clock::time_point symptom_seen_at_{};
   Clock::time_point deadlines_due_{};  ///< When the deadlines of operations are looked at next.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;

@@ -12,7 +12,7 @@ from headway._environment import check_environment
 
 check_environment()
 
-from headway import slots  # noqa: E402 - a wrong environment is told first
+from headway import _exit, slots  # noqa: E402 - a wrong environment is told first
 from headway._extension import HeadwayBackend, Options  # noqa: E402
 from headway.backend import register  # noqa: E402
 from headway.collectives import all_to_all_single  # noqa: E402
@@ -47,5 +47,6 @@ __all__ = [
 ]
 
 register()
+_exit.register()
 adopt_launcher_environment()
 _install_torchrec_shim()

@@ -14,6 +14,16 @@ Slot = _C.Slot
 SlotRing = _C.SlotRing
 cuda_memory_generation = _C.cuda_memory_generation
 empty = _C.empty
+end_live_parts = _C.end_live_parts
 path = _C.__file__
 
-__all__ = ["HeadwayBackend", "Options", "Slot", "SlotRing", "cuda_memory_generation", "empty", "path"]
+__all__ = [
+    "HeadwayBackend",
+    "Options",
+    "Slot",
+    "SlotRing",
+    "cuda_memory_generation",
+    "empty",
+    "end_live_parts",
+    "path",
+]

@@ -185,6 +185,14 @@ class Group {
   [[nodiscard]] virtual int recommended_max_lag(int channel) = 0;
   /// Fails all pending and later work, here and at the peers, with `reason`.
   virtual void abort(std::string const& reason) = 0;
+  /// Waits until the messages that this rank has started to send are delivered: operations that lack nothing from a
+  /// peer, and whose memory peers still need. To be called before the group is left.
+  /// @returns ok, also if the group had failed before; kTimeout when `timeout` passes first, naming peer and message;
+  /// or the failure that ended the group meanwhile.
+  virtual Status deliver(std::chrono::milliseconds timeout) = 0;
+  /// Leaves the group now, as destroying it does: what is pending fails here, and at peers what needs this rank. All
+  /// later calls fail with `reason`.
+  virtual void leave(std::string const& reason) = 0;
   /// Makes a new group of the ranks that are left, after a failure or in order to leave out `ranks_to_exclude`. All of
   /// them must call it. They agree over the connections of this group, which fails if it has not yet; the store is not
   /// needed. Ranks that say nothing for `timeout` are left out. Bounds stay as set_max_lag() left them. The caller

@@ -1,0 +1,109 @@
+#include "live_parts.hpp"
+
+#include <headway/comm/status.hpp>
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+namespace {
+
+struct Entry {
+  std::weak_ptr<LivePart> part;
+  pid_t owner;
+};
+
+/// State of the process, as the interpreter is: it ends once. Never destroyed, since threads may outlive main().
+struct Registry {
+  std::mutex mutex;
+  std::vector<Entry> entries;
+  std::size_t purge_size = 64;  ///< Entries of dead parts are dropped when there are so many.
+  std::vector<std::shared_ptr<void>> kept;
+  bool has_ended = false;
+};
+
+Registry& registry();
+
+Registry* make_registry() {
+  // A child that is forked while another thread holds the mutex must be able to exit.
+  pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                 [] { registry().mutex.unlock(); });
+  return new Registry;
+}
+
+Registry& registry() {
+  static Registry* const instance = make_registry();
+  return *instance;
+}
+
+std::terminate_handler terminate_before = nullptr;
+std::thread::id exiting_thread;
+
+/// A thread that CPython unwinds during its exit reached a frame that is noexcept: it stops, as threads do from CPython
+/// 3.14 on.
+[[noreturn]] void stop_instead_of_terminating() {
+  if (std::this_thread::get_id() != exiting_thread) {
+    for (;;) pause();
+  }
+  terminate_before();
+  std::abort();
+}
+
+std::vector<std::shared_ptr<LivePart>> take_own_parts() {
+  std::lock_guard const lock(registry().mutex);
+  registry().has_ended = true;
+  std::vector<std::shared_ptr<LivePart>> parts;
+  for (auto const& entry : std::exchange(registry().entries, {})) {
+    auto part = entry.part.lock();
+    if (part != nullptr && entry.owner == getpid()) parts.push_back(std::move(part));
+  }
+  std::ranges::stable_sort(parts, {}, [](auto const& part) { return part->order(); });
+  return parts;
+}
+
+}  // namespace
+
+void add_live_part(std::shared_ptr<LivePart> const& part) {
+  std::lock_guard const lock(registry().mutex);
+  comm::expects(!registry().has_ended, "the program ends: its exit handler has left all groups");
+  auto& entries = registry().entries;
+  if (entries.size() >= registry().purge_size) {
+    std::erase_if(entries, [](Entry const& entry) { return entry.part.expired(); });
+    registry().purge_size = std::max<std::size_t>(64, 2 * entries.size());
+  }
+  entries.push_back({part, getpid()});
+}
+
+void end_live_parts(std::chrono::milliseconds delivery_time, std::chrono::milliseconds end_time) {
+  auto const parts = take_own_parts();
+  auto const delivery_deadline = std::chrono::steady_clock::now() + delivery_time;
+  for (auto const& part : parts) {
+    if (auto const text = part->deliver(delivery_deadline); !text.empty()) {
+      std::fprintf(stderr, "headway: the program ends before its messages are delivered: %s\n", text.c_str());
+    }
+  }
+  for (auto const& part : parts) part->leave();
+  auto const end_deadline = std::chrono::steady_clock::now() + end_time;
+  bool has_ended = true;
+  for (auto const& part : parts) has_ended = part->end(end_deadline) && has_ended;
+  if (has_ended) return;
+  exiting_thread = std::this_thread::get_id();
+  terminate_before = std::set_terminate(stop_instead_of_terminating);
+}
+
+void keep_forever(std::shared_ptr<void> object) {
+  std::lock_guard const lock(registry().mutex);
+  registry().kept.push_back(std::move(object));
+}
+
+}  // namespace headway::c10d_backend
