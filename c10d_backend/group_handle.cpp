@@ -105,15 +105,21 @@ std::string GroupHandle::failure_note() const {
   return path.empty() ? "" : "; flight records: " + path;
 }
 
-void GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task) {
+bool GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task,
+                            std::chrono::microseconds poll_time) {
   completions_->start();
-  auto const remaining = std::make_shared<std::atomic<std::size_t>>(operations.size());
+  // One more than there are operations: the last count is this call's, after which nothing runs here any more.
+  auto const remaining = std::make_shared<std::atomic<std::size_t>>(operations.size() + 1);
   auto const shared_task = std::make_shared<std::function<void()>>(std::move(task));
   for (auto const& operation : operations) {
-    group().on_done(*operation, [completions = completions_, remaining, shared_task] {
-      if (--*remaining == 0) completions->submit(std::move(*shared_task));
-    });
+    group().on_done(
+        *operation,
+        [completions = completions_, remaining, shared_task] {
+          if (--*remaining == 0) completions->submit(std::move(*shared_task));
+        },
+        poll_time);
   }
+  return --*remaining != 0;
 }
 
 std::string GroupHandle::deliver(Deadline deadline) {

@@ -43,9 +43,11 @@ class GroupHandle final : public LivePart {
   void keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors);
   /// Lets go of those that were kept and that the device is done with.
   void let_go_of_done();
-  /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome.
+  /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome. Polls for up to
+  /// `poll_time` for each of them first. @returns false if all are done by then: `task` is the caller's to run.
   /// @throws SystemError if there can be no such thread; nothing has changed then.
-  void when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task);
+  [[nodiscard]] bool when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task,
+                               std::chrono::microseconds poll_time);
 
   /// What the group did last, as JSON.
   [[nodiscard]] std::string flight_text() const;

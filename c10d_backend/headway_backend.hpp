@@ -75,8 +75,8 @@ class HeadwayBackend final : public c10d::Backend {
   ShrunkBackend shrink_to_survivors(std::vector<int> const& ranks_to_exclude, std::chrono::milliseconds timeout);
   void abort() override;
   /// Waits until peers have taken what this rank has started to send, and leaves the group. Works that are still held
-  /// go on; the peers learn at once that this rank starts no more. @throws c10::DistBackendError if a peer does not take
-  /// its message within the operation's timeout, or is lost; the group is left all the same.
+  /// go on; the peers learn at once that this rank starts no more. @throws c10::DistBackendError if a peer does not
+  /// take its message within the operation's timeout, or is lost; the group is left all the same.
   void shutdown() override;
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;

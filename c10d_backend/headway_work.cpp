@@ -11,6 +11,9 @@ namespace headway::c10d_backend {
 
 namespace {
 
+/// How long getFuture() polls before it leaves the work to other threads, whose waking takes about so long.
+constexpr std::chrono::microseconds kFuturePollTime{20};
+
 comm::Status first_failure(std::vector<comm::OperationPtr> const& operations) {
   for (auto const& operation : operations) {
     if (auto status = operation->status(); !status.ok()) return status;
@@ -38,9 +41,10 @@ HeadwayWork::~HeadwayWork() {
   auto const tensors = std::make_shared<WorkTensors>(std::move(tensors_));
   try {
     ReleasedGil const released;
-    handle_->when_done(operations_, [tensors, operations = operations_] {
+    auto const finish = [tensors, operations = operations_] {
       if (first_failure(operations).ok()) tensors->write_back();
-    });
+    };
+    if (!handle_->when_done(operations_, finish, std::chrono::microseconds(0))) finish();
   } catch (std::exception const& error) {
     TORCH_WARN("headway: cannot watch over ", title_.name, " until it is done: ", error.what());
     new std::shared_ptr<WorkTensors>(tensors);  // The library may still use the memory.
@@ -162,7 +166,8 @@ std::exception_ptr HeadwayWork::write_back() {
   try {
     tensors_.write_back();
     return nullptr;
-  } catch (std::exception const&) {  // The output was resized meanwhile, for instance: an error of this work, not of whoever looks first.
+  } catch (std::exception const&) {  // The output was resized meanwhile, for instance: an error of this work, not of
+                                     // whoever looks first.
     return std::current_exception();
   }
 }
@@ -175,8 +180,8 @@ c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
     std::lock_guard const lock(completion_mutex_);
     if (future_) return future_;
     auto const tensors = c10::ListType::create(c10::TensorType::get());
-    future = c10::make_intrusive<c10::ivalue::Future>(
-        tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors));
+    future = c10::make_intrusive<c10::ivalue::Future>(tensors_.result_lengths.empty() ? c10::TypePtr(tensors)
+                                                                                      : c10::ListType::create(tensors));
     if (is_complete_) {
       if (auto const error = exception()) {
         future->setError(error);
@@ -191,7 +196,11 @@ c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
   auto const self = c10::intrusive_ptr<HeadwayWork>::reclaim_copy(this);
   ReleasedGil const released;
   try {
-    translate_errors(title_.name, [&] { handle->when_done(operations_, [self] { self->complete(); }); });
+    bool const is_pending = translate_errors(title_.name, [&] {
+      return handle->when_done(
+          operations_, [self] { self->complete(); }, kFuturePollTime);
+    });
+    if (!is_pending) complete();
   } catch (...) {
     withdraw_future(std::current_exception());
     throw;

@@ -36,8 +36,7 @@ Registry& registry();
 
 Registry* make_registry() {
   // A child that is forked while another thread holds the mutex must be able to exit.
-  pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                 [] { registry().mutex.unlock(); });
+  pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { registry().mutex.unlock(); });
   return new Registry;
 }
 

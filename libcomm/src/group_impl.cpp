@@ -17,9 +17,6 @@ constexpr std::chrono::milliseconds kSleepSlice{100};
 constexpr std::chrono::microseconds kSpinTime{200}, kSpinTimeWhileExposing{2000};
 /// Sleeping costs more than it saves below this.
 constexpr std::chrono::milliseconds kShortestSleep{1};
-/// How long on_done() polls before it leaves the operation to the progress thread. Waking that thread, and the one that
-/// runs callbacks, takes about so long.
-constexpr std::chrono::microseconds kCallbackSpinTime{20};
 /// Steps without need for events before the progress thread watches for them no more: a program that uses futures asks
 /// again soon, and arming costs a system call.
 constexpr int kIdleStepsWatched = 32;
@@ -329,11 +326,11 @@ bool GroupImpl::test(Operation& operation) {
   return operation.done();
 }
 
-void GroupImpl::on_done(Operation& base, std::function<void()> callback) {
+void GroupImpl::on_done(Operation& base, std::function<void()> callback, std::chrono::microseconds poll_time) {
   auto& operation = static_cast<OperationState&>(base);
   if (!operation.done()) {
     Visit visit(*this);
-    look_briefly(visit, operation);
+    poll_briefly(visit, operation, poll_time);
     if (!operation.done()) {
       callbacks_.ensure_started();
       operation.add_callback(std::move(callback));
@@ -344,8 +341,8 @@ void GroupImpl::on_done(Operation& base, std::function<void()> callback) {
   callback();
 }
 
-void GroupImpl::look_briefly(Visit& visit, OperationState const& operation) {
-  Deadline const until = Clock::now() + (cores_are_shared_ ? std::chrono::microseconds(0) : kCallbackSpinTime);
+void GroupImpl::poll_briefly(Visit& visit, OperationState const& operation, std::chrono::microseconds time) {
+  Deadline const until = Clock::now() + (cores_are_shared_ ? std::chrono::microseconds(0) : time);
   do {
     progress();
     if (operation.done()) return;

@@ -64,7 +64,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
 
   Status wait(Operation& operation, std::optional<std::chrono::milliseconds> timeout) override;
   bool test(Operation& operation) override;
-  void on_done(Operation& operation, std::function<void()> callback) override;
+  void on_done(Operation& operation, std::function<void()> callback, std::chrono::microseconds poll_time) override;
   void set_timeout(std::chrono::milliseconds timeout) override;
   [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
   void set_max_lag(int max_lag, std::optional<int> channel) override;
@@ -136,8 +136,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   void sleep(Visit& visit, Waiter& waiter, Deadline deadline, OperationState const& operation);
   void sleep_as_leader(Visit& visit, Deadline deadline, OperationState const& operation);
   void wake_waiters();
-  /// Polls for a moment: the shortest exchanges are over before another thread could be woken.
-  void look_briefly(Visit& visit, OperationState const& operation);
+  void poll_briefly(Visit& visit, OperationState const& operation, std::chrono::microseconds time);
   void leave_visit() noexcept;
   void note_wait(OperationState& operation, Clock::time_point from);
   void arm();

@@ -166,10 +166,12 @@ class Group {
   virtual bool test(Operation& operation) = 0;
   /// Calls `callback` once when the operation is done: before this returns if it is done by then, else on the group's
   /// callback thread. No lock is held meanwhile: the callback may block, call into any group and destroy groups, also
-  /// this one. It delays later callbacks of this group only. This polls for up to 20 us first. Destroying the group
-  /// waits for its callbacks, except in one of them. @throws SystemError if the system has no thread left; the callback
-  /// is not taken then.
-  virtual void on_done(Operation& operation, std::function<void()> callback) = 0;
+  /// this one. It delays later callbacks of this group only. Destroying the group waits for its callbacks, except in
+  /// one of them. Polls for up to `poll_time` first, unless ranks share cores: the shortest exchanges are over before
+  /// another thread could be woken. @throws SystemError if the system has no thread left; the callback is not taken
+  /// then.
+  virtual void on_done(Operation& operation, std::function<void()> callback,
+                       std::chrono::microseconds poll_time = std::chrono::microseconds(20)) = 0;
 
   /// Time-out of operations that start from now on; local.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
