@@ -35,19 +35,29 @@ class DescriptorMessage {
     rights->cmsg_len = CMSG_LEN(sizeof descriptors);
     std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
   }
-  /// Those that were received, once; not valid if there were not two.
+  /// Whether descriptors were sent that this process could not take: it may open no more files. Before take().
+  [[nodiscard]] bool lacks_descriptors() const { return is_cut() && num_received_bytes() < 2 * sizeof(int); }
+  /// The descriptors that were received, once; not valid if there were not exactly two. Without it they stay open.
   [[nodiscard]] std::array<FileDescriptor, 2> take() {
     std::array<int, 2> descriptors{-1, -1};
-    cmsghdr const* const rights = CMSG_FIRSTHDR(&header_);
-    if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) return {};
-    std::size_t const num_bytes = rights->cmsg_len - CMSG_LEN(0);
-    std::memcpy(descriptors.data(), CMSG_DATA(rights), std::min(num_bytes, sizeof descriptors));
+    std::size_t const num_bytes = num_received_bytes();
+    if (num_bytes > 0) {
+      std::memcpy(descriptors.data(), CMSG_DATA(CMSG_FIRSTHDR(&header_)), std::min(num_bytes, sizeof descriptors));
+    }
     std::array<FileDescriptor, 2> taken{FileDescriptor(descriptors[0]), FileDescriptor(descriptors[1])};
-    if (num_bytes != sizeof descriptors) return {};
+    if (is_cut() || num_bytes != sizeof descriptors) return {};
     return taken;
   }
 
  private:
+  /// The kernel closed what did not fit: the limit of open files was met, or more than two were sent.
+  [[nodiscard]] bool is_cut() const { return (header_.msg_flags & MSG_CTRUNC) != 0; }
+  [[nodiscard]] std::size_t num_received_bytes() const {
+    cmsghdr const* const rights = CMSG_FIRSTHDR(&header_);
+    bool const has_rights = rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS;
+    return has_rights ? rights->cmsg_len - CMSG_LEN(0) : 0;
+  }
+
   iovec part_;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control_{};
   msghdr header_{};

@@ -19,8 +19,8 @@ from headway.one_line_parser import OneLineParser
 
 TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
-#: Descriptors that a rank of a job of 64 needs at most: one lifeline and one connection a peer, and memory files.
-NEEDED_FILES = 256
+#: Ranks for which the limit of open files must be enough where no launcher says how many there are.
+LEAST_RANKS = 64
 #: Of locked memory, for RDMA: the rings of a small group.
 NEEDED_LOCKED_BYTES = 64 << 20
 
@@ -84,7 +84,7 @@ def diagnose() -> Diagnosis:
         *loopback,
         rdma,
         find_gpu_memory_over_rdma(),
-        find_open_files(),
+        find_open_files(os.environ),
         find_variables(os.environ),
         *software,
     ]
@@ -265,17 +265,38 @@ def find_gpu_memory_over_rdma() -> Finding:
     return Finding(name=name, value=f"{value} (not used by groups yet)")
 
 
-def find_open_files() -> Finding:
+def files_of_ranks(num_ranks: int) -> int:
+    """Open files that a rank needs at most: libcomm's open_files_of_ranks(), with all ranks on one host."""
+    return 64 + 4 * num_ranks
+
+
+def expected_ranks(environ: Mapping[str, str], num_cores: int) -> int:
+    """How many ranks a group on this host may have: what a launcher says, else one per core and at least 64."""
+    told = environ.get("WORLD_SIZE") or environ.get("LOCAL_WORLD_SIZE") or ""
+    return int(told) if told.isdecimal() else max(LEAST_RANKS, num_cores)
+
+
+def find_open_files(environ: Mapping[str, str]) -> Finding:
+    """Whether a rank may open as many files as its peers take; each further group takes about as many again."""
     soft, hard = _host.open_file_limits()
-    value = f"{soft} (hard limit {hard})"
-    if soft >= NEEDED_FILES:
+    num_ranks = expected_ranks(environ, int(_host.cpu_limits().usable))
+    needed = files_of_ranks(num_ranks)
+    limits = f"{_limit_text(soft)} (hard limit {_limit_text(hard)})"
+    value = f"{limits}; a group of {num_ranks} ranks needs about {needed}"
+    if _is_enough(soft, needed):
         return Finding(name="open files", value=value)
-    return Finding(
-        name="open files",
-        level=Level.PROBLEM,
-        value=value,
-        fix=f"ulimit -n {NEEDED_FILES * 4}" if hard < 0 or hard >= NEEDED_FILES else "raise the hard limit as root",
-    )
+    fix = f"ulimit -n {needed * 2}"
+    if not _is_enough(hard, needed * 2):
+        fix = f"as root, raise the hard limit to {needed * 2} (nofile in /etc/security/limits.conf, LimitNOFILE=)"
+    return Finding(name="open files", level=Level.PROBLEM, value=value, fix=fix)
+
+
+def _is_enough(limit: int, needed: int) -> bool:
+    return limit < 0 or limit >= needed
+
+
+def _limit_text(limit: int) -> str:
+    return "unlimited" if limit < 0 else str(limit)
 
 
 def find_variables(environ: Mapping[str, str]) -> Finding:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,9 +139,46 @@ def test_variables_that_mean_nothing_are_noted() -> None:
     assert doctor.find_variables({"PATH": "/bin"}) == Finding(name="variables", value="none set")
 
 
-def test_too_few_open_files_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_host, "open_file_limits", lambda: (64, 4096))
-    assert doctor.find_open_files().level is Level.PROBLEM
+@pytest.mark.parametrize(
+    ("limits", "environ", "level", "text"),
+    [
+        ((64, 4096), {}, Level.PROBLEM, "64 (hard limit 4096); a group of 64 ranks needs about 320"),
+        ((256, 4096), {}, Level.PROBLEM, "a group of 64 ranks needs about 320"),
+        ((1024, 4096), {}, Level.OK, "a group of 64 ranks needs about 320"),
+        ((1024, -1), {"WORLD_SIZE": "256"}, Level.PROBLEM, "a group of 256 ranks needs about 1088"),
+        ((256, 4096), {"WORLD_SIZE": "8"}, Level.OK, "a group of 8 ranks needs about 96"),
+        ((256, 4096), {"LOCAL_WORLD_SIZE": "8"}, Level.OK, "a group of 8 ranks needs about 96"),
+        ((-1, -1), {"WORLD_SIZE": "many"}, Level.OK, "unlimited (hard limit unlimited); a group of 64"),
+    ],
+)
+def test_open_files_are_judged_by_what_the_ranks_need(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], environ: dict[str, str], level: Level, text: str
+) -> None:
+    monkeypatch.setattr(_host, "open_file_limits", lambda: limits)
+    monkeypatch.setattr(_host, "cpu_limits", lambda: _host.CpuLimits(online=8, allowed=8, quota=None))
+    found = doctor.find_open_files(environ)
+    assert found.level is level
+    assert text in found.value
+    assert (found.fix is None) == (level is Level.OK)
+
+
+def test_a_hard_limit_that_is_too_low_is_for_root_to_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_host, "open_file_limits", lambda: (256, 512))
+    assert doctor.find_open_files({"WORLD_SIZE": "64"}).fix == (
+        "as root, raise the hard limit to 640 (nofile in /etc/security/limits.conf, LimitNOFILE=)"
+    )
+    monkeypatch.setattr(_host, "open_file_limits", lambda: (256, 1024))
+    assert doctor.find_open_files({"WORLD_SIZE": "64"}).fix == "ulimit -n 640"
+
+
+def test_the_doctor_and_the_transport_agree_on_the_files_of_ranks() -> None:
+    header = (ROOT / "libcomm/src/open_files.hpp").read_text(encoding="utf-8")
+    match = re.search(r"return (\d+) \+ (\d+) \* static_cast<std::size_t>\(num_ranks\)", header)
+    assert match is not None
+    per_process, per_rank = map(int, match.groups())
+    assert [doctor.files_of_ranks(ranks) for ranks in (0, 1, 256)] == [
+        per_process + per_rank * ranks for ranks in (0, 1, 256)
+    ]
 
 
 @pytest.mark.parametrize(

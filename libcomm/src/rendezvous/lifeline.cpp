@@ -1,5 +1,6 @@
 #include "rendezvous/lifeline.hpp"
 
+#include "open_files.hpp"
 #include "rendezvous/agreement.hpp"
 #include "rendezvous/connector.hpp"
 #include "rendezvous/contact.hpp"
@@ -16,6 +17,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+/// Descriptors besides one for each peer: listeners, events, the store's.
+constexpr std::size_t kFilesToMeet = 8;
 
 // A rank of the group turned this one away for its secret. The others may do without this process, so they are not
 // told.
@@ -177,6 +181,8 @@ std::vector<Lifeline> connect_lifelines(int rank, Agreement const& agreement, St
   std::string const group = options.name.empty() ? "" : " of group '" + options.name + "'";
   std::string const prefix = "rank " + std::to_string(rank) + group + " could not connect: ";
   try {
+    // Running out in the middle would look like peers that do not answer.
+    expect_free_files(static_cast<std::size_t>(agreement.size - 1) + kFilesToMeet, agreement.size);
     HandshakeSelf const self{.rank = rank,
                              .size = agreement.size,
                              .instance = random_bytes<InstanceId().size()>(),

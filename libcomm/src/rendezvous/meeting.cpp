@@ -1,6 +1,7 @@
 #include "rendezvous/meeting.hpp"
 
 #include "headway/comm/status.hpp"
+#include "open_files.hpp"
 #include "rendezvous/bytes.hpp"
 #include "rendezvous/sockets.hpp"
 
@@ -22,6 +23,8 @@ constexpr seconds kHandshakeTime(10);
 constexpr seconds kLingerTime(1);
 constexpr seconds kReconnectTime(3);
 constexpr std::size_t kMaxStrangers = 64;
+/// Descriptors that a transport opens for each peer on this host (a doorbell and a process), and for itself.
+constexpr std::size_t kFilesPerLocalPeer = 2, kFilesOfTransport = 8;
 
 FileDescriptor make_event() {
   FileDescriptor event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -137,7 +140,10 @@ void Meeting::run() noexcept {
 
 void Meeting::step() {
   adopt_added();
-  if (all_connected()) tell_ready();
+  if (all_connected()) {
+    if (!std::exchange(has_checked_files_, true)) expect_files_for_transport();
+    tell_ready();
+  }
 
   std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0}};
   for (auto const& listener : listeners_) polled.push_back({listener.socket.get(), POLLIN, 0});
@@ -184,6 +190,13 @@ void Meeting::adopt_added() {
     added.swap(added_);
   }
   for (auto& connection : added) join(std::move(connection));
+}
+
+// Checked while peers still listen: they hear why this rank cannot go on.
+void Meeting::expect_files_for_transport() const {
+  auto const num_local = static_cast<std::size_t>(
+      std::ranges::count_if(members_, [](auto const& member) { return member && member->connection.local; }));
+  expect_free_files(kFilesPerLocalPeer * num_local + kFilesOfTransport, self_.size);
 }
 
 void Meeting::tell_ready() {

@@ -76,6 +76,7 @@ class Meeting {
   void run() noexcept;
   void step();
   void adopt_added();
+  void expect_files_for_transport() const;
   void tell_ready();
   void check_deadlines();
   [[nodiscard]] Deadline next_deadline() const;
@@ -107,6 +108,7 @@ class Meeting {
   // Used by the thread only, and by others after it ended.
   std::vector<Pending> pending_;
   std::vector<std::optional<Member>> members_;
+  bool has_checked_files_ = false;
   std::vector<std::optional<Deadline>> missed_from_;  ///< When a rank that closed its connection counts as gone.
 
   std::mutex mutex_;  // Guards all below.

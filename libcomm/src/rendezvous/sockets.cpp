@@ -1,6 +1,7 @@
 #include "rendezvous/sockets.hpp"
 
 #include "headway/comm/status.hpp"
+#include "open_files.hpp"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -66,6 +67,8 @@ TcpListener listen_tcp(std::string const& interface_address) {
 
 int start_connect(SocketAddress const& address, FileDescriptor& socket) {
   socket = FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  // No other address would do any better.
+  if (!socket.valid() && is_out_of_files(errno)) throw SystemError("socket", errno, address.to_string());
   if (!socket.valid()) return errno;
   if (!address.is_local()) tune_connection(socket.get());
   return ::connect(socket.get(), address.raw(), address.length()) == 0 ? 0 : errno;

@@ -1,6 +1,7 @@
 #include "rendezvous/lifeline.hpp"
 
 #include "file_descriptor.hpp"
+#include "open_file_limit.hpp"
 #include "rendezvous/agreement.hpp"
 #include "rendezvous/contact.hpp"
 #include "rendezvous/handshake.hpp"
@@ -127,6 +128,25 @@ TEST_P(EveryEngine, GroupsOfOneStoreDoNotMix) {
   auto other = std::async(std::launch::async, [&] { return connect_all(second, store); });
   expect_connected(connect_all(first, store));
   expect_connected(other.get());
+}
+
+// With room for the sockets but not for the transport, the ranks learn it while they still talk to each other.
+TEST_P(EveryEngine, TooFewOpenFilesAreToldWithTheLimitAndTheNeed) {
+  for (int const num_files : {0, 5, 24}) {
+    if (GetParam() == Engine::kTcp && num_files == 24) continue;  // It needs the sockets alone.
+    MemoryStore store;
+    auto const args = ranks(3, GetParam());
+    std::vector<RankResult> results;
+    {
+      OpenFileLimit const limit(num_files);
+      results = connect_all(args, store);
+    }
+    for (auto const& result : results) {
+      EXPECT_TRUE(contains(result.error, "files (ulimit -n)")) << num_files << ": " << result.error;
+      EXPECT_TRUE(contains(result.error, "a group of 3 ranks needs about 76")) << num_files << ": " << result.error;
+      EXPECT_FALSE(contains(result.error, "in time")) << num_files << ": " << result.error;
+    }
+  }
 }
 
 TEST(Lifelines, ConnectOverIpv4AndIpv6Addresses) {

@@ -55,7 +55,9 @@ Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int
   for (;;) {
     if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return Delivery::kDone;
     if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return Delivery::kFull;
+    // ETOOMANYREFS: this user has as many descriptors on their way as it may have files open; receivers take them off.
+    bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS;
+    if (is_full) return Delivery::kFull;
     if (errno == ECONNREFUSED) return Delivery::kGone;
     throw SystemError("sendmsg", errno, "descriptors of CUDA memory for rank " + std::to_string(peer));
   }
@@ -76,10 +78,11 @@ bool Mailbox::take_letter() {
   DescriptorMessage message(nonce);
   ssize_t const count = ::recvmsg(socket_.get(), &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (count < 0) return false;
+  bool const lacks_descriptors = message.lacks_descriptors();
   auto descriptors = message.take();
   bool const is_whole = count == static_cast<ssize_t>(nonce.size()) && descriptors[1].valid();
   auto const found = expected_.find(nonce);
-  if (found != expected_.end() && !is_whole && (message.header().msg_flags & MSG_CTRUNC) != 0) {
+  if (found != expected_.end() && lacks_descriptors) {
     throw SystemError("recvmsg", EMFILE, "descriptors of a peer's CUDA memory");
   }
   if (is_whole && found != expected_.end()) found->second.push_back(std::move(descriptors));

@@ -43,11 +43,13 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifeli
     : rank_(rank),
       size_(size),
       part_offset_(settings.part_of(rank).offset),
+      links_(shm::take_links(lifelines)),
       own_(shm::Region::create(size, settings.landing_bytes)),
-      links_(shm::exchange_links(rank, lifelines, own_, bell_.fd(), settings.part_of(rank))),
       outboxes_(links_.size()),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
+  shm::LinkSettings const link_settings{.own = own_, .own_bell = bell_.fd(), .part = settings.part_of(rank)};
+  shm::exchange_links(rank, links_, link_settings);
   own_.close_fd();
   for (int distance = 1; distance < size; ++distance) {
     int const peer = (rank + distance) % size;

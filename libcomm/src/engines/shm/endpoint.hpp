@@ -99,11 +99,11 @@ class ShmEndpoint final : public Endpoint {
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
   int rank_, size_;
-  std::size_t part_offset_;  ///< Of this rank's part, in every peer's landing segment.
+  std::size_t part_offset_;           ///< Of this rank's part, in every peer's landing segment.
+  std::vector<shm::PeerLink> links_;  ///< Made first: it owns the lifelines, whatever fails later.
   shm::Region own_;
   Doorbell bell_;
   AsymmetricFence bells_;
-  std::vector<shm::PeerLink> links_;
   std::vector<Outbox> outboxes_;
   std::vector<Source> sources_;  ///< In the order in which they are looked at: the next rank first.
   std::vector<int> unsubmitted_;

@@ -2,28 +2,35 @@
 
 #include "available_cores.hpp"
 #include "descriptor_message.hpp"
+#include "engines/doorbell.hpp"
 #include "engines/epoll.hpp"
+#include "open_files.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <sys/uio.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace headway::comm::shm {
 
 namespace {
 
-constexpr int kExchangeTimeoutS = 60;
+constexpr std::chrono::seconds kExchangeTime(60);
+constexpr std::chrono::milliseconds kRetryPause(1);
 
 /// Sent once to each peer, together with the descriptors of the memory file and of the doorbell.
 struct Hello {
@@ -34,28 +41,17 @@ struct Hello {
 
 std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
 
-void send_hello(int socket, Hello hello, int memory_fd, int bell_fd, std::size_t peer) {
-  DescriptorMessage message(std::as_writable_bytes(std::span(&hello, 1)));
-  message.attach({memory_fd, bell_fd});
-  if (sendmsg(socket, &message.header(), MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof hello)) {
-    throw SystemError("sendmsg", errno, with_rank(peer));
+/// Receives the next bytes, and the descriptors that come with them. Some must have come, or come before the deadline.
+ssize_t receive_some(int socket, DescriptorMessage& message, std::size_t peer, Deadline deadline) {
+  for (;;) {
+    ssize_t const count = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (count > 0) return count;
+    if (count == 0) throw SystemError("recvmsg", ECONNRESET, with_rank(peer) + " went away while connecting");
+    bool const is_late = Clock::now() >= deadline;
+    if (errno == EAGAIN && is_late) throw SystemError(with_rank(peer) + " sent half a hello");
+    if (errno != EAGAIN && errno != EINTR) throw SystemError("recvmsg", errno, with_rank(peer));
+    if (errno == EAGAIN) std::this_thread::sleep_for(kRetryPause);
   }
-}
-
-Hello receive_hello(int socket, FileDescriptor& memory, FileDescriptor& bell, std::size_t peer) {
-  timeval const limit{.tv_sec = kExchangeTimeoutS, .tv_usec = 0};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  Hello hello{};
-  DescriptorMessage message(std::as_writable_bytes(std::span(&hello, 1)));
-  ssize_t const received = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_WAITALL);
-  if (received < 0) throw SystemError("recvmsg", errno, with_rank(peer));
-  auto descriptors = message.take();
-  if (received != static_cast<ssize_t>(sizeof hello) || !descriptors[1].valid()) {
-    throw SystemError("recvmsg", ECONNRESET, with_rank(peer) + " went away while connecting");
-  }
-  memory = std::move(descriptors[0]);
-  bell = std::move(descriptors[1]);
-  return hello;
 }
 
 /// Yama's level 1 lets only ancestors read a process's memory, unless it says otherwise; ranks are mostly siblings.
@@ -74,37 +70,119 @@ bool can_read(int pid, Hello const& hello) {
   return count == static_cast<ssize_t>(sizeof value) && value == hello.probe_value;
 }
 
-}  // namespace
+/// A descriptor that is readable when process `pid` ends; invalid if the kernel has none, or it has ended.
+FileDescriptor open_process(int pid, std::size_t peer) {
+  if (pid <= 0) return {};
+  FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!process.valid() && is_out_of_files(errno)) throw SystemError("pidfd_open", errno, with_rank(peer));
+  return process;
+}
 
-std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
-                                     LandingRange part) {
-  permit_reading_by_siblings();
-  static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
-  Hello const own_hello{
-      .probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe, .cores = own_cores()};
-  auto const size = static_cast<int>(lifelines.size());
-  std::vector<PeerLink> links(lifelines.size());
-  for (std::size_t peer = 0; peer < links.size(); ++peer) {
-    if (static_cast<int>(peer) == rank || lifelines[peer].fd < 0) continue;
-    links[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
-    links[peer].pid = lifelines[peer].peer_pid;
-    send_hello(lifelines[peer].fd, own_hello, own.fd(), own_bell, peer);
+class LinkExchange {
+ public:
+  LinkExchange(std::span<PeerLink> links, LinkSettings const& settings)
+      : settings_(settings), links_(links), awaits_(links.size()) {
+    for (std::size_t peer = 0; peer < links.size(); ++peer) awaits_[peer] = links[peer].socket.valid();
   }
-  for (std::size_t peer = 0; peer < links.size(); ++peer) {
-    PeerLink& link = links[peer];
-    if (!link.socket.valid()) continue;
-    FileDescriptor memory;
-    Hello const hello = receive_hello(link.socket.fd(), memory, link.bell, peer);
-    link.region = Region::map(std::move(memory), size, own.landing().size(), part);
+
+  /// Begins with the peers behind `rank`, so that not all ranks begin with the same one.
+  void run(std::size_t rank) {
+    std::size_t const size = links_.size();
+    for (std::size_t i = 1; i < size; ++i) send_hello((rank + i) % size);
+    while (receive_what_came(deadline_)) {
+    }
+    for (auto const& link : links_) {
+      if (link.socket.valid()) fcntl(link.socket.fd(), F_SETFL, O_NONBLOCK);
+    }
+  }
+
+ private:
+  // A user may have as many descriptors on their way as one process of it may have files open. Beyond that, ranks take
+  // what has come for them until a send goes through.
+  void send_hello(std::size_t peer) {
+    if (!links_[peer].socket.valid()) return;
+    static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
+    Hello hello{.probe_address = reinterpret_cast<std::uintptr_t>(&probe), .probe_value = probe, .cores = own_cores()};
+    DescriptorMessage message(std::as_writable_bytes(std::span(&hello, 1)));
+    message.attach({settings_.own.fd(), settings_.own_bell});
+    for (;;) {
+      ssize_t const count = sendmsg(links_[peer].socket.fd(), &message.header(), MSG_NOSIGNAL);
+      if (count == static_cast<ssize_t>(sizeof hello)) return;  // It fits any socket's buffer.
+      if (count >= 0) throw SystemError("sendmsg", EMSGSIZE, with_rank(peer));
+      if (errno == EINTR) continue;
+      if (errno != ETOOMANYREFS || Clock::now() >= deadline_) throw SystemError("sendmsg", errno, with_rank(peer));
+      if (!receive_what_came(Clock::now() + kRetryPause)) std::this_thread::sleep_for(kRetryPause);
+    }
+  }
+
+  /// Takes the hellos that have come, whoever sent them; waits for one until `deadline`.
+  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before `deadline_`.
+  bool receive_what_came(Deadline deadline) {
+    std::vector<pollfd> entries;
+    std::vector<std::size_t> peers;
+    for (std::size_t peer = 0; peer < links_.size(); ++peer) {
+      if (!awaits_[peer]) continue;
+      entries.push_back({.fd = links_[peer].socket.fd(), .events = POLLIN, .revents = 0});
+      peers.push_back(peer);
+    }
+    if (peers.empty()) return false;
+    int const count = ::poll(entries.data(), entries.size(), milliseconds_until(deadline));
+    if (count < 0 && errno != EINTR) throw SystemError("poll", errno, "connecting");
+    if (count <= 0 && Clock::now() >= deadline_) throw SystemError(with_rank(peers.front()) + " sent no memory file");
+    for (std::size_t i = 0; count > 0 && i < peers.size(); ++i) {
+      if (entries[i].revents != 0) receive_hello(peers[i]);
+    }
+    return true;
+  }
+
+  void receive_hello(std::size_t peer) {
+    PeerLink& link = links_[peer];
+    Hello hello{};
+    auto const bytes = std::as_writable_bytes(std::span(&hello, 1));
+    std::array<FileDescriptor, 2> descriptors;
+    for (std::size_t received = 0; received < bytes.size();) {
+      DescriptorMessage message(bytes.subspan(received));
+      ssize_t const count = receive_some(link.socket.fd(), message, peer, deadline_);
+      bool const lacks_descriptors = message.lacks_descriptors();
+      auto taken = message.take();
+      if (lacks_descriptors) throw SystemError("recvmsg", EMFILE, "descriptors of " + with_rank(peer));
+      if (received == 0) descriptors = std::move(taken);
+      received += static_cast<std::size_t>(count);
+    }
+    if (!descriptors[1].valid()) throw SystemError(with_rank(peer) + " sent no memory file");
+    awaits_[peer] = false;
+    link.region = Region::map(std::move(descriptors[0]), static_cast<int>(links_.size()),
+                              settings_.own.landing().size(), settings_.part);
     link.region.close_fd();
+    link.bell = std::move(descriptors[1]);
     link.cores = hello.cores;
-    if (link.pid > 0) link.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, link.pid, 0)));
+    link.pidfd = open_process(link.pid, peer);
     // Without a pidfd nothing would tell when the number belongs to another process. With one, the peer's own secret
     // word under that number shows that the pidfd is the peer's too, unless the process has ended since.
     link.can_get = link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
-    fcntl(link.socket.fd(), F_SETFL, O_NONBLOCK);
+  }
+
+  LinkSettings const& settings_;
+  std::span<PeerLink> links_;
+  std::vector<bool> awaits_;  ///< (size) Peers whose hello is yet to come.
+  Deadline deadline_ = Clock::now() + kExchangeTime;
+};
+
+}  // namespace
+
+std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines) {
+  std::vector<PeerLink> links(lifelines.size());
+  for (std::size_t peer = 0; peer < links.size(); ++peer) {
+    if (lifelines[peer].fd < 0) continue;
+    links[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
+    links[peer].pid = lifelines[peer].peer_pid;
   }
   return links;
+}
+
+void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings) {
+  permit_reading_by_siblings();
+  LinkExchange(links, settings).run(static_cast<std::size_t>(rank));
 }
 
 }  // namespace headway::comm::shm

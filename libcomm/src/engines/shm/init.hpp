@@ -7,6 +7,7 @@
 
 #include <sched.h>
 
+#include <span>
 #include <vector>
 
 namespace headway::comm::shm {
@@ -24,9 +25,18 @@ struct PeerLink {
   bool lost = false;
 };
 
-/// Exchanges memory files and doorbells with all peers over their lifelines, which it takes. Entries whose lifeline has
-/// no descriptor stay empty. Of each peer's landing segment `part` is mapped. @throws SystemError naming the peer.
-std::vector<PeerLink> exchange_links(int rank, std::vector<Lifeline> lifelines, Region const& own, int own_bell,
-                                     LandingRange part);
+/// What a rank gives its peers, and what it maps of theirs.
+struct LinkSettings {
+  Region const& own;
+  int own_bell;
+  LandingRange part;  ///< Of each peer's landing segment: this rank writes there.
+};
+
+/// Takes the lifelines. Entries without a descriptor stay empty.
+[[nodiscard]] std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines);
+
+/// Exchanges memory files and doorbells with the peers of `links`. @throws SystemError naming the peer, or the limit of
+/// open files.
+void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings);
 
 }  // namespace headway::comm::shm

@@ -1,0 +1,119 @@
+// Ranks that may open few files: what connecting says then, and that few on their way are enough.
+
+#include "connect_in_threads.hpp"
+#include "engines/shm/endpoint.hpp"
+#include "open_file_limit.hpp"
+#include "temporary_directory.hpp"
+
+#include <gtest/gtest.h>
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+constexpr std::size_t kLandingBytes = 4096;
+
+/// Connects two ranks whose process may open `num_files` more. @returns what each of them threw.
+std::array<std::string, 2> connect_with_files(int num_files) {
+  MemoryStore store;
+  std::array<std::vector<Lifeline>, 2> lifelines;
+  std::array<std::string, 2> errors;
+  std::array<std::unique_ptr<Endpoint>, 2> endpoints;
+  auto const on_both = [](auto const& work) {
+    std::jthread const other([&] { work(1); });
+    work(0);
+  };
+  on_both([&](int rank) {
+    lifelines[static_cast<std::size_t>(rank)] = connect_test_lifelines(rank, 2, kLandingBytes, store, Engine::kShm);
+  });
+  {
+    OpenFileLimit const limit(num_files);
+    on_both([&](int rank) {
+      auto const index = static_cast<std::size_t>(rank);
+      try {
+        endpoints[index] = make_shm_endpoint(rank, 2, lifelines[index], {.landing_bytes = kLandingBytes});
+      } catch (std::exception const& error) {
+        errors[index] = error.what();
+      }
+    });
+  }
+  return errors;
+}
+
+TEST(ShmDescriptors, WhoeverRunsOutOfFilesSaysSo) {
+  constexpr int kEnough = 40;
+  int num_files = 0;
+  for (; num_files < kEnough; ++num_files) {
+    auto const errors = connect_with_files(num_files);
+    if (errors[0].empty() && errors[1].empty()) break;
+    bool is_told = false;
+    for (auto const& error : errors) {
+      bool const names_limit = error.find("files (ulimit -n)") != std::string::npos;
+      is_told = is_told || names_limit;
+      bool const is_victim = error.find("rank") != std::string::npos;  // Its peer ran out.
+      EXPECT_TRUE(error.empty() || names_limit || is_victim) << num_files << " files: " << error;
+    }
+    EXPECT_TRUE(is_told) << num_files << " files: " << errors[0] << "; " << errors[1];
+  }
+  EXPECT_GT(num_files, 8) << "the limit was not met";
+  EXPECT_LT(num_files, kEnough);
+}
+
+/// A rank in a process of its own, of a user without privileges that may open `num_files`.
+[[noreturn]] void connect_unprivileged(int rank, int size, rlim_t num_files, std::filesystem::path const& folder) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::alarm(60);
+  rlimit const limit{.rlim_cur = num_files, .rlim_max = num_files};
+  constexpr uid_t kNobody = 65534;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::_exit(2);
+  if (::geteuid() == 0 &&
+      (::setresgid(kNobody, kNobody, kNobody) != 0 || ::setresuid(kNobody, kNobody, kNobody) != 0)) {
+    ::_exit(2);
+  }
+  try {
+    FileStore store(folder);
+    auto const lifelines = connect_test_lifelines(rank, size, kLandingBytes, store, Engine::kShm);
+    auto const endpoint = make_shm_endpoint(rank, size, lifelines, {.landing_bytes = kLandingBytes});
+    ::_exit(0);
+  } catch (std::exception const& error) {
+    std::string const text = "rank " + std::to_string(rank) + ": " + error.what() + "\n";
+    [[maybe_unused]] auto const written = ::write(STDERR_FILENO, text.data(), text.size());
+    ::_exit(1);
+  }
+}
+
+// All ranks send at once: 32 * 31 * 2 descriptors of a user that may have 200 on their way.
+TEST(ShmDescriptors, MoreMayBeOnTheirWayThanAUserMayHave) {
+  constexpr int kRanks = 32;
+  TemporaryDirectory const directory;
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    pid_t const pid = ::fork();
+    if (pid == 0) connect_unprivileged(rank, kRanks, 200, directory.path() / "store");
+    ASSERT_GT(pid, 0);
+    ranks.push_back(pid);
+  }
+  for (pid_t const pid : ranks) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+}  // namespace
+}  // namespace headway::comm

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+namespace headway::comm {
+
+/// While it lives, this process may open `num_files` more, or a few more if there are gaps.
+class OpenFileLimit {
+ public:
+  explicit OpenFileLimit(int num_files) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    int const next = ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    ::close(next);
+    rlimit const lower{.rlim_cur = static_cast<rlim_t>(next + num_files), .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &lower);
+  }
+  OpenFileLimit(OpenFileLimit const&) = delete;
+  OpenFileLimit& operator=(OpenFileLimit const&) = delete;
+  ~OpenFileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+}  // namespace headway::comm
