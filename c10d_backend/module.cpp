@@ -71,7 +71,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
                                                 Milliseconds connect_timeout, std::string secret,
                                                 std::string interface_address, std::string rdma_device, int rdma_rails,
                                                 std::int64_t rdma_cache_bytes, std::int64_t flight_records,
-                                                std::int64_t cuda_slot_bytes) {
+                                                std::int64_t cuda_slot_bytes, bool allow_pull) {
   auto const* const name = std::get_if<std::string>(&lag);
   expects_value(name == nullptr || *name == kAutomatic,
                 "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
@@ -104,6 +104,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   settings.rdma_rails = rdma_rails;
   settings.rdma_cache_bytes = static_cast<std::size_t>(rdma_cache_bytes);
   settings.flight_records = static_cast<std::size_t>(flight_records);
+  settings.allow_pull = allow_pull;
   auto options = c10::make_intrusive<HeadwayOptions>(std::move(settings));
   options->has_timeout = timeout.has_value();
   options->cuda_slot_bytes = static_cast<std::size_t>(cuda_slot_bytes);
@@ -140,7 +141,8 @@ void define_options(py::module_& module, py::object const& base) {
            py::arg("interface_address") = "", py::arg("rdma_device") = "", py::arg("rdma_rails") = defaults.rdma_rails,
            py::arg("rdma_cache_bytes") = static_cast<std::int64_t>(defaults.rdma_cache_bytes),
            py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records),
-           py::arg("cuda_slot_bytes") = static_cast<std::int64_t>(comm::DeviceOptions().slot_bytes))
+           py::arg("cuda_slot_bytes") = static_cast<std::int64_t>(comm::DeviceOptions().slot_bytes),
+           py::arg("allow_pull") = defaults.allow_pull)
       .def("__copy__", copy)
       .def("__deepcopy__", [copy](HeadwayOptions const& options, py::dict const&) { return copy(options); })
       .def("__repr__", &describe)
@@ -161,6 +163,7 @@ void define_options(py::module_& module, py::object const& base) {
       .def_property_readonly("rdma_rails", reader(&comm::GroupOptions::rdma_rails))
       .def_property_readonly("rdma_cache_bytes", reader(&comm::GroupOptions::rdma_cache_bytes))
       .def_property("slot_bytes", reader(&comm::GroupOptions::slot_bytes), &set_slot_bytes)
+      .def_property_readonly("allow_pull", reader(&comm::GroupOptions::allow_pull))
       .def_property_readonly("flight_records", reader(&comm::GroupOptions::flight_records))
       .def_readonly("cuda_slot_bytes", &HeadwayOptions::cuda_slot_bytes)
       .def_readwrite("_flight_folder", &HeadwayOptions::flight_folder)

@@ -142,7 +142,8 @@ std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<L
                                       [[maybe_unused]] GroupOptions const& options) {
   std::size_t const landing_bytes = layout.total_bytes();
   if (way == Way::kShm) {
-    ShmSettings const settings{.landing_bytes = landing_bytes, .part_bytes = layout.source_stride()};
+    ShmSettings const settings{
+        .landing_bytes = landing_bytes, .part_bytes = layout.source_stride(), .allow_get = options.allow_pull};
     return make_shm_endpoint(rank, size, lifelines, settings);
   }
 #if HEADWAY_HAS_VERBS

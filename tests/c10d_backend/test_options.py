@@ -59,6 +59,11 @@ def test_settings_of_rdma_are_kept() -> None:
     assert (options.rdma_device, options.rdma_rails, options.rdma_cache_bytes) == ("rxe0", 8, 0)
 
 
+def test_ranks_may_be_kept_from_reading_each_others_memory() -> None:
+    assert headway.Options().allow_pull
+    assert not copy.deepcopy(headway.Options(allow_pull=False)).allow_pull
+
+
 def complete(given: headway.Options | None, **environ: str) -> headway.Options:
     return complete_options(given, timeout=timedelta(seconds=7), group_name="g", global_ranks=[], environ=environ)
 
@@ -168,6 +173,21 @@ def connect_with_different_slots(rank: int) -> str:
 def test_ranks_with_different_options_are_told_what_differs() -> None:
     messages = run_ranks(connect_with_different_slots, 2)
     assert any("slot_bytes" in message for message in messages), messages
+    assert "no error" not in messages
+
+
+def connect_with_different_pulls(rank: int) -> str:
+    try:
+        options = headway.Options(allow_pull=rank == 0, connect_timeout=timedelta(seconds=10))
+        dist.new_group(backend="headway", pg_options=options)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_agree_on_whether_memory_may_be_read() -> None:
+    messages = run_ranks(connect_with_different_pulls, 2)
+    assert any("allow_pull is " in message for message in messages), messages
     assert "no error" not in messages
 
 

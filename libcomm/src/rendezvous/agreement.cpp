@@ -36,6 +36,7 @@ std::vector<AgreementField> fields_of(Agreement const& agreement) {
       {"adapt_lag", options.adapt_lag ? "true" : "false"},
       {"slot_bytes", std::to_string(options.slot_bytes)},
       {"num_channels", std::to_string(options.num_channels)},
+      {"allow_pull", options.allow_pull ? "true" : "false"},
       {"rdma_rails", std::to_string(options.rdma_rails)},
       {"landing_bytes", std::to_string(agreement.landing_bytes)},
       {"wrap_checked", options.wrap_checked ? "true" : "false"},

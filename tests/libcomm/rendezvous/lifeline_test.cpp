@@ -194,6 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Difference{"slot", [](RankArgs& a) { a.options.slot_bytes = 12345; }, "slot_bytes is "},
                     Difference{"lag", [](RankArgs& a) { a.options.max_lag = 3; }, "max_lag_limit is "},
                     Difference{"channels", [](RankArgs& a) { a.options.num_channels = 9; }, "num_channels is "},
+                    Difference{"pull", [](RankArgs& a) { a.options.allow_pull = false; }, "allow_pull is "},
                     Difference{"landing", [](RankArgs& a) { a.landing_bytes = 4096; }, "landing_bytes is "},
                     Difference{"engine", [](RankArgs& a) { a.options.engine = Engine::kTcp; }, "engine is "},
                     Difference{"checked", [](RankArgs& a) { a.options.wrap_checked = true; }, "wrap_checked is "},

@@ -44,11 +44,13 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifeli
       size_(size),
       part_offset_(settings.part_of(rank).offset),
       links_(shm::take_links(lifelines)),
+      permission_(settings.allow_get ? shm::permit_reading(links_) : shm::ReadPermission()),
       own_(shm::Region::create(size, settings.landing_bytes)),
       outboxes_(links_.size()),
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
-  shm::LinkSettings const link_settings{.own = own_, .own_bell = bell_.fd(), .part = settings.part_of(rank)};
+  shm::LinkSettings const link_settings{
+      .own = own_, .own_bell = bell_.fd(), .part = settings.part_of(rank), .allow_get = settings.allow_get};
   shm::exchange_links(rank, links_, link_settings);
   own_.close_fd();
   for (int distance = 1; distance < size; ++distance) {

@@ -22,6 +22,7 @@ struct ShmSettings {
   /// A landing segment holds one part of this size for each rank, in their order; a rank puts only into its own part of
   /// a peer's segment, and maps no more of it. 0: all of the segment is one part, which all ranks share.
   std::size_t part_bytes = 0;
+  bool allow_get = true;  ///< Whether ranks may read each other's user memory.
 
   /// The part of a landing segment that `rank` writes to.
   [[nodiscard]] shm::LandingRange part_of(int rank) const {
@@ -101,6 +102,7 @@ class ShmEndpoint final : public Endpoint {
   int rank_, size_;
   std::size_t part_offset_;           ///< Of this rank's part, in every peer's landing segment.
   std::vector<shm::PeerLink> links_;  ///< Made first: it owns the lifelines, whatever fails later.
+  shm::ReadPermission permission_;    ///< Given before the peers probe whether they can read.
   shm::Region own_;
   Doorbell bell_;
   AsymmetricFence bells_;

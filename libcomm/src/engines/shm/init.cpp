@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -17,7 +16,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <span>
 #include <string>
@@ -52,13 +50,6 @@ ssize_t receive_some(int socket, DescriptorMessage& message, std::size_t peer, D
     if (errno != EAGAIN && errno != EINTR) throw SystemError("recvmsg", errno, with_rank(peer));
     if (errno == EAGAIN) std::this_thread::sleep_for(kRetryPause);
   }
-}
-
-/// Yama's level 1 lets only ancestors read a process's memory, unless it says otherwise; ranks are mostly siblings.
-void permit_reading_by_siblings() {
-  std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
-  int scope = 0;
-  if (file >> scope && scope == 1) prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 
 bool can_read(int pid, Hello const& hello) {
@@ -159,7 +150,8 @@ class LinkExchange {
     link.pidfd = open_process(link.pid, peer);
     // Without a pidfd nothing would tell when the number belongs to another process. With one, the peer's own secret
     // word under that number shows that the pidfd is the peer's too, unless the process has ended since.
-    link.can_get = link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
+    link.can_get =
+        settings_.allow_get && link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
   }
 
   LinkSettings const& settings_;
@@ -180,8 +172,15 @@ std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines) {
   return links;
 }
 
+ReadPermission permit_reading(std::span<PeerLink const> links) {
+  std::vector<int> peers;
+  for (auto const& link : links) {
+    if (link.socket.valid()) peers.push_back(link.pid);
+  }
+  return {ReadPermission::of_this_process(), peers};
+}
+
 void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings) {
-  permit_reading_by_siblings();
   LinkExchange(links, settings).run(static_cast<std::size_t>(rank));
 }
 

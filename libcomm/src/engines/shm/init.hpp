@@ -2,6 +2,7 @@
 
 #include "engines/notice_socket.hpp"
 #include "engines/shm/memory.hpp"
+#include "engines/shm/read_permission.hpp"
 #include "file_descriptor.hpp"
 #include "rendezvous/lifeline.hpp"
 
@@ -30,10 +31,14 @@ struct LinkSettings {
   Region const& own;
   int own_bell;
   LandingRange part;  ///< Of each peer's landing segment: this rank writes there.
+  bool allow_get;     ///< Whether ranks may read each other's user memory.
 };
 
 /// Takes the lifelines. Entries without a descriptor stay empty.
 [[nodiscard]] std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines);
+
+/// Lets the peers of `links` read this process's memory.
+[[nodiscard]] ReadPermission permit_reading(std::span<PeerLink const> links);
 
 /// Exchanges memory files and doorbells with the peers of `links`. @throws SystemError naming the peer, or the limit of
 /// open files.
