@@ -181,7 +181,9 @@ void HeadwayBackend::deliver(GroupHandle& handle) {
       auto status = group.deliver(kSignalSlice);
       if (status.ok()) return;
       // Operations that run out of their own time fail the group.
-      if (!group.health().ok()) throw comm::OperationError(std::move(status));
+      if (status.code() != comm::StatusCode::kTimeout || !group.health().ok()) {
+        throw comm::OperationError(std::move(status));
+      }
       raise_pending_signals();
     }
   });

@@ -18,6 +18,8 @@ constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{100};
 /// How long a receive may wait behind messages for which no receive is posted, before that is an error. Half of the
 /// group's timeout if that is shorter: this error says more.
 constexpr std::chrono::milliseconds kStallPatience{30'000};
+/// Longest wait for a message's delivery before a look at the others, and at what peers refuse.
+constexpr std::chrono::milliseconds kDeliverySlice{100};
 
 }  // namespace
 
@@ -41,10 +43,16 @@ Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
     auto const operation = find_undelivered();
     if (failed_) return failure_;
     if (operation == nullptr) return {};
-    auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    Status status = wait_untimed(visit, *operation, left);
-    if (status.ok()) continue;
+    say_what_is_not_taken();
+    auto const now = Clock::now();
+    if (int const peer = find_refusal(*operation, now); peer >= 0) {
+      return {StatusCode::kPeerLost, "rank " + std::to_string(peer) +
+                                         " leaves the group and has not received: " + describe_undelivered(*operation)};
+    }
+    auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
+    if (wait_untimed(visit, *operation, std::clamp(left, std::chrono::milliseconds(0), kDeliverySlice)).ok()) continue;
     if (failed_) return failure_;
+    if (Clock::now() < deadline) continue;
     return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) +
                                       " ms to leave the group: " + describe_undelivered(*operation)};
   }
@@ -70,6 +78,25 @@ std::string GroupImpl::describe_undelivered(OperationState const& operation) con
     return name + "waits for rank " + std::to_string(peer) + " to take messages";
   }
   return name + "is not delivered";
+}
+
+void GroupImpl::say_what_is_not_taken() {
+  for (int peer = 0; peer < size_; ++peer) {
+    auto is_said = refuses_[static_cast<std::size_t>(peer)];
+    if (peer == rank_ || is_said || pair_.expects_from(peer) || transfers_.takes_from(peer)) continue;
+    is_said = true;
+    wire_.endpoint().send_notice(peer, kRefusal);
+  }
+}
+
+int GroupImpl::find_refusal(OperationState const& operation, Clock::time_point now) const {
+  for (int peer = 0; peer < size_; ++peer) {
+    auto const refused_at = refused_at_[static_cast<std::size_t>(peer)];
+    // A refusal may overtake the news that the peer has taken a payload.
+    if (refused_at == Clock::time_point() || now - refused_at < kLeaveTime) continue;
+    if (transfers_.gives_to(peer, operation) || pair_.has_queued(peer, operation)) return peer;
+  }
+  return -1;
 }
 
 void GroupImpl::leave(std::string const& reason) {
@@ -128,6 +155,10 @@ void GroupImpl::throw_if_failed() const {
 void GroupImpl::notice(int peer, std::string_view text) {
   if (text == kGoodbye) {
     left_at_[static_cast<std::size_t>(peer)] = Clock::now();
+    return;
+  }
+  if (text == kRefusal) {
+    refused_at_[static_cast<std::size_t>(peer)] = Clock::now();
     return;
   }
   if (text.starts_with(kCompanionPrefix)) return hear(peer, text.substr(1));

@@ -68,6 +68,8 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
       survivors_(rank_, size_),
       left_at_(static_cast<std::size_t>(size_)),
       has_gone_(static_cast<std::size_t>(size_)),
+      refuses_(static_cast<std::size_t>(size_)),
+      refused_at_(static_cast<std::size_t>(size_)),
       progress_thread_(std::move(progress_thread)) {
   lands_by_polling_ = wire_.endpoint().lands_by_polling();
   wants_keep_alive_ = wire_.endpoint().wants_keep_alive();

@@ -150,6 +150,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
 
   // group_failure.cpp
   static constexpr std::string_view kGoodbye = "\x01goodbye";
+  /// From a rank in deliver(): it takes no message of the peer any more. Of two ranks that both leave without having
+  /// received what the other one sent, each would wait for the other.
+  static constexpr std::string_view kRefusal = "\x01takes no more";
   void throw_if_failed() const;
   void check_failures();
   void check_deadlines(Clock::time_point now);
@@ -160,6 +163,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   /// An operation that only waits for peers to take what this rank sends; null if there is none.
   [[nodiscard]] std::shared_ptr<OperationState> find_undelivered() const;
   [[nodiscard]] std::string describe_undelivered(OperationState const& operation) const;
+  void say_what_is_not_taken();
+  /// A peer that will not take what it is to get by `operation`; -1: there is none.
+  [[nodiscard]] int find_refusal(OperationState const& operation, Clock::time_point now) const;
   void say_goodbye();
   void fail(Status status, bool says_so);
   /// Calls the callback of on_failure().
@@ -234,7 +240,9 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::vector<Clock::time_point> left_at_;  ///< (size) When a peer said goodbye.
   std::vector<bool> has_gone_;              ///< (size) Said goodbye, and all that it put has arrived.
   bool any_gone_ = false;
-  bool has_left_ = false;  ///< This rank said goodbye.
+  bool has_left_ = false;                      ///< This rank said goodbye.
+  std::vector<bool> refuses_;                  ///< (size) This rank said kRefusal to the peer.
+  std::vector<Clock::time_point> refused_at_;  ///< (size) When the peer said it.
   Clock::time_point symptom_seen_at_{};
   Clock::time_point deadlines_due_{};  ///< When the deadlines of operations are looked at next.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;

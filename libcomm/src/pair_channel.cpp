@@ -312,6 +312,11 @@ bool PairChannel::needs(int peer) const {
   return std::any_of(posted_.begin(), posted_.end(), [&](Posted const& posted) { return posted.part.peer == peer; });
 }
 
+bool PairChannel::expects_from(int peer) const {
+  return std::ranges::any_of(
+      posted_, [&](Posted const& posted) { return posted.part.peer == peer || posted.part.peer < 0; });
+}
+
 std::string PairChannel::describe_missing() const {
   for (auto const& [part, output] : posted_) {
     std::string const from = part.peer < 0 ? "any rank" : "rank " + std::to_string(part.peer);

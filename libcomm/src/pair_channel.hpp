@@ -63,6 +63,8 @@ class PairChannel {
 
   [[nodiscard]] bool idle() const;
   [[nodiscard]] bool needs(int peer) const;
+  /// Whether an operation still takes a message of `peer`, or of any rank.
+  [[nodiscard]] bool expects_from(int peer) const;
   [[nodiscard]] std::string describe_missing() const;
   /// Whether `operation` still lacks a message of `peer`; one that any rank may send is lacking from all.
   [[nodiscard]] bool lacks(int peer, OperationState const& operation) const;

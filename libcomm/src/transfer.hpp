@@ -65,6 +65,11 @@ class Transfers {
   [[nodiscard]] std::string describe_missing(OperationState const& operation) const;
   /// Whether a payload of `operation` from or to `peer` is under way.
   [[nodiscard]] bool takes_from(int peer, OperationState const& operation) const;
+  /// Whether any payload from `peer` is.
+  [[nodiscard]] bool takes_from(int peer) const {
+    Peer const& state = peers_[static_cast<std::size_t>(peer)];
+    return !state.exposed.empty() || !state.fragmented.empty();
+  }
   [[nodiscard]] bool gives_to(int peer, OperationState const& operation) const;
 
  private:

@@ -44,6 +44,38 @@ def test_a_group_with_work_pending_is_destroyed_without_hang_or_crash(keep_work:
     run_ranks(destroy_with_work_pending, 2, keep_work, limit_s=30)
 
 
+def destroy_after_isend(rank: int, size: int) -> bool:
+    if rank == 0:
+        dist.isend(torch.full((size,), 3.0), 1)
+        dist.destroy_process_group()
+        return True
+    time.sleep(0.5)
+    received = torch.empty(size)
+    dist.recv(received, 0)
+    return bool((received == 3).all())
+
+
+@pytest.mark.parametrize("size", [16, 1 << 20])
+def test_destroying_a_group_delivers_what_was_sent(size: int) -> None:
+    assert run_ranks(destroy_after_isend, 2, size, limit_s=20) == [True, True]
+
+
+def destroy_with_a_message_for_nobody(rank: int) -> str:
+    if rank == 1:
+        time.sleep(2)  # The operation's timeout is 1 s.
+        return ""
+    dist.isend(torch.zeros(1 << 20), 1)
+    with pytest.raises(dist.DistBackendError, match="waits for rank 1 to take 4194304 bytes") as caught:
+        dist.destroy_process_group()
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_destroying_a_group_names_a_message_that_nobody_receives() -> None:
+    message = run_ranks(destroy_with_a_message_for_nobody, 2, timeout_s=1, limit_s=20)[0]
+    assert "timed out after 1000 ms" in message, message
+
+
 def destroy_first(rank: int) -> str:
     group = dist.new_group(backend="headway")
     dist.barrier(group)
