@@ -55,6 +55,13 @@ void expects_value(bool condition, std::string const& message) {
   if (!condition) throw py::value_error(message);
 }
 
+void set_secret(comm::GroupOptions& settings, std::string secret) {
+  expects_value(secret.empty() || secret.size() >= comm::kMinSecretBytes,
+                "secret must have at least " + std::to_string(comm::kMinSecretBytes) + " bytes, not " +
+                    std::to_string(secret.size()) + "; `openssl rand -hex 32` makes a good one");
+  settings.secret = std::move(secret);
+}
+
 void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
   expects_value(slot_bytes > 0, "slot_bytes must be above 0, not " + std::to_string(slot_bytes));
   options.group.slot_bytes = static_cast<std::size_t>(slot_bytes);
@@ -68,10 +75,10 @@ using LagOrAuto = std::variant<int, std::string>;
 c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_lag_limit,
                                                 std::optional<std::int64_t> slot_bytes, int num_channels,
                                                 std::string const& engine, std::optional<Milliseconds> timeout,
-                                                Milliseconds connect_timeout, std::string secret,
-                                                std::string interface_address, std::string rdma_device, int rdma_rails,
-                                                std::int64_t rdma_cache_bytes, std::int64_t flight_records,
-                                                std::int64_t cuda_slot_bytes, bool allow_pull) {
+                                                Milliseconds connect_timeout, std::string secret, std::string interface,
+                                                std::string rdma_device, int rdma_rails, std::int64_t rdma_cache_bytes,
+                                                std::int64_t flight_records, std::int64_t cuda_slot_bytes,
+                                                bool allow_pull) {
   auto const* const name = std::get_if<std::string>(&lag);
   expects_value(name == nullptr || *name == kAutomatic,
                 "max_lag must be a number or 'auto', not '" + (name == nullptr ? "" : *name) + "'");
@@ -98,8 +105,8 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   settings.num_channels = num_channels;
   settings.timeout = timeout.value_or(kBackendDefaultTimeout);
   settings.connect_timeout = connect_timeout;
-  settings.secret = std::move(secret);
-  settings.interface_address = std::move(interface_address);
+  set_secret(settings, std::move(secret));
+  settings.interface = std::move(interface);
   settings.rdma_device = std::move(rdma_device);
   settings.rdma_rails = rdma_rails;
   settings.rdma_cache_bytes = static_cast<std::size_t>(rdma_cache_bytes);
@@ -137,8 +144,8 @@ void define_options(py::module_& module, py::object const& base) {
       .def(py::init(&make_options), py::kw_only(), py::arg("max_lag") = defaults.max_lag,
            py::arg("max_lag_limit") = defaults.max_lag_limit, py::arg("slot_bytes") = py::none(),
            py::arg("num_channels") = defaults.num_channels, py::arg("engine") = "auto", py::arg("timeout") = py::none(),
-           py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "",
-           py::arg("interface_address") = "", py::arg("rdma_device") = "", py::arg("rdma_rails") = defaults.rdma_rails,
+           py::arg("connect_timeout") = defaults.connect_timeout, py::arg("secret") = "", py::arg("interface") = "",
+           py::arg("rdma_device") = "", py::arg("rdma_rails") = defaults.rdma_rails,
            py::arg("rdma_cache_bytes") = static_cast<std::int64_t>(defaults.rdma_cache_bytes),
            py::arg("flight_records") = static_cast<std::int64_t>(defaults.flight_records),
            py::arg("cuda_slot_bytes") = static_cast<std::int64_t>(comm::DeviceOptions().slot_bytes),
@@ -158,6 +165,8 @@ void define_options(py::module_& module, py::object const& base) {
       .def_property(
           "engine", [](HeadwayOptions const& options) { return name_of(options.group.engine); },
           [](HeadwayOptions& options, std::string const& name) { options.group.engine = engine_named(name); })
+      .def_property("interface", reader(&comm::GroupOptions::interface),
+                    [](HeadwayOptions& options, std::string name) { options.group.interface = std::move(name); })
       .def_property("rdma_device", reader(&comm::GroupOptions::rdma_device),
                     [](HeadwayOptions& options, std::string name) { options.group.rdma_device = std::move(name); })
       .def_property_readonly("rdma_rails", reader(&comm::GroupOptions::rdma_rails))
@@ -168,7 +177,8 @@ void define_options(py::module_& module, py::object const& base) {
       .def_readonly("cuda_slot_bytes", &HeadwayOptions::cuda_slot_bytes)
       .def_readwrite("_flight_folder", &HeadwayOptions::flight_folder)
       .def_property_readonly("has_slot_bytes", [](HeadwayOptions const& options) { return options.has_slot_bytes; })
-      .def("_set_secret", [](HeadwayOptions& options, std::string secret) { options.group.secret = std::move(secret); })
+      .def("_set_secret",
+           [](HeadwayOptions& options, std::string secret) { set_secret(options.group, std::move(secret)); })
       .def_property_readonly("has_secret", [](HeadwayOptions const& options) { return !options.group.secret.empty(); });
 }
 

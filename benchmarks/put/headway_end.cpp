@@ -28,11 +28,11 @@ HeadwayEnd::HeadwayEnd(int rank, std::string const& device, std::size_t max_byte
   std::size_t const landing_bytes = slot_bytes_ * kSlots;
   comm::GroupOptions const options;
   comm::Agreement const agreement{.size = 2, .landing_bytes = landing_bytes, .options = &options};
-  auto const lifelines = comm::connect_lifelines(rank, agreement, store, comm::Clock::now() + kPatience);
+  auto lifelines = comm::connect_lifelines(rank, agreement, store, comm::Clock::now() + kPatience);
   auto const address = comm::verbs::choose_address(device, lifelines);
   address_ = {
       .device = address.device, .port = address.port, .gid_index = static_cast<std::uint8_t>(address.gid_index)};
-  endpoint_ = comm::make_verbs_endpoint(rank, 2, lifelines, landing_bytes,
+  endpoint_ = comm::make_verbs_endpoint(rank, 2, std::move(lifelines), landing_bytes,
                                         {.address = address, .cache_bytes = options.rdma_cache_bytes});
 }
 

@@ -8,14 +8,17 @@
 #include "engines/verbs/device.hpp"
 #include "engines/verbs/endpoint.hpp"
 #endif
+#include "engines/lifeline_messages.hpp"
 #include "engines/verbs/limits.hpp"
 #include "file_descriptor.hpp"
 #include "group_impl.hpp"
 #include "rendezvous/lifeline.hpp"
+#include "rendezvous/sockets.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,6 +62,9 @@ void check(int rank, int size, GroupOptions& options) {
       "rdma_rails must be 1 to " + std::to_string(verbs::kMaxRails) + ", not " + std::to_string(options.rdma_rails));
   expects(options.flight_records <= kMaxFlightRecords,
           "flight_records must be at most " + std::to_string(kMaxFlightRecords));
+  expects(options.secret.empty() || options.secret.size() >= kMinSecretBytes,
+          "secret is " + std::to_string(options.secret.size()) + " bytes long; it must have at least " +
+              std::to_string(kMinSecretBytes) + ", for instance from `openssl rand -hex 32`");
   check_receive_memory(size, options);
   options.timeout = std::min(options.timeout, kLongestTimeout);
   options.connect_timeout = std::min(options.connect_timeout, kLongestTimeout);
@@ -69,32 +75,28 @@ void check(int rank, int size, GroupOptions& options) {
 enum class Way { kShm, kVerbs, kTcp, kSelf };
 constexpr std::array kEngineWays{Way::kShm, Way::kVerbs, Way::kTcp};
 
-/// The connections of a rank until engines have taken them.
-class Lifelines {
- public:
-  explicit Lifelines(std::vector<Lifeline> all) : all_(std::move(all)) {}
-  Lifelines(Lifelines const&) = delete;
-  Lifelines& operator=(Lifelines const&) = delete;
-  ~Lifelines() {
-    for (auto const& each : all_) FileDescriptor(each.fd).reset();
+/// Those lifelines that lead to the peers reached by `way`; the others stay.
+std::vector<Lifeline> take(std::vector<Lifeline>& lifelines, std::vector<Way> const& ways, Way way) {
+  std::vector<Lifeline> taken(lifelines.size());
+  for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
+    if (ways[peer] == way) taken[peer] = std::move(lifelines[peer]);
   }
+  return taken;
+}
 
-  [[nodiscard]] std::vector<Lifeline> const& all() const { return all_; }
-  /// Those of the peers that are reached by `way`; the others have no descriptor.
-  [[nodiscard]] std::vector<std::string> addresses() const {
-    std::vector<std::string> addresses;
-    for (auto const& each : all_) addresses.push_back(each.address);
-    return addresses;
-  }
-  std::vector<Lifeline> take(std::vector<Way> const& ways, Way way) {
-    auto taken = all_;
-    for (std::size_t peer = 0; peer < all_.size(); ++peer) (ways[peer] == way ? all_ : taken)[peer].fd = -1;
-    return taken;
-  }
+bool is_remote(Lifeline const& lifeline) { return lifeline.fd.valid() && !lifeline.same_host; }
 
- private:
-  std::vector<Lifeline> all_;
-};
+/// The own address that most peers on other hosts were reached with. Loopback addresses serve ranks of this host alone.
+std::string choose_own_address(std::vector<Lifeline> const& lifelines, GroupOptions const& options) {
+  std::map<std::string, int> uses;
+  for (auto const& each : lifelines) {
+    auto const address = SocketAddress::numeric(each.own_address, 0);
+    if (is_remote(each) && address && !address->is_loopback()) ++uses[each.own_address];
+  }
+  if (!uses.empty()) return std::ranges::max_element(uses, {}, [](auto const& use) { return use.second; })->first;
+  if (!options.interface.empty()) return addresses_of_interface(options.interface).front().address.ip();
+  return Acquainted().own_address;
+}
 
 #if HEADWAY_HAS_VERBS
 using RdmaAddress = verbs::Address;
@@ -103,6 +105,12 @@ using RdmaAddress = verbs::Address;
 std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::vector<Lifeline> const& lifelines) {
   bool const may_be_missing = options.engine == Engine::kAuto && options.rdma_device.empty();
   auto addresses = verbs::find_addresses();
+  if (options.rdma_device.empty() && !options.interface.empty()) {
+    auto const of_interface = addresses_of_interface(options.interface);
+    std::erase_if(addresses, [&](auto const& each) { return !each.is_of(of_interface); });
+    expects(may_be_missing || !addresses.empty(),
+            "engine verbs: no RDMA device has an address of interface '" + options.interface + "'; give rdma_device");
+  }
   if (may_be_missing && addresses.empty()) return std::nullopt;
   return verbs::choose_address(options.rdma_device, lifelines, std::move(addresses));
 }
@@ -120,13 +128,13 @@ std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::v
 
 /// shm for peers on this host; for the others verbs if both have RDMA devices that reach each other, else tcp.
 std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, Engine engine,
-                             std::optional<RdmaAddress> const& rdma) {
+                             std::optional<RdmaAddress> const& rdma, SetupPatience const& patience) {
   std::vector<Way> ways(lifelines.size(), engine == Engine::kVerbs ? Way::kVerbs : Way::kTcp);
   ways[static_cast<std::size_t>(rank)] = Way::kSelf;
   if (engine == Engine::kVerbs) return ways;
   RdmaReach const own = rdma ? rdma->reach() : RdmaReach();
-  auto const reaches =
-      engine == Engine::kAuto ? exchange_rdma_reach(lifelines, own) : std::vector<RdmaReach>(lifelines.size());
+  auto const reaches = engine == Engine::kAuto ? exchange_rdma_reach(lifelines, own, patience)
+                                               : std::vector<RdmaReach>(lifelines.size());
   for (std::size_t peer = 0; peer < ways.size(); ++peer) {
     if (ways[peer] == Way::kSelf) continue;
     if (lifelines[peer].same_host) ways[peer] = Way::kShm;
@@ -136,61 +144,111 @@ std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, E
 }
 
 /// An engine that lands in `landing` or, if that is empty, in memory of its own.
-std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> lifelines,
                                       LandingLayout const& layout, std::span<std::byte> landing,
                                       [[maybe_unused]] std::optional<RdmaAddress> const& rdma,
-                                      [[maybe_unused]] GroupOptions const& options) {
+                                      [[maybe_unused]] GroupOptions const& options, SetupPatience const& patience) {
   std::size_t const landing_bytes = layout.total_bytes();
   if (way == Way::kShm) {
-    ShmSettings const settings{
-        .landing_bytes = landing_bytes, .part_bytes = layout.source_stride(), .allow_get = options.allow_pull};
-    return make_shm_endpoint(rank, size, lifelines, settings);
+    ShmSettings const settings{.landing_bytes = landing_bytes,
+                               .part_bytes = layout.source_stride(),
+                               .allow_get = options.allow_pull,
+                               .patience = patience};
+    return make_shm_endpoint(rank, size, std::move(lifelines), settings);
   }
 #if HEADWAY_HAS_VERBS
   if (way == Way::kVerbs) {
-    verbs::Settings settings{
-        .address = *rdma, .num_rails = options.rdma_rails, .cache_bytes = options.rdma_cache_bytes};
-    if (landing.empty()) return make_verbs_endpoint(rank, size, lifelines, landing_bytes, std::move(settings));
-    return std::make_unique<VerbsEndpoint>(rank, size, lifelines, landing, std::move(settings));
+    verbs::Settings settings{.address = *rdma,
+                             .num_rails = options.rdma_rails,
+                             .cache_bytes = options.rdma_cache_bytes,
+                             .patience = patience};
+    if (landing.empty()) {
+      return make_verbs_endpoint(rank, size, std::move(lifelines), landing_bytes, std::move(settings));
+    }
+    return std::make_unique<VerbsEndpoint>(rank, size, std::move(lifelines), landing, std::move(settings));
   }
 #endif
-  if (landing.empty()) return make_tcp_endpoint(rank, size, lifelines, landing_bytes);
-  return std::make_unique<TcpEndpoint>(rank, size, lifelines, landing);
+  if (landing.empty()) return make_tcp_endpoint(rank, size, std::move(lifelines), landing_bytes);
+  return std::make_unique<TcpEndpoint>(rank, size, std::move(lifelines), landing);
 }
 
 struct Connected {
   std::unique_ptr<Endpoint> endpoint;
-  std::vector<std::string> addresses;  ///< (size) Of the ranks' hosts; empty where all are threads of this process.
+  Acquainted acquainted;
 };
 
-Connected connect_processes(int rank, int size, LandingLayout const& layout, Store& store,
-                            GroupOptions const& options) {
-  Agreement const agreement{.size = size, .landing_bytes = layout.total_bytes(), .options = &options};
-  Lifelines lifelines(connect_lifelines(rank, agreement, store, Clock::now() + options.connect_timeout));
-  auto const is_remote = [](Lifeline const& each) { return each.fd >= 0 && !each.same_host; };
+/// Returns once all ranks have their engines: a rank that cannot make its own closes its connections. `sockets`: of the
+/// lifelines, by rank; the engines own them and use them only after this.
+void await_engines_of_peers(std::vector<int> const& sockets, SetupPatience const& patience) {
+  std::array<std::byte, 1> ready{std::byte{1}};
+  for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (sockets[peer] >= 0) send_all(sockets[peer], ready, static_cast<int>(peer), patience);
+  }
+  for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (sockets[peer] >= 0) receive_all(sockets[peer], ready, static_cast<int>(peer), patience);
+  }
+}
+
+std::unique_ptr<Endpoint> make_engines(int rank, int size, LandingLayout const& layout, std::vector<Lifeline> lifelines,
+                                       GroupOptions const& options, SetupPatience const& patience) {
   bool const may_use_rdma = options.engine == Engine::kVerbs ||
-                            (options.engine == Engine::kAuto && std::ranges::any_of(lifelines.all(), is_remote));
-  auto const rdma = may_use_rdma ? find_rdma_address(options, lifelines.all()) : std::nullopt;
-  auto const ways = choose_ways(rank, lifelines.all(), options.engine, rdma);
+                            (options.engine == Engine::kAuto && std::ranges::any_of(lifelines, is_remote));
+  auto const rdma = may_use_rdma ? find_rdma_address(options, lifelines) : std::nullopt;
+  auto const ways = choose_ways(rank, lifelines, options.engine, rdma, patience);
+  std::vector<int> sockets;
+  for (auto const& each : lifelines) sockets.push_back(each.fd.get());
 
   std::vector<std::unique_ptr<Endpoint>> engines;
   std::vector<std::size_t> engine_of_peer(ways.size());
   for (Way const way : kEngineWays) {
     if (std::ranges::find(ways, way) == ways.end()) continue;
     auto const landing = engines.empty() ? std::span<std::byte>() : engines.front()->landing();
-    engines.push_back(make_engine(way, rank, size, lifelines.take(ways, way), layout, landing, rdma, options));
+    engines.push_back(
+        make_engine(way, rank, size, take(lifelines, ways, way), layout, landing, rdma, options, patience));
     for (std::size_t peer = 0; peer < ways.size(); ++peer) {
       if (ways[peer] == way) engine_of_peer[peer] = engines.size() - 1;
     }
   }
-  if (engines.size() == 1) return {.endpoint = std::move(engines.front()), .addresses = lifelines.addresses()};
-  return {.endpoint = std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer)),
-          .addresses = lifelines.addresses()};
+  await_engines_of_peers(sockets, patience);
+  if (engines.size() == 1) return std::move(engines.front());
+  return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
+}
+
+Connected connect_processes(int rank, int size, LandingLayout const& layout, Store& store,
+                            GroupOptions const& options) {
+  Agreement const agreement{.size = size, .landing_bytes = layout.total_bytes(), .options = &options};
+  SetupPatience const patience{.deadline = Clock::now() + options.connect_timeout,
+                               .while_waiting = options.while_connecting};
+  auto [lifelines, generation] = introduce(rank, agreement, store, patience.deadline);
+  Connected connected{.endpoint = nullptr, .acquainted = {.generation = generation}};
+  for (auto const& each : lifelines) connected.acquainted.addresses.push_back(each.address);
+  auto const fail = [&](std::string const& text) {
+    post_setup_failure(rank, options, store, generation, text);
+    return SystemError(could_not_connect(rank, options) + text);
+  };
+  try {
+    connected.acquainted.own_address = choose_own_address(lifelines, options);
+    connected.endpoint = make_engines(rank, size, layout, std::move(lifelines), options, patience);
+  } catch (PeerGoneError const& error) {
+    auto const cause = find_setup_failure(rank, options, store, generation);
+    if (!cause) throw fail(error.what());
+    throw SystemError(could_not_connect(rank, options) + *cause);
+  } catch (SystemError const& error) {
+    throw fail(error.what());
+  } catch (UsageError const& error) {
+    static_cast<void>(fail(error.what()));
+    throw;
+  } catch (...) {
+    static_cast<void>(fail("its caller gave up connecting"));
+    throw;
+  }
+  return connected;
 }
 
 Connected connect_in_process(int rank, int size, std::size_t landing_bytes, Store& store, GroupOptions const& options) {
-  return {.endpoint = connect_inproc_endpoint(rank, size, landing_bytes, store, options.name, options.connect_timeout),
-          .addresses = {}};
+  auto [endpoint, generation] =
+      connect_inproc_endpoint(rank, size, landing_bytes, store, options.name, options.connect_timeout);
+  return {.endpoint = std::move(endpoint), .acquainted = {.generation = std::move(generation)}};
 }
 
 }  // namespace
@@ -199,11 +257,11 @@ std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOpt
   check(rank, size, options);
   auto const layout = LandingLayout::of(size, options);
   bool const in_process = options.engine == Engine::kInproc || size == 1;
-  auto [endpoint, addresses] = in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
-                                          : connect_processes(rank, size, layout, store, options);
+  auto [endpoint, acquainted] = in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
+                                           : connect_processes(rank, size, layout, store, options);
   if (options.wrap_checked) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), options.fault_seed);
   return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout,
-                                     size > 1 ? ProgressThread::shared() : nullptr, std::move(addresses));
+                                     size > 1 ? ProgressThread::shared() : nullptr, std::move(acquainted));
 }
 
 }  // namespace headway::comm

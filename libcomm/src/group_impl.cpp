@@ -53,13 +53,13 @@ void GroupImpl::Visit::yield() {
 }
 
 GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
-                     std::shared_ptr<ProgressThread> progress_thread, std::vector<std::string> addresses)
+                     std::shared_ptr<ProgressThread> progress_thread, Acquainted acquainted)
     : options_(std::move(options)),
       timeout_(options_.timeout),
       owner_(getpid()),
       rank_(endpoint->rank()),
       size_(endpoint->size()),
-      addresses_(std::move(addresses)),
+      acquainted_(std::move(acquainted)),
       lifeline_fd_(endpoint->lifeline_fd()),
       activity_fd_(endpoint->activity_fd()),
       wire_(std::move(endpoint), layout, options_),
@@ -98,7 +98,8 @@ PeerTraits GroupImpl::traits(int peer) const { return wire_.endpoint().traits(pe
 std::string GroupImpl::address(int peer) const {
   expect_peer(peer, "address");
   auto const at = static_cast<std::size_t>(peer);
-  return at < addresses_.size() && !addresses_[at].empty() ? addresses_[at] : "127.0.0.1";
+  auto const& addresses = acquainted_.addresses;
+  return at < addresses.size() && !addresses[at].empty() ? addresses[at] : "127.0.0.1";
 }
 
 OperationPtr GroupImpl::all_to_all_v(AllToAllArgs const& args) {

@@ -26,6 +26,13 @@
 
 namespace headway::comm {
 
+/// How the ranks of a group know each other.
+struct Acquainted {
+  std::vector<std::string> addresses = {};  ///< (size) Of the ranks' hosts, or empty; "": this host's.
+  std::string own_address = "127.0.0.1";    ///< At which peers reach this rank.
+  std::string generation = {};              ///< Of the attempt to connect; no other group has it.
+};
+
 /// The group behind Group::connect(): one lock, one endpoint, the rings and the pair channel on top of it.
 ///
 /// Lock order: ProgressThread's mutex, then mutex_. Callbacks of operations run on the group's callback thread, without
@@ -36,10 +43,9 @@ namespace headway::comm {
 /// one of them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
 class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
  public:
-  /// Without a progress thread only calls move work on, as tests that replay a schedule need it. `addresses`: of the
-  /// peers' hosts, where they are not this one.
+  /// Without a progress thread only calls move work on, as tests that replay a schedule need it.
   GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, LandingLayout layout,
-            std::shared_ptr<ProgressThread> progress_thread, std::vector<std::string> addresses = {});
+            std::shared_ptr<ProgressThread> progress_thread, Acquainted acquainted = {});
   ~GroupImpl() override;
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -47,6 +53,8 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] GroupOptions const& options() const override { return options_; }
   [[nodiscard]] PeerTraits traits(int peer) const override;
   [[nodiscard]] std::string address(int peer) const override;
+  [[nodiscard]] std::string own_address() const override { return acquainted_.own_address; }
+  [[nodiscard]] std::string const& generation() const override { return acquainted_.generation; }
 
   OperationPtr all_to_all_v(AllToAllArgs const& args) override;
   Status all_to_all_v_and_wait(AllToAllArgs const& args) override;
@@ -202,7 +210,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   std::atomic<std::chrono::milliseconds> timeout_;  ///< Of operations that start from now on.
   pid_t const owner_;
   int rank_, size_;
-  std::vector<std::string> addresses_;  ///< (size), or empty; "": this host's.
+  Acquainted const acquainted_;
   int lifeline_fd_, activity_fd_;
   bool cores_are_shared_;
   bool lands_by_polling_;

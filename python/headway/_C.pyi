@@ -24,7 +24,7 @@ class Options(Backend.Options):
         timeout: timedelta | None = None,
         connect_timeout: timedelta = ...,
         secret: str = "",
-        interface_address: str = "",
+        interface: str = "",
         rdma_device: str = "",
         rdma_rails: int = 1,
         rdma_cache_bytes: int = 1 << 32,
@@ -57,6 +57,7 @@ class Options(Backend.Options):
     @property
     def has_secret(self) -> bool: ...
     engine: str
+    interface: str
     rdma_device: str
     slot_bytes: int
     _flight_folder: str
@@ -71,7 +72,7 @@ class HeadwayBackend(Backend):
         rank: int,
         size: int,
         options: Options,
-        make_reducer: Callable[[Store, int, int, timedelta, str], Any],
+        make_reducer: Callable[[Store, int, int, timedelta, str, str], Any],
     ) -> None: ...
     @property
     def options(self) -> Options: ...

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engines/lifeline_messages.hpp"
 #include "rendezvous/lifeline.hpp"
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct RdmaReach {
 
 /// Tells `own` to the ranks of other hosts and learns theirs.
 /// @returns one entry for each rank; of ranks on this host kNone. @throws SystemError naming the peer.
-std::vector<RdmaReach> exchange_rdma_reach(std::vector<Lifeline> const& lifelines, RdmaReach const& own);
+std::vector<RdmaReach> exchange_rdma_reach(std::vector<Lifeline> const& lifelines, RdmaReach const& own,
+                                           SetupPatience const& patience = {});
 
 }  // namespace headway::comm

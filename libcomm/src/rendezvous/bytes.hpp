@@ -56,6 +56,8 @@ class ByteReader {
     return {reinterpret_cast<char const*>(raw.data()), raw.size()};
   }
   [[nodiscard]] bool ok() const { return ok_; }
+  /// Number of bytes that have not been read.
+  [[nodiscard]] std::size_t rest() const { return bytes_.size(); }
   /// Whether every read was good and nothing is left.
   [[nodiscard]] bool complete() const { return ok_ && bytes_.empty(); }
 

@@ -1,6 +1,8 @@
 #include "rendezvous/contact.hpp"
 
 #include "headway/comm/status.hpp"
+#include "rendezvous/bytes.hpp"
+#include "rendezvous/message.hpp"
 #include "rendezvous/random.hpp"
 
 #include <charconv>
@@ -57,6 +59,22 @@ Contact decode_contact(std::string_view text, int rank) {
   }
   if (!has_instance) throw fail("no instance");
   return contact;
+}
+
+std::vector<std::byte> encode_contacts(std::vector<std::string> const& texts) {
+  ByteWriter writer;
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) writer.text(texts[rank]);
+  return writer.take();
+}
+
+std::vector<Contact> decode_contacts(std::span<std::byte const> body, int size) {
+  ByteReader reader(body);
+  std::vector<Contact> contacts(1);
+  for (int rank = 1; rank < size && reader.ok(); ++rank) {
+    contacts.push_back(decode_contact(reader.text(kMaxMessageBody), rank));
+  }
+  if (!reader.complete()) throw SystemError("the contacts that rank 0 sent cannot be read");
+  return contacts;
 }
 
 }  // namespace headway::comm

@@ -16,6 +16,13 @@ struct RendezvousFailure {
   }
 };
 
+/// A rank of the group turned this one away for its secret. The others may do without this process, so they are not
+/// told.
+class RefusedError : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
 /// Carries a failure to whoever reports it; what() is the text as its origin worded it.
 class RendezvousError : public SystemError {
  public:

@@ -5,6 +5,7 @@
 #include "rendezvous/random.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace headway::comm {
@@ -18,6 +19,13 @@ constexpr std::size_t kMaxTextBytes = 2048;
 std::string const* find_field(std::vector<AgreementField> const& fields, std::string_view name) {
   auto const found = std::ranges::find(fields, name, &AgreementField::name);
   return found == fields.end() ? nullptr : &found->value;
+}
+
+std::vector<std::byte> encode_fields(std::vector<AgreementField> const& fields) {
+  ByteWriter writer;
+  writer.integer(static_cast<std::uint32_t>(fields.size()));
+  for (auto const& field : fields) writer.text(field.name).text(field.value);
+  return writer.take();
 }
 
 std::string shown(std::string const* value) { return value ? (value->empty() ? "\"\"" : *value) : "not known"; }
@@ -42,16 +50,28 @@ std::string decode_text(std::span<std::byte const> body) {
   return reader.complete() ? printable(std::move(text)) : "a reason that cannot be read";
 }
 
-Handshake::Handshake(Role role, HandshakeSelf self, int peer, InstanceId peer_instance)
-    : role_(role), self_(std::move(self)), peer_(peer), peer_instance_(peer_instance) {}
+Handshake::Handshake(Role role, Self self, int peer, InstanceId peer_instance)
+    : role_(role),
+      self_(std::move(self)),
+      peer_(peer),
+      peer_instance_(peer_instance),
+      reader_(kMaxMessageBody, kMessagePrefixBytes + kMaxMessageBody) {}
 
 Handshake Handshake::connect(HandshakeSelf self, int peer, InstanceId peer_instance) {
+  return connect(std::make_shared<HandshakeSelf const>(std::move(self)), peer, peer_instance);
+}
+
+Handshake Handshake::accept(HandshakeSelf self) {
+  return accept(std::make_shared<HandshakeSelf const>(std::move(self)));
+}
+
+Handshake Handshake::connect(Self self, int peer, InstanceId peer_instance) {
   Handshake handshake(Role::kConnector, std::move(self), peer, peer_instance);
   handshake.send_hello();
   return handshake;
 }
 
-Handshake Handshake::accept(HandshakeSelf self) { return {Role::kAcceptor, std::move(self), -1, InstanceId{}}; }
+Handshake Handshake::accept(Self self) { return {Role::kAcceptor, std::move(self), -1, InstanceId{}}; }
 
 std::size_t Handshake::wanted() const { return outcome_ == Outcome::kGoing ? reader_.wanted() : 0; }
 
@@ -84,13 +104,12 @@ void Handshake::on_message(Message const& message) {
 void Handshake::send_hello() {
   ByteWriter writer;
   writer.integer(static_cast<std::uint32_t>(role_))
-      .integer(static_cast<std::uint32_t>(self_.rank))
-      .raw(self_.instance)
+      .integer(static_cast<std::uint32_t>(self_->rank))
+      .raw(self_->instance)
       .integer(static_cast<std::uint32_t>(peer_))
       .raw(peer_instance_)
       .raw(random_bytes<kNonceBytes>())
-      .integer(static_cast<std::uint32_t>(self_.fields.size()));
-  for (auto const& field : self_.fields) writer.text(field.name).text(field.value);
+      .raw(encode_fields(self_->fields));
   own_hello_ = writer.take();
   auto const message = encode_message(MessageKind::kHello, own_hello_);
   output_.insert(output_.end(), message.begin(), message.end());
@@ -103,10 +122,12 @@ void Handshake::send_proof() {
 
 void Handshake::on_hello(std::span<std::byte const> body) {
   if (auto const problem = check_hello(body); !problem.empty()) {
-    refuse(Outcome::kStranger, problem, "this is rank " + std::to_string(self_.rank) + " and not whom you look for");
+    refuse(Outcome::kStranger, problem, "this is rank " + std::to_string(self_->rank) + " and not whom you look for");
     return;
   }
   peer_hello_.assign(body.begin(), body.end());
+  // Behind the acceptor's proof may come what is for others; a refusal in its place is the end.
+  reader_ = MessageReader(kMaxMessageBody, kMessagePrefixBytes + std::tuple_size_v<Digest>);
   if (role_ == Role::kAcceptor) {
     send_hello();
   } else {
@@ -126,16 +147,18 @@ std::string Handshake::check_hello(std::span<std::byte const> body) {
   reader.raw(target_instance);
   std::array<std::byte, kNonceBytes> nonce{};
   reader.raw(nonce);
+  auto const raw_fields = body.last(reader.rest());
   std::uint32_t const num_fields = reader.integer();
   if (!reader.ok() || num_fields > kMaxFields) return "its hello cannot be read";
-  std::vector<AgreementField> fields(num_fields);
+  fields_agree_ = std::ranges::equal(raw_fields, encode_fields(self_->fields));
+  std::vector<AgreementField> fields(fields_agree_ ? 0 : num_fields);
   for (auto& field : fields) {
     field.name = printable(reader.text(kMaxFieldBytes));
     field.value = printable(reader.text(kMaxFieldBytes));
   }
-  if (!reader.complete()) return "its hello cannot be read";
+  if (!fields_agree_ && !reader.complete()) return "its hello cannot be read";
   if (role == static_cast<std::uint32_t>(role_)) return "it takes the same part in the handshake";
-  if (target != self_.rank || target_instance != self_.instance) return "it looks for another process";
+  if (target != self_->rank || target_instance != self_->instance) return "it looks for another process";
   if (role_ == Role::kConnector && (rank != peer_ || instance != peer_instance_)) return "it is another process";
   peer_ = rank;
   peer_instance_ = instance;
@@ -146,7 +169,7 @@ std::string Handshake::check_hello(std::span<std::byte const> body) {
 void Handshake::on_proof(std::span<std::byte const> body) {
   Role const other = role_ == Role::kConnector ? Role::kAcceptor : Role::kConnector;
   if (!equal_in_constant_time(body, proof_of(other))) {
-    std::string const text = "the secret of rank " + std::to_string(self_.rank) +
+    std::string const text = "the secret of rank " + std::to_string(self_->rank) +
                              " and that of the process that calls "
                              "itself rank " +
                              std::to_string(peer_) + " differ";
@@ -154,9 +177,9 @@ void Handshake::on_proof(std::span<std::byte const> body) {
     return;
   }
   std::string const differing = differences();
-  if (role_ == Role::kAcceptor && differing.empty() && (peer_ <= self_.rank || peer_ >= self_.size)) {
-    std::string const text = "rank " + std::to_string(peer_) + " connected to rank " + std::to_string(self_.rank) +
-                             " of " + std::to_string(self_.size) + ", which expects only higher ranks of its group";
+  if (role_ == Role::kAcceptor && differing.empty() && (peer_ <= self_->rank || peer_ >= self_->size)) {
+    std::string const text = "rank " + std::to_string(peer_) + " connected to rank " + std::to_string(self_->rank) +
+                             " of " + std::to_string(self_->size) + ", which expects only higher ranks of its group";
     refuse(Outcome::kDisagreement, text, text);
     return;
   }
@@ -170,35 +193,37 @@ void Handshake::on_proof(std::span<std::byte const> body) {
 
 // Both sides have the same two lists of fields, so both find the same differences.
 std::string Handshake::differences() const {
+  if (fields_agree_) return {};
   std::string text;
   auto const add = [&](std::string const& name, std::string const* own, std::string const* theirs) {
     text += text.empty() ? "" : "; ";
-    text += name + " is " + shown(own) + " at rank " + std::to_string(self_.rank) + " and " + shown(theirs) +
+    text += name + " is " + shown(own) + " at rank " + std::to_string(self_->rank) + " and " + shown(theirs) +
             " at rank " + std::to_string(peer_);
   };
-  for (auto const& field : self_.fields) {
+  for (auto const& field : self_->fields) {
     auto const* theirs = find_field(peer_fields_, field.name);
     if (!theirs || *theirs != printable(field.value)) add(field.name, &field.value, theirs);
   }
   for (auto const& field : peer_fields_) {
-    if (!find_field(self_.fields, field.name)) add(field.name, nullptr, &field.value);
+    if (!find_field(self_->fields, field.name)) add(field.name, nullptr, &field.value);
   }
   return text;
 }
 
 // Over both hellos in the order in which they were sent, so that a proof fits one handshake, direction and pair only.
-Digest Handshake::proof_of(Role role) const {
-  bool const own_first = role_ == Role::kConnector;
-  auto const& first = own_first ? own_hello_ : peer_hello_;
-  auto const& second = own_first ? peer_hello_ : own_hello_;
-  auto const transcript = ByteWriter()
-                              .text(role == Role::kConnector ? "headway connector" : "headway acceptor")
-                              .integer(static_cast<std::uint32_t>(first.size()))
-                              .raw(first)
-                              .integer(static_cast<std::uint32_t>(second.size()))
-                              .raw(second)
-                              .take();
-  return hmac_sha256(std::as_bytes(std::span(self_.secret)), transcript);
+Digest Handshake::proof_of(Role role) {
+  if (!transcript_) {
+    bool const own_first = role_ == Role::kConnector;
+    auto const& first = own_first ? own_hello_ : peer_hello_;
+    auto const& second = own_first ? peer_hello_ : own_hello_;
+    auto const length = [](auto const& hello) {
+      return ByteWriter().integer(static_cast<std::uint32_t>(hello.size())).take();
+    };
+    transcript_ = Sha256().update(length(first)).update(first).update(length(second)).update(second).finish();
+  }
+  auto const proved =
+      ByteWriter().text(role == Role::kConnector ? "headway connector" : "headway acceptor").raw(*transcript_).take();
+  return hmac_sha256(std::as_bytes(std::span(self_->secret)), proved);
 }
 
 // Until the other side has proved itself, its refusal is a stranger's word; but it is all that a rank with a wrong

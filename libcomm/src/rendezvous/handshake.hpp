@@ -6,6 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,7 +16,7 @@ namespace headway::comm {
 
 /// Version of everything that follows the handshake. The handshake itself keeps its form, so that any two versions can
 /// tell each other what differs.
-inline constexpr int kProtocolVersion = 2;
+inline constexpr int kProtocolVersion = 3;
 
 /// Drawn by each process for each group: tells a rank from an earlier or a foreign one at the same address.
 using InstanceId = std::array<std::byte, 16>;
@@ -38,8 +40,8 @@ struct HandshakeSelf {
 ///
 ///     connector -> acceptor   hello: ranks, instances, nonce, fields
 ///     acceptor  -> connector  hello
-///     connector -> acceptor   proof: HMAC(secret, "connector", both hellos)
-///     acceptor  -> connector  proof: HMAC(secret, "acceptor", both hellos)
+///     connector -> acceptor   proof: HMAC(secret, "connector", hash of both hellos)
+///     acceptor  -> connector  proof: HMAC(secret, "acceptor", hash of both hellos)
 ///
 /// A refusal with its reason may take the place of any of the acceptor's messages. The fields are compared by both
 /// sides, and only after the other has proved that it knows the secret: a stranger cannot make a rank fail.
@@ -53,9 +55,13 @@ class Handshake {
     kDisagreement,  ///< The other side is a rank of this group, but differs in a field.
   };
 
-  /// The side that opens the connection, to a rank whose instance the store gave.
+  using Self = std::shared_ptr<HandshakeSelf const>;
+
+  /// The side that opens the connection, to a rank whose instance its contact gave.
+  static Handshake connect(Self self, int peer, InstanceId peer_instance);
   static Handshake connect(HandshakeSelf self, int peer, InstanceId peer_instance);
   /// The side that accepts.
+  static Handshake accept(Self self);
   static Handshake accept(HandshakeSelf self);
 
   /// Bytes to read next, at most; never beyond the handshake's end. 0 when nothing is to be read.
@@ -66,6 +72,9 @@ class Handshake {
   [[nodiscard]] std::vector<std::byte> take_output();
 
   [[nodiscard]] Outcome outcome() const { return outcome_; }
+  /// For the connector: the acceptor is the process that is looked for, as far as it says so itself, and its proof is
+  /// what is missing.
+  [[nodiscard]] bool is_greeted() const { return !peer_hello_.empty(); }
   /// What went wrong, naming ranks, fields and values; empty while going and when done.
   [[nodiscard]] std::string const& error() const { return error_; }
   /// The other side's rank and instance; proved only once outcome() is kDone or kDisagreement.
@@ -75,7 +84,7 @@ class Handshake {
  private:
   enum class Role : std::uint32_t { kConnector = 1, kAcceptor = 2 };
 
-  Handshake(Role role, HandshakeSelf self, int peer, InstanceId peer_instance);
+  Handshake(Role role, Self self, int peer, InstanceId peer_instance);
   void send_hello();
   void send_proof();
   void on_message(Message const& message);
@@ -84,18 +93,20 @@ class Handshake {
   void on_refusal(std::span<std::byte const> body);
   [[nodiscard]] std::string check_hello(std::span<std::byte const> body);
   [[nodiscard]] std::string differences() const;
-  [[nodiscard]] Digest proof_of(Role role) const;
+  [[nodiscard]] Digest proof_of(Role role);
   void fail(Outcome outcome, std::string error);
   /// Fails, and tells the other side `told`.
   void refuse(Outcome outcome, std::string const& error, std::string const& told);
 
   Role role_;
-  HandshakeSelf self_;
+  Self self_;
   int peer_;
   InstanceId peer_instance_;
   std::vector<AgreementField> peer_fields_;
   std::vector<std::byte> own_hello_;
   std::vector<std::byte> peer_hello_;
+  std::optional<Digest> transcript_;  ///< Hash of both hellos in the order in which they were sent.
+  bool fields_agree_ = false;         ///< Byte by byte, as they do nearly always.
   MessageReader reader_;
   std::vector<std::byte> output_;
   Outcome outcome_ = Outcome::kGoing;

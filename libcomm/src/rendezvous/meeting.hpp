@@ -2,32 +2,34 @@
 
 #include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
+#include "headway/comm/group.hpp"
+#include "rendezvous/connector.hpp"
 #include "rendezvous/failure.hpp"
 #include "rendezvous/handshake.hpp"
 #include "rendezvous/lifeline.hpp"
+#include "rendezvous/noticeboard.hpp"
 
-#include <condition_variable>
-#include <mutex>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace headway::comm {
 
-/// A connection whose handshake is done.
-struct Connection {
-  int peer = -1;
-  InstanceId instance{};
-  FileDescriptor socket;
-  bool local = false;  ///< An AF_UNIX socket.
-};
-
-/// Gathers the connections of one rank until it has all, and until every other rank has all of its own.
+/// Connects one rank with all others, in the thread that calls run().
 ///
-/// A thread accepts, so that a rank that waits for one peer still answers the others. Connections that fail the
-/// handshake are told why, counted, and forgotten. The first failure ends the meeting here and, through the
-/// connections that exist by then, at all ranks.
+/// 1. Rank 0 publishes where it can be reached (Noticeboard). Every other rank connects with it, and tells it where it
+///    can be reached itself. A connection with rank 0 shows that the announcement is not one of an earlier attempt.
+/// 2. Once rank 0 knows all ranks, it tells everyone about all.
+/// 3. Each rank connects with all lower ones, at the same time, and accepts from the higher ones.
+/// 4. Each rank that has all connections says so to all, and is done when all have said so.
+///
+/// So the store serves one small value per rank, and all else goes over connections that have proved the secret. One
+/// epoll loop serves listeners, handshakes in both directions and connections: n ranks cost O(n) per rank. Connections
+/// that fail the handshake are told why, counted, and forgotten. The first failure ends the meeting here and, through
+/// the connections that exist by then, at all ranks.
 class Meeting {
  public:
   struct Listener {
@@ -35,93 +37,128 @@ class Meeting {
     bool local = false;
   };
 
-  Meeting(HandshakeSelf self, std::vector<Listener> listeners, Deadline deadline);
+  /// `self.secret` is empty if none was given. `own.instance` is that of `self`. `board` and `options` must outlive it.
+  Meeting(HandshakeSelf self, Contact own, std::vector<Listener> listeners, Noticeboard& board,
+          GroupOptions const& options, Deadline deadline);
   ~Meeting();
   Meeting(Meeting const&) = delete;
   Meeting& operator=(Meeting const&) = delete;
 
-  /// Thread-safe, as all below.
-  void add(Connection connection);
-  /// Why `peer` is not connected yet; part of the error if the deadline passes.
-  void note(int peer, std::string why);
-  void fail(RendezvousFailure failure);
-
-  /// @returns whether the meeting ended before `until`.
-  [[nodiscard]] bool wait_until(Deadline until);
-  /// Readable once the meeting ended.
-  [[nodiscard]] int ended_fd() const { return ended_.get(); }
-  /// Meaningful once the meeting ended: why it failed, if it did.
-  [[nodiscard]] std::optional<RendezvousFailure> failure();
-  /// The connections by rank, blocking; after a meeting that did not fail.
-  [[nodiscard]] std::vector<Lifeline> take_lifelines();
-  /// Connections that were turned away.
-  [[nodiscard]] std::uint64_t refusals();
+  /// @returns the connections by rank, non-blocking.
+  /// @throws RendezvousError, or what options.while_connecting throws.
+  [[nodiscard]] std::vector<Lifeline> run();
+  /// Tells the others that this rank failed before it could be reached; instead of run(), best effort, within 2 s.
+  void tell_early_failure(RendezvousFailure const& failure) noexcept;
+  /// The attempt's generation; empty while this rank knows none.
+  [[nodiscard]] std::string generation() const { return announcement_ ? announcement_->generation() : ""; }
 
  private:
-  struct Pending {
+  /// A connection that was accepted and has not proved itself.
+  struct Incoming {
     FileDescriptor socket;
     bool local;
     Handshake handshake;
     Deadline deadline;
-    std::vector<std::byte> output;
-    bool lingering = false;  ///< Refused; its input is dropped until it closes, so that it can read why.
+    std::vector<std::byte> output{};
+    bool waits_for_room = false;  ///< Its socket takes no more output now.
+    bool lingering = false;       ///< Refused; its input is dropped until it closes, so that it can read why.
   };
+  /// A connection whose handshake is done.
   struct Member {
-    Connection connection;
-    MessageReader reader;
+    InstanceId instance{};
+    FileDescriptor socket;
+    bool local = false;
+    MessageReader reader{kMaxMemberMessageBody};
+    std::vector<std::byte> output{};
+    bool waits_for_room = false;
     bool told_ready = false;
     bool is_ready = false;
   };
+  /// A lower rank that this one connects with.
+  struct Wanted {
+    Contact contact;
+    std::optional<Connector> connector;
+    Deadline retry_at{};
+    std::chrono::milliseconds patience{5};
+  };
 
-  void run() noexcept;
+  void begin();
   void step();
-  void adopt_added();
+  void tick();
+  [[nodiscard]] bool is_done() const;
+  void handle(std::uint64_t label, std::uint32_t events);
+  void watch(int fd, std::uint64_t label, std::uint32_t events, int operation);
+  void open_listeners();
+
+  // Finding rank 0.
+  void look_for_rank_0();
+  void adopt(Announcement announcement);
+  void use_secret_of(Announcement const& announcement);
+  [[nodiscard]] bool follow_newer_announcement();
+  void find_failure_of_rank_0();
+  void expect_same_host(int peer, Contact const& contact) const;
+
+  // Connecting with lower ranks.
+  void connect_with(int peer, Contact contact);
+  void advance(int peer);
+  void retry(int peer, Wanted& wanted);
+  void advance_timers();
+
+  // Accepting higher ranks.
+  void accept_from(Listener const& listener);
+  void make_room();
+  bool read_handshake(Incoming& incoming);
+  bool flush_output(Incoming& incoming);
+  /// @returns whether the connection stays.
+  bool advance(Incoming& incoming);
+  bool conclude(Incoming& incoming);
+  void count_refusal(std::string const& why);
+
+  // Connected ranks.
+  void join(int peer, InstanceId const& instance, FileDescriptor socket, bool local);
+  void read_messages(int peer);
+  void on_message(int peer, Message const& message);
+  void on_contact(int peer, Message const& message);
+  void on_contacts(Message const& message);
+  void on_closed(int peer);
+  void send(int peer, MessageKind kind, std::span<std::byte const> body);
+  void flush(int peer);
   void expect_files_for_transport() const;
   void tell_ready();
   void check_deadlines();
-  [[nodiscard]] Deadline next_deadline() const;
-  [[nodiscard]] bool all_connected() const;
-  [[nodiscard]] bool everyone_ready() const;
-  void accept_from(Listener const& listener);
-  void make_room();
-  /// @returns whether the pending connection stays.
-  bool advance(Pending& pending, short events);
-  bool read_handshake(Pending& pending);
-  bool flush_output(Pending& pending);
-  bool conclude(Pending& pending);
-  void count_refusal(std::string const& why);
-  void join(Connection connection);
-  void read_verdict(Member& member);
-  void on_verdict(Member& member, Message const& message);
-  void on_closed(int peer);
   void record_failure(RendezvousFailure failure);
-  void fail_here(std::string text) { record_failure({.origin = self_.rank, .text = std::move(text)}); }
-  void tell_failure() noexcept;
-  [[nodiscard]] std::string who_is_missing();
+  void fail_here(std::string text) { record_failure({.origin = self_->rank, .text = std::move(text)}); }
+  void tell_failure(RendezvousFailure const& failure) noexcept;
+  [[nodiscard]] std::string who_is_missing() const;
+  [[nodiscard]] std::vector<Lifeline> take_lifelines();
 
-  HandshakeSelf const self_;
+  std::shared_ptr<HandshakeSelf> self_;
+  bool const was_given_secret_;
+  Contact const own_;
   std::vector<Listener> listeners_;
+  std::vector<SocketAddress> sources_;  ///< Addresses to connect from; empty: any.
+  Noticeboard& board_;
+  GroupOptions const& options_;
   Deadline const deadline_;
-  FileDescriptor wake_;
-  FileDescriptor ended_;
+  FileDescriptor epoll_;
+  Deadline next_tick_, next_timer_ = Deadline::max();
 
-  // Used by the thread only, and by others after it ended.
-  std::vector<Pending> pending_;
+  std::optional<Announcement> announcement_;
+  Deadline announced_at_{};  ///< When this rank first saw the announcement.
+  Deadline next_look_{};     ///< For a newer announcement, or a failure.
+  std::string refusal_;      ///< Why rank 0 refused this rank.
+
+  std::map<int, Incoming> incoming_;  ///< By socket, the key in `label`.
+  std::map<int, Wanted> wanted_;      ///< By rank.
   std::vector<std::optional<Member>> members_;
-  bool has_checked_files_ = false;
+  std::vector<std::string> contacts_;                 ///< Of the ranks as rank 0 learns them.
   std::vector<std::optional<Deadline>> missed_from_;  ///< When a rank that closed its connection counts as gone.
-
-  std::mutex mutex_;  // Guards all below.
-  std::condition_variable changed_;
-  std::vector<Connection> added_;
-  std::vector<std::string> notes_;
+  std::vector<std::string> notes_;                    ///< Why a rank is not connected yet.
+  int num_members_ = 0, num_ready_ = 0, num_contacts_ = 0;
+  bool has_opened_listeners_ = false, has_contacts_ = false, has_told_ready_ = false;
   std::optional<RendezvousFailure> failure_;
   std::uint64_t refusals_ = 0;
   std::string last_refusal_;
-  bool stop_ = false;
-  bool is_ended_ = false;
-
-  std::jthread thread_;  // Last: starts when all else is there, and ends first.
 };
 
 }  // namespace headway::comm

@@ -11,7 +11,7 @@ constexpr std::uint32_t kMagic = 0x59574448;  // "HDWY"
 }  // namespace
 
 std::vector<std::byte> encode_message(MessageKind kind, std::span<std::byte const> body) {
-  expects(body.size() <= kMaxMessageBody, "a rendezvous message is too long: is the group's name very long?");
+  expects(body.size() <= kMaxMemberMessageBody, "a rendezvous message is too long: is the group's name very long?");
   return ByteWriter()
       .integer(kMagic)
       .integer(static_cast<std::uint32_t>(kind))
@@ -22,13 +22,13 @@ std::vector<std::byte> encode_message(MessageKind kind, std::span<std::byte cons
 
 std::size_t MessageReader::wanted() const {
   if (!error_.empty()) return 0;
-  return kMessagePrefixBytes + (in_body_ ? body_bytes_ : 0) - bytes_.size();
+  return (in_body_ ? kMessagePrefixBytes + body_bytes_ : sure_bytes_) - bytes_.size();
 }
 
 void MessageReader::feed(std::span<std::byte const> bytes) {
   expects(bytes.size() <= wanted(), "more bytes than the message has");
   bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
-  if (!in_body_ && bytes_.size() == kMessagePrefixBytes) parse_prefix();
+  if (!in_body_ && bytes_.size() >= kMessagePrefixBytes) parse_prefix();
 }
 
 void MessageReader::parse_prefix() {
@@ -39,12 +39,13 @@ void MessageReader::parse_prefix() {
   if (magic != kMagic) {
     error_ = "it does not speak Headway's protocol";
   } else if (kind < static_cast<std::uint32_t>(MessageKind::kHello) ||
-             kind > static_cast<std::uint32_t>(MessageKind::kFailure)) {
+             kind > static_cast<std::uint32_t>(MessageKind::kContacts)) {
     error_ = "it sent a message of unknown kind";
-  } else if (body_bytes_ > kMaxMessageBody) {
+  } else if (body_bytes_ > max_body_) {
     error_ = "it sent a message that is too long";
   } else {
     in_body_ = true;
+    if (bytes_.size() > kMessagePrefixBytes + body_bytes_) error_ = "it sent more than it was asked for";
   }
 }
 
@@ -52,7 +53,7 @@ std::optional<Message> MessageReader::take() {
   if (!in_body_ || wanted() != 0) return std::nullopt;
   Message message{.kind = static_cast<MessageKind>(std::to_integer<std::uint8_t>(bytes_[4])),
                   .body = {bytes_.begin() + kMessagePrefixBytes, bytes_.end()}};
-  *this = MessageReader();
+  *this = MessageReader(max_body_, sure_bytes_);
   return message;
 }
 

@@ -15,6 +15,8 @@ enum class MessageKind : std::uint8_t {
   kRefusal = 3,  ///< Will not connect, and why.
   kReady = 4,    ///< Connected with all ranks.
   kFailure = 5,  ///< The rendezvous failed, where and why.
+  kContact = 6,  ///< To rank 0: how the sender can be reached.
+  kContacts = 7  ///< From rank 0: how all ranks can be reached.
 };
 
 /// One message of the rendezvous: 4 bytes of magic, 4 of kind, 4 of body length, the body; all little endian.
@@ -24,15 +26,23 @@ struct Message {
 };
 
 inline constexpr std::size_t kMessagePrefixBytes = 12;
+/// Longest body that is read from a process that has not proved who it is.
 inline constexpr std::size_t kMaxMessageBody = 16 * 1024;
+/// Longest body between ranks that are connected: the contacts of all ranks, about 400 bytes each.
+inline constexpr std::size_t kMaxMemberMessageBody = 64 * 1024 * 1024;
 
-/// @throws UsageError if the body is longer than kMaxMessageBody.
+/// @throws UsageError if the body is longer than kMaxMemberMessageBody.
 [[nodiscard]] std::vector<std::byte> encode_message(MessageKind kind, std::span<std::byte const> body);
 
 /// Assembles messages from a byte stream without ever asking for a byte beyond the current message.
 class MessageReader {
  public:
-  /// How many bytes are missing to the next step; 0 once a message is there or the stream is no rendezvous.
+  /// `sure_bytes`: the sender says no more than one message of at least so many bytes, or one that is shorter, before
+  /// it has an answer. So many may be asked for at once.
+  explicit MessageReader(std::size_t max_body = kMaxMessageBody, std::size_t sure_bytes = kMessagePrefixBytes)
+      : max_body_(max_body), sure_bytes_(sure_bytes) {}
+
+  /// How many bytes may be read for the next step; 0 once a message is there or the stream is no rendezvous.
   [[nodiscard]] std::size_t wanted() const;
   /// Takes at most wanted() bytes.
   void feed(std::span<std::byte const> bytes);
@@ -44,6 +54,8 @@ class MessageReader {
  private:
   void parse_prefix();
 
+  std::size_t max_body_;
+  std::size_t sure_bytes_;
   std::vector<std::byte> bytes_;
   std::size_t body_bytes_ = 0;
   bool in_body_ = false;

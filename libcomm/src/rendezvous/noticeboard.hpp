@@ -2,30 +2,51 @@
 
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/store.hpp"
+#include "rendezvous/contact.hpp"
 #include "rendezvous/failure.hpp"
 
+#include <chrono>
 #include <optional>
 #include <string>
 
 namespace headway::comm {
 
-/// What the ranks of one group tell each other through the store before they are connected.
+/// The announcement of rank 0, from which the other ranks find it. Rank 0 makes it anew for each attempt to connect.
+struct Announcement {
+  std::string drawn_secret;  ///< Empty: the ranks were given one.
+  Contact contact;
+
+  /// Distinguishes this attempt from every other one under the same store and name.
+  [[nodiscard]] std::string generation() const;
+};
+
+/// A failure and the time at which its rank posted it.
+struct PostedFailure {
+  RendezvousFailure failure;
+  std::chrono::system_clock::time_point posted_at;
+};
+
+/// The keys of one group in the store.
+///
+/// A store may hold the keys of earlier attempts under the same name: torchrun restarts a job with its store, and a
+/// program may destroy a group and make it again. So one key alone is read before it is known to be of this attempt:
+/// the announcement of rank 0. It names a process and says its secret, hence an old one shows when rank 0 is not there,
+/// and it is read again. All other keys carry the generation of their attempt.
 class Noticeboard {
  public:
   Noticeboard(Store& store, std::string const& group) : store_(store), prefix_("headway/" + group + "/") {}
 
-  /// The group's secret: `given`, or what rank 0 drew where it was given none.
-  /// @throws SystemError if rank 0 was given one and this rank was not, or rank 0 does not appear in time.
-  [[nodiscard]] std::string agree_on_secret(int rank, std::string const& given, Deadline deadline);
+  void post_announcement(Announcement const& announcement);
+  /// @returns nothing if there is none by `until`. @throws SystemError if it cannot be read.
+  [[nodiscard]] std::optional<Announcement> find_announcement(Deadline until);
 
-  void post_contact(int rank, std::string const& text);
-  /// @returns nothing if `rank` has not posted its contact by `until`.
-  [[nodiscard]] std::optional<std::string> find_contact(int rank, Deadline until);
-
-  /// Tells ranks that are not connected with this one that the rendezvous failed; best effort.
-  void post_failure(RendezvousFailure const& failure) noexcept;
-  /// What a rank posted, if any did; hardly waits.
-  [[nodiscard]] std::optional<RendezvousFailure> find_failure();
+  /// Tells ranks that are not connected with this one that connecting failed; best effort.
+  void post_failure(std::string const& generation, RendezvousFailure const& failure) noexcept;
+  /// Notes that `rank` of this process has given up an attempt. Thread-safe.
+  static void conclude(std::string const& generation, int rank);
+  [[nodiscard]] static bool is_concluded(std::string const& generation, int rank);
+  /// @returns what a rank posted, if any did by `until`.
+  [[nodiscard]] std::optional<PostedFailure> find_failure(std::string const& generation, Deadline until);
 
  private:
   [[nodiscard]] std::optional<std::string> find(std::string const& key, Deadline until);

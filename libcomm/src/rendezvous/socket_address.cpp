@@ -126,19 +126,25 @@ std::string SocketAddress::to_string() const {
   return is_local() ? "a local socket" : "no address";
 }
 
-std::vector<SocketAddress> host_addresses() {
+std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) throw SystemError("getifaddrs", errno, "listing this host's addresses");
   std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> const owner(first, &::freeifaddrs);
-  std::vector<SocketAddress> addresses;
+  std::vector<InterfaceAddress> found;
   for (ifaddrs const* entry = first; entry; entry = entry->ifa_next) {
     if (!entry->ifa_addr || !(entry->ifa_flags & IFF_UP)) continue;
     int const family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     SocketAddress const address(entry->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    if (!is_link_local(address)) addresses.push_back(address);
+    if (!is_link_local(address)) found.push_back({entry->ifa_name, address});
   }
-  std::stable_partition(addresses.begin(), addresses.end(), [](auto const& each) { return !each.is_loopback(); });
+  std::stable_partition(found.begin(), found.end(), [](auto const& each) { return !each.address.is_loopback(); });
+  return found;
+}
+
+std::vector<SocketAddress> host_addresses() {
+  std::vector<SocketAddress> addresses;
+  for (auto const& each : interface_addresses()) addresses.push_back(each.address);
   return addresses;
 }
 

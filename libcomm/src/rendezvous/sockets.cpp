@@ -46,15 +46,30 @@ FileDescriptor listen_on(SocketAddress const& address) {
   return socket;
 }
 
-TcpListener listen_tcp(std::string const& interface_address) {
-  TcpListener listener;
-  if (!interface_address.empty()) {
-    auto const address = SocketAddress::numeric(interface_address, 0);
-    expects(address.has_value(), "interface_address is '" + interface_address + "', which is no numeric IP address");
-    listener.socket = listen_on(*address);
-    listener.reachable_at = {own_address(listener.socket.get())};
-    return listener;
+std::vector<InterfaceAddress> addresses_of_interface(std::string const& interface) {
+  std::string present;
+  std::vector<InterfaceAddress> found;
+  for (auto const& each : interface_addresses()) {
+    if (interface == each.interface || interface == each.address.ip()) found.push_back(each);
+    present += (present.empty() ? "" : ", ") + each.interface + " (" + each.address.ip() + ")";
   }
+  expects(!found.empty(), "interface is '" + interface +
+                              "', which is no interface of this host that is up, nor one of " +
+                              "its addresses; there are " + present);
+  return found;
+}
+
+std::vector<TcpListener> listen_tcp(std::string const& interface) {
+  std::vector<TcpListener> listeners;
+  if (!interface.empty()) {
+    for (auto const& each : addresses_of_interface(interface)) {
+      auto& listener = listeners.emplace_back();
+      listener.socket = listen_on(each.address);
+      listener.reachable_at = {own_address(listener.socket.get())};
+    }
+    return listeners;
+  }
+  auto& listener = listeners.emplace_back();
   listener.socket = listen_on_all();
   SocketAddress const bound = own_address(listener.socket.get());
   for (auto const& address : host_addresses()) {
@@ -62,15 +77,20 @@ TcpListener listen_tcp(std::string const& interface_address) {
       listener.reachable_at.push_back(address.with_port(bound.port()));
     }
   }
-  return listener;
+  return listeners;
 }
 
-int start_connect(SocketAddress const& address, FileDescriptor& socket) {
+int start_connect(SocketAddress const& address, SocketAddress const& source, FileDescriptor& socket) {
   socket = FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   // No other address would do any better.
   if (!socket.valid() && is_out_of_files(errno)) throw SystemError("socket", errno, address.to_string());
   if (!socket.valid()) return errno;
   if (!address.is_local()) tune_connection(socket.get());
+  if (source.length() > 0 && !address.is_local()) {
+    int const on = 1;  // The port is chosen once the destination is known, so that there are enough. Best effort.
+    ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+    if (::bind(socket.get(), source.raw(), source.length()) != 0) return errno;
+  }
   return ::connect(socket.get(), address.raw(), address.length()) == 0 ? 0 : errno;
 }
 

@@ -11,19 +11,24 @@ namespace headway::comm {
 /// Listens on `address`, non-blocking. @throws SystemError naming the address.
 [[nodiscard]] FileDescriptor listen_on(SocketAddress const& address);
 
-/// Sockets that listen for TCP, on one port for each, and the addresses under which others reach them.
+/// A socket that listens for TCP, and the addresses under which others reach it.
 struct TcpListener {
   FileDescriptor socket;
   std::vector<SocketAddress> reachable_at;
 };
 
-/// Listens on `interface_address` (a numeric IPv4 or IPv6 address), or on all addresses of both families if it is
-/// empty.
-/// @throws UsageError if it is not numeric, SystemError if it is not this host's.
-[[nodiscard]] TcpListener listen_tcp(std::string const& interface_address);
+/// Addresses of this host's interface named `interface`, or the address that `interface` itself is; with port 0.
+/// @throws UsageError if `interface` is neither an interface that is up nor an address of this host; it names those
+/// that there are.
+[[nodiscard]] std::vector<InterfaceAddress> addresses_of_interface(std::string const& interface);
 
-/// Opens a non-blocking, tuned socket and starts to connect it. @returns 0, EINPROGRESS, or why it failed at once.
-[[nodiscard]] int start_connect(SocketAddress const& address, FileDescriptor& socket);
+/// Listens on the addresses of `interface`, one socket for each, or on all addresses of both families with one socket
+/// if it is empty. @throws UsageError, SystemError.
+[[nodiscard]] std::vector<TcpListener> listen_tcp(std::string const& interface);
+
+/// Opens a non-blocking, tuned socket and starts to connect it, from `source` if that is an address.
+/// @returns 0, EINPROGRESS, or why it failed at once.
+[[nodiscard]] int start_connect(SocketAddress const& address, SocketAddress const& source, FileDescriptor& socket);
 
 /// For a TCP socket: no delay for small packets, and probes by which a vanished host shows within
 /// about 11 s while nothing is in flight. TCP_USER_TIMEOUT is not set: it would also end connections to a rank that

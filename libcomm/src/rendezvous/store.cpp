@@ -40,6 +40,15 @@ std::string file_name(std::string const& key) {
   return name.size() <= kMaxNameBytes ? name : "hash-" + to_hex(sha256(std::as_bytes(std::span(key))));
 }
 
+// On a network file system a signal may interrupt it.
+FileDescriptor open_file(std::string const& path, int flags) {
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+  } while (fd < 0 && errno == EINTR);
+  return FileDescriptor(fd);
+}
+
 void write_all(int fd, std::string_view value, std::string const& path) {
   while (!value.empty()) {
     ssize_t const written = ::write(fd, value.data(), value.size());
@@ -51,7 +60,7 @@ void write_all(int fd, std::string_view value, std::string const& path) {
 
 // Values appear by rename, so a file that is there is whole. @returns whether it is there.
 bool read_file(std::string const& path, std::string& value) {
-  FileDescriptor const file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor const file = open_file(path, O_RDONLY);
   if (!file.valid()) {
     if (errno == ENOENT || errno == ESTALE) return false;
     throw SystemError("open", errno, path);
@@ -95,12 +104,13 @@ FileStore::FileStore(std::filesystem::path directory) : directory_(std::move(dir
 void FileStore::set(std::string const& key, std::string_view value) {
   std::string const temporary = (directory_ / ("new-" + to_hex(random_bytes<8>()))).string();
   std::string const final_path = (directory_ / file_name(key)).string();
-  FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  FileDescriptor file = open_file(temporary, O_WRONLY | O_CREAT | O_EXCL);
   if (!file.valid()) throw SystemError("open", errno, temporary);
   try {
     write_all(file.get(), value, temporary);
     // Closing is what makes the bytes visible on a network file system; it may be what reports that the disk is full.
-    if (::close(file.release()) != 0) throw SystemError("close", errno, temporary);
+    // Linux has closed it also where a signal interrupted that.
+    if (::close(file.release()) != 0 && errno != EINTR) throw SystemError("close", errno, temporary);
     if (::rename(temporary.c_str(), final_path.c_str()) != 0) throw SystemError("rename", errno, final_path);
   } catch (...) {
     ::unlink(temporary.c_str());

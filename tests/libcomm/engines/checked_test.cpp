@@ -30,8 +30,8 @@ struct FaultyShm {
   static constexpr char const* kName = "faulty_shm";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
     auto lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
-    return std::make_unique<CheckedEndpoint>(make_shm_endpoint(rank, size, lifelines, {.landing_bytes = landing_bytes}),
-                                             7);
+    return std::make_unique<CheckedEndpoint>(
+        make_shm_endpoint(rank, size, std::move(lifelines), {.landing_bytes = landing_bytes}), 7);
   }
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
     return connect_in_threads<FaultyShm>(size, landing_bytes);

@@ -18,8 +18,8 @@ struct Composite {
     for (int peer = 0; peer < size; ++peer) engine_of_peer.push_back(peer % 2 == rank % 2 ? 0 : 1);
     auto lifelines = connect_test_lifelines(rank, landing_bytes, store, {Engine::kShm, Engine::kTcp}, engine_of_peer);
     std::vector<std::unique_ptr<Endpoint>> engines;
-    engines.push_back(make_shm_endpoint(rank, size, lifelines[0], {.landing_bytes = landing_bytes}));
-    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, lifelines[1], engines.front()->landing()));
+    engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[0]), {.landing_bytes = landing_bytes}));
+    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, std::move(lifelines[1]), engines.front()->landing()));
     return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
   }
 

@@ -38,8 +38,7 @@ inline std::vector<std::vector<Lifeline>> connect_test_lifelines(int rank, std::
     auto const size = static_cast<int>(engine_of_peer.size());
     sets.push_back(connect_test_lifelines(rank, size, landing_bytes, store, engines[engine], std::to_string(engine)));
     for (std::size_t peer = 0; peer < engine_of_peer.size(); ++peer) {
-      int& fd = sets.back()[peer].fd;
-      if (engine_of_peer[peer] != engine && fd >= 0) ::close(std::exchange(fd, -1));
+      if (engine_of_peer[peer] != engine) sets.back()[peer].fd.reset();
     }
   }
   return sets;

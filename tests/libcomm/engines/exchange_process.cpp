@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
     FileStore store(argv[3]);
     GroupOptions options;
     choose_engine(options, argv[4]);
-    if (std::string const address = argv[5]; address != "-") options.interface_address = address;
+    if (std::string const address = argv[5]; address != "-") options.interface = address;
     options.slot_bytes = 16 * 1024;
     options.max_lag = std::atoi(argv[7]);
     options.connect_timeout = std::chrono::seconds(60);

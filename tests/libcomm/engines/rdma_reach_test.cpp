@@ -52,7 +52,6 @@ TEST(RdmaReachTest, RanksOfOtherHostsLearnIt) {
       threads.emplace_back([&, rank] {
         auto const lifelines = connect_test_lifelines(rank, 3, 4096, store, engine);
         expect_reaches_of(exchange_rdma_reach(lifelines, reach_of(rank)), rank, engine == Engine::kTcp);
-        for (auto const& each : lifelines) FileDescriptor(each.fd).reset();
       });
     }
   }

@@ -45,7 +45,7 @@ std::array<std::string, 2> connect_with_files(int num_files) {
     on_both([&](int rank) {
       auto const index = static_cast<std::size_t>(rank);
       try {
-        endpoints[index] = make_shm_endpoint(rank, 2, lifelines[index], {.landing_bytes = kLandingBytes});
+        endpoints[index] = make_shm_endpoint(rank, 2, std::move(lifelines[index]), {.landing_bytes = kLandingBytes});
       } catch (std::exception const& error) {
         errors[index] = error.what();
       }
@@ -86,8 +86,8 @@ TEST(ShmDescriptors, WhoeverRunsOutOfFilesSaysSo) {
   }
   try {
     FileStore store(folder);
-    auto const lifelines = connect_test_lifelines(rank, size, kLandingBytes, store, Engine::kShm);
-    auto const endpoint = make_shm_endpoint(rank, size, lifelines, {.landing_bytes = kLandingBytes});
+    auto lifelines = connect_test_lifelines(rank, size, kLandingBytes, store, Engine::kShm);
+    auto const endpoint = make_shm_endpoint(rank, size, std::move(lifelines), {.landing_bytes = kLandingBytes});
     ::_exit(0);
   } catch (std::exception const& error) {
     std::string const text = "rank " + std::to_string(rank) + ": " + error.what() + "\n";

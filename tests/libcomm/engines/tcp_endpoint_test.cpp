@@ -23,10 +23,11 @@ class TcpEndpointTest : public testing::Test {
     for (std::size_t peer : {1U, 2U}) {
       int fds[2] = {-1, -1};
       EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-      lifelines[peer].fd = fds[0];
+      lifelines[peer].fd = FileDescriptor(fds[0]);
       (peer == 1 ? peer_1_ : peer_2_) = FileDescriptor(fds[1]);
     }
-    endpoint_ = std::make_unique<TcpEndpoint>(0, 3, lifelines, std::make_unique<LandingMemory>(kLandingBytes));
+    endpoint_ =
+        std::make_unique<TcpEndpoint>(0, 3, std::move(lifelines), std::make_unique<LandingMemory>(kLandingBytes));
   }
 
   template <typename Predicate>

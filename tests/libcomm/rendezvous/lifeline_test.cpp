@@ -5,6 +5,8 @@
 #include "rendezvous/agreement.hpp"
 #include "rendezvous/contact.hpp"
 #include "rendezvous/handshake.hpp"
+#include "rendezvous/noticeboard.hpp"
+#include "rendezvous/process_start.hpp"
 #include "rendezvous/random.hpp"
 #include "rendezvous/sockets.hpp"
 
@@ -16,6 +18,8 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <set>
+#include <stdexcept>
 #include <thread>
 
 namespace headway::comm {
@@ -27,15 +31,6 @@ using std::chrono::seconds;
 struct RankResult {
   std::vector<Lifeline> lifelines;
   std::string error;
-
-  RankResult() = default;
-  RankResult(RankResult&&) = default;
-  RankResult& operator=(RankResult&&) = default;
-  ~RankResult() {
-    for (auto const& lifeline : lifelines) {
-      if (lifeline.fd >= 0) ::close(lifeline.fd);
-    }
-  }
 };
 
 struct RankArgs {
@@ -87,15 +82,15 @@ void expect_connected(std::vector<RankResult> const& results) {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       int const word = rank * 1000 + peer;
-      ASSERT_EQ(::send(result.lifelines[static_cast<std::size_t>(peer)].fd, &word, sizeof(word), 0), ssize_t{4});
+      ASSERT_EQ(::send(result.lifelines[static_cast<std::size_t>(peer)].fd.get(), &word, sizeof(word), 0), ssize_t{4});
     }
   }
   for (int rank = 0; rank < size; ++rank) {
-    EXPECT_EQ(results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(rank)].fd, -1);
+    EXPECT_EQ(results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(rank)].fd.get(), -1);
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       int word = 0;
-      int const fd = results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(peer)].fd;
+      int const fd = results[static_cast<std::size_t>(rank)].lifelines[static_cast<std::size_t>(peer)].fd.get();
       ASSERT_EQ(::recv(fd, &word, sizeof(word), MSG_WAITALL), ssize_t{4});
       EXPECT_EQ(word, peer * 1000 + rank);
     }
@@ -112,7 +107,7 @@ TEST_P(EveryEngine, ConnectsAllPairs) {
     expect_connected(results);
     for (auto const& result : results) {
       for (auto const& lifeline : result.lifelines) {
-        if (lifeline.fd < 0) continue;
+        if (!lifeline.fd.valid()) continue;
         EXPECT_EQ(lifeline.same_host, GetParam() != Engine::kTcp);
         EXPECT_EQ(lifeline.peer_pid, GetParam() != Engine::kTcp ? ::getpid() : -1);
       }
@@ -153,13 +148,29 @@ TEST(Lifelines, ConnectOverIpv4AndIpv6Addresses) {
   for (std::string const address : {"127.0.0.1", "::1"}) {
     MemoryStore store;
     auto args = ranks(3, Engine::kTcp);
-    for (auto& rank : args) rank.options.interface_address = address;
+    for (auto& rank : args) rank.options.interface = address;
     auto const results = connect_all(args, store);
-    if (address == "::1" && contains(results[0].error, "Cannot assign requested address")) {
+    if (address == "::1" && contains(results[0].error, "no interface of this host")) {
       GTEST_SKIP() << "this host has no IPv6 loopback";
     }
     expect_connected(results);
+    for (auto const& result : results) {
+      for (auto const& lifeline : result.lifelines) {
+        if (lifeline.fd.valid()) {
+          EXPECT_EQ(lifeline.own_address, address);
+        }
+      }
+    }
   }
+}
+
+TEST(Lifelines, AnInterfaceMayBeGivenByName) {
+  MemoryStore store;
+  auto args = ranks(3, Engine::kTcp);
+  for (auto& rank : args) rank.options.interface = "lo";
+  auto const results = connect_all(args, store);
+  expect_connected(results);
+  EXPECT_EQ(results[0].lifelines[1].own_address, results[1].lifelines[0].address);
 }
 
 TEST(Lifelines, AGivenSecretConnects) {
@@ -247,8 +258,8 @@ class GatedStore final : public Store {
  public:
   void set(std::string const& key, std::string_view value) override { inner_.set(key, value); }
   std::string get(std::string const& key, milliseconds timeout) override { return inner_.get(key, timeout); }
-  Contact contact_of(int rank) {
-    return decode_contact(inner_.get("headway/test/contact/" + std::to_string(rank), seconds(20)), rank);
+  Contact contact_of_rank_0() {
+    return Noticeboard(inner_, "test").find_announcement(Clock::now() + seconds(20)).value().contact;
   }
 
  private:
@@ -274,7 +285,7 @@ TEST_P(EveryEngine, StrangersAreToldWhyAndDoNotDisturb) {
   auto args = ranks(3, GetParam());
   for (auto& rank : args) rank.options.secret = "sesame";
   auto rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, args[0], store); });
-  Contact const contact = store.contact_of(0);
+  Contact const contact = store.contact_of_rank_0();
   SocketAddress const address =
       GetParam() == Engine::kTcp ? contact.addresses.back() : SocketAddress::local(contact.local_name);
 
@@ -302,21 +313,150 @@ TEST_P(EveryEngine, StrangersAreToldWhyAndDoNotDisturb) {
   expect_connected(results);
 }
 
-TEST(Lifelines, AContactOfAProcessThatIsGoneGivesWayToANewOne) {
+constexpr char const* kAnnouncementKey = "headway/test/announcement";
+
+// The keys of an attempt whose rank 0 has given up, in this process or, as far as `change` says so, in an earlier one.
+void leave_keys_of_a_failed_attempt(Store& store, RankArgs args) {
+  args.time = milliseconds(10);
+  EXPECT_NE(connect_rank(0, args, store).error, "");
+}
+
+TEST(Lifelines, AnAnnouncementOfAProcessThatIsGoneGivesWayToANewOne) {
+  for (bool const has_secret : {false, true}) {
+    auto args = ranks(2, Engine::kAuto);
+    if (has_secret) {
+      for (auto& rank : args) rank.options.secret = "sesame";
+    }
+    MemoryStore earlier;
+    leave_keys_of_a_failed_attempt(earlier, args[0]);
+    MemoryStore store;
+    store.set(kAnnouncementKey, earlier.get(kAnnouncementKey, seconds(1)));
+    auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
+    std::this_thread::sleep_for(milliseconds(50));  // Rank 1 tries the old contact, most likely.
+    std::vector<RankResult> results;
+    results.push_back(connect_rank(0, args[0], store));
+    results.push_back(rank_1.get());
+    expect_connected(results);
+  }
+}
+
+TEST(Lifelines, AnAnnouncementOfARankThatWasGivenASecretGivesWayToOneThatWasNot) {
   auto args = ranks(2, Engine::kAuto);
-  MemoryStore earlier;
-  auto gone = args[0];
-  gone.time = std::chrono::milliseconds(10);
-  EXPECT_NE(connect_rank(0, gone, earlier).error, "");
-  std::string const key = "headway/test/contact/0";
   MemoryStore store;
-  store.set(key, earlier.get(key, seconds(1)));
+  auto gone = args[0];
+  gone.options.secret = "sesame";
+  leave_keys_of_a_failed_attempt(store, gone);
+  Noticeboard::conclude(Noticeboard(store, "test").find_announcement(Clock::now() + seconds(1))->generation(), 1);
   auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // Rank 1 tries the old contact, most likely.
+  std::this_thread::sleep_for(milliseconds(50));
   std::vector<RankResult> results;
   results.push_back(connect_rank(0, args[0], store));
   results.push_back(rank_1.get());
   expect_connected(results);
+}
+
+TEST(Lifelines, AGroupIsMadeAgainUnderOneStoreAndName) {
+  MemoryStore store;
+  for (int round = 0; round < 20; ++round) expect_connected(connect_all(ranks(3, Engine::kAuto), store));
+}
+
+TEST(Lifelines, EveryAttemptHasAGenerationOfItsOwnThatAllRanksKnow) {
+  MemoryStore store;
+  std::set<std::string> seen;
+  for (int round = 0; round < 3; ++round) {
+    auto const args = ranks(3, Engine::kAuto);
+    std::vector<std::future<std::string>> pending;
+    for (int rank = 0; rank < 3; ++rank) {
+      pending.push_back(std::async(std::launch::async, [&, rank] {
+        Agreement const agreement{.size = 3, .landing_bytes = 4096, .options = &args[0].options};
+        return introduce(rank, agreement, store, Clock::now() + seconds(20)).generation;
+      }));
+    }
+    std::set<std::string> of_round;
+    for (auto& each : pending) of_round.insert(each.get());
+    EXPECT_EQ(of_round.size(), 1U);
+    EXPECT_TRUE(seen.insert(*of_round.begin()).second);
+  }
+}
+
+// A failure of `age` before this process began, or after it, under the generation that the store announces.
+void post_failure(MemoryStore& store, std::chrono::milliseconds after_start) {
+  Noticeboard board(store, "test");
+  auto const generation = board.find_announcement(Clock::now() + seconds(1))->generation();
+  auto const posted_at = std::chrono::duration_cast<milliseconds>(process_start().time_since_epoch()) + after_start;
+  store.set("headway/test/" + generation + "/failure", "2 " + std::to_string(posted_at.count()) + " the end is near");
+}
+
+TEST(Lifelines, AFailureOfAnEarlierAttemptEndsNoNewOne) {
+  auto args = ranks(2, Engine::kAuto);
+  MemoryStore store;
+  leave_keys_of_a_failed_attempt(store, args[0]);
+  post_failure(store, -seconds(1));
+  auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
+  std::this_thread::sleep_for(milliseconds(100));
+  std::vector<RankResult> results;
+  results.push_back(connect_rank(0, args[0], store));
+  results.push_back(rank_1.get());
+  expect_connected(results);
+}
+
+TEST(Lifelines, ARankThatComesLateLearnsWhyTheOthersGaveUp) {
+  auto args = ranks(2, Engine::kAuto);
+  MemoryStore store;
+  leave_keys_of_a_failed_attempt(store, args[0]);
+  post_failure(store, std::chrono::hours(24));
+  auto const start = Clock::now();
+  auto const result = connect_rank(1, args[1], store);
+  EXPECT_TRUE(contains(result.error, "rank 2 gave up: the end is near")) << result.error;
+  EXPECT_LT(Clock::now() - start, seconds(5));
+}
+
+TEST(Lifelines, ARankFollowsRank0WhenItIsAnnouncedAnew) {
+  auto args = ranks(3, Engine::kAuto);
+  for (auto& rank : args) rank.time = seconds(60);
+  MemoryStore store;
+  // An attempt that was left by its launcher while it waits for rank 2.
+  auto old_args = args[0];
+  old_args.time = seconds(3);
+  auto old_rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, old_args, store); });
+  auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
+  std::this_thread::sleep_for(milliseconds(300));
+  auto rank_2 = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(milliseconds(1500));
+    return connect_rank(2, args[2], store);
+  });
+  std::vector<RankResult> results;
+  results.push_back(connect_rank(0, args[0], store));
+  results.push_back(rank_1.get());
+  results.push_back(rank_2.get());
+  expect_connected(results);
+  EXPECT_NE(old_rank_0.get().error, "");
+}
+
+TEST(Lifelines, ACallerThatGivesUpConnectingTellsTheOthers) {
+  MemoryStore store;
+  auto args = ranks(3, Engine::kAuto);
+  args[1].options.while_connecting = [] { throw std::logic_error("Ctrl-C"); };
+  auto const start = Clock::now();
+  auto rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, args[0], store); });
+  EXPECT_EQ(connect_rank(1, args[1], store).error, "Ctrl-C");
+  EXPECT_TRUE(contains(rank_0.get().error, "rank 1 gave up: its caller gave up connecting"));
+  EXPECT_LT(Clock::now() - start, seconds(5));
+}
+
+TEST(Lifelines, ARankThatCannotListenTellsTheOthersWhy) {
+  for (std::size_t const failing : {0U, 1U}) {
+    MemoryStore store;
+    auto args = ranks(2, Engine::kAuto);
+    args[failing].size = args[1 - failing].size = 3;  // The highest rank does not listen.
+    args[failing].options.interface = "no-such-interface";
+    auto const start = Clock::now();
+    auto const results = connect_all(args, store);
+    EXPECT_LT(Clock::now() - start, seconds(10));
+    EXPECT_TRUE(contains(results[failing].error, "interface is 'no-such-interface', which is no interface"))
+        << results[failing].error;
+    EXPECT_TRUE(contains(results[1 - failing].error, "no-such-interface")) << results[1 - failing].error;
+  }
 }
 
 TEST(Lifelines, TwoProcessesWithOneRankFailTheGroup) {
@@ -362,7 +502,7 @@ class DuringTheRendezvous : public testing::Test {
       rank.time = seconds(60);
     }
     rank_0_ = std::async(std::launch::async, [this] { return connect_rank(0, args_[0], store_); });
-    contact_ = store_.contact_of(0);
+    contact_ = store_.contact_of_rank_0();
   }
 
   void expect_rank_0_to_say(std::string const& text) {

@@ -8,10 +8,11 @@ namespace headway::comm {
 
 inline std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t landing_bytes, Store& store,
                                                int num_rails) {
-  auto const lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
+  auto lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
+  auto address = verbs::choose_address("", lifelines);
   return make_verbs_endpoint(
-      rank, size, lifelines, landing_bytes,
-      {.address = verbs::choose_address("", lifelines), .num_rails = num_rails, .cache_bytes = std::size_t{64} << 20});
+      rank, size, std::move(lifelines), landing_bytes,
+      {.address = std::move(address), .num_rails = num_rails, .cache_bytes = std::size_t{64} << 20});
 }
 
 struct Verbs {

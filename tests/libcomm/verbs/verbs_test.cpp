@@ -55,12 +55,12 @@ struct ShmVerbsTcp {
     auto lifelines =
         connect_test_lifelines(rank, landing_bytes, store, {Engine::kShm, Engine::kTcp, Engine::kTcp}, engine_of_peer);
     std::vector<std::unique_ptr<Endpoint>> engines;
-    engines.push_back(make_shm_endpoint(rank, size, lifelines[kShm], {.landing_bytes = landing_bytes}));
+    engines.push_back(make_shm_endpoint(rank, size, std::move(lifelines[kShm]), {.landing_bytes = landing_bytes}));
     auto const landing = engines.front()->landing();
     auto const address = verbs::choose_address("", lifelines[kVerbs]);
-    engines.push_back(
-        std::make_unique<VerbsEndpoint>(rank, size, lifelines[kVerbs], landing, verbs::Settings{.address = address}));
-    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, lifelines[kTcp], landing));
+    engines.push_back(std::make_unique<VerbsEndpoint>(rank, size, std::move(lifelines[kVerbs]), landing,
+                                                      verbs::Settings{.address = address}));
+    engines.push_back(std::make_unique<TcpEndpoint>(rank, size, std::move(lifelines[kTcp]), landing));
     return std::make_unique<CompositeEndpoint>(std::move(engines), std::move(engine_of_peer));
   }
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {

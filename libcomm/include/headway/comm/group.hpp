@@ -25,6 +25,9 @@ enum class Engine {
   kVerbs,  ///< RDMA to all peers, also on this host. Only where the build has it and the host a device that is up.
 };
 
+/// Least length of a secret that is given. Who sees a handshake can try secrets as fast as it can compute.
+inline constexpr std::size_t kMinSecretBytes = 8;
+
 /// Settings of a group. All ranks must give the same values, except max_lag, timeout, unexpected_bytes, flight_records
 /// and rdma_cache_bytes.
 struct GroupOptions {
@@ -56,15 +59,21 @@ struct GroupOptions {
   /// How many operations flight_records() gives: of each channel's all-to-alls, and of all other operations together.
   /// Rounded up to a power of two; 0: it gives none at all.
   std::size_t flight_records = 256;
-  std::string name;               ///< Distinguishes groups that use one store; part of the handshake.
-  std::string secret;             ///< Shared by the ranks; empty: rank 0 draws one and passes it through the store.
-  std::string interface_address;  ///< Address that tcp listens on; empty: all.
-  std::string rdma_device;        ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
-  int rdma_rails = 1;             ///< Queue pairs that verbs makes to each peer, 1 to 8.
+  std::string name;  ///< Distinguishes groups that use one store; part of the handshake.
+  /// Shared by the ranks, at least 16 bytes; empty: rank 0 draws one and passes it through the store.
+  std::string secret;
+  /// Network interface for traffic between hosts, by name or by one of its addresses: tcp listens on its addresses and
+  /// connects from them, and verbs prefers a device that has one of them. Empty: tcp listens on all.
+  std::string interface;
+  std::string rdma_device;  ///< For verbs: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: chosen.
+  int rdma_rails = 1;       ///< Queue pairs that verbs makes to each peer, 1 to 8.
   std::size_t rdma_cache_bytes = std::size_t{4} << 30;  ///< Memory of allocate() that verbs keeps registered.
   bool wrap_checked = false;                            ///< Verify the transport contract (engine `checked`): tests.
   std::uint64_t fault_seed = 0;  ///< With wrap_checked: delay, repeat and reorder notifications by this seed; 0: none.
   std::string mutant;            ///< A planted fault by name; only where built with HEADWAY_TEST_MUTANTS.
+  /// Called about every 100 ms by the thread that connects while it waits; what it throws ends connecting, here and at
+  /// the peers.
+  std::function<void()> while_connecting;
 };
 
 /// One rank's part of an operation, as its waiters see it. Thread-safe.
@@ -137,6 +146,11 @@ class Group {
   [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
   /// Numeric address under which this rank reaches the host of a peer; 127.0.0.1 for one of this host.
   [[nodiscard]] virtual std::string address(int peer) const = 0;
+  /// Numeric address of this host at which the peers reached this rank, for further connections among the same ranks:
+  /// an address of options().interface where that is given; 127.0.0.1 if all ranks are on this host.
+  [[nodiscard]] virtual std::string own_address() const = 0;
+  /// Random text that all ranks of this group have, and no group that was or will be connected under the same name.
+  [[nodiscard]] virtual std::string const& generation() const = 0;
 
   /// Bounded-lag exchange: receives[r] gets what rank r gave as sends[rank()].
   virtual OperationPtr all_to_all_v(AllToAllArgs const& args) = 0;

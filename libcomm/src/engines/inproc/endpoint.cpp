@@ -2,6 +2,7 @@
 
 #include "available_cores.hpp"
 #include "engines/doorbell.hpp"
+#include "rendezvous/random.hpp"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -46,12 +47,15 @@ struct Mailbox {
 };
 
 struct Hub {
-  Hub(int size, std::size_t landing_size, InprocTraits the_traits) : landing_bytes(landing_size), traits(the_traits) {
+  Hub(int size, std::size_t landing_size, InprocTraits the_traits)
+      : landing_bytes(landing_size), traits(the_traits), is_taken(static_cast<std::size_t>(size)) {
     for (int rank = 0; rank < size; ++rank) mailboxes.push_back(std::make_unique<Mailbox>(landing_size));
   }
   std::size_t landing_bytes;
   InprocTraits traits;
   std::vector<std::unique_ptr<Mailbox>> mailboxes;
+  std::vector<std::atomic<bool>> is_taken;  ///< By a rank that looked for the hub in a store.
+  std::string generation = to_hex(random_bytes<16>());
 };
 
 class InprocEndpoint final : public Endpoint {
@@ -245,25 +249,53 @@ std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size
   return endpoints;
 }
 
-std::unique_ptr<Endpoint> connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
-                                                  std::string const& name, std::chrono::milliseconds timeout) {
-  // Rank 0 makes the hub and tells its number, with the process id as a check, until all others have taken it.
-  std::string const key = name + "/inproc/hub";
-  if (rank == 0) {
-    auto const hub = std::make_shared<Hub>(size, landing_bytes, InprocTraits{});
-    store.set(key, std::to_string(getpid()) + " " + std::to_string(Hubs::of_process().add(hub)));
-    for (int peer = 1; peer < size; ++peer) store.get(name + "/inproc/taken/" + std::to_string(peer), timeout);
-    return std::make_unique<InprocEndpoint>(rank, hub);
-  }
-  std::string const value = store.get(key, timeout);
+namespace {
+
+/// The hub that rank 0 has told, unless it is one of an earlier group under the same name: `problem` then says why.
+std::shared_ptr<Hub> find_hub(int rank, std::string const& value, std::string& problem) {
   std::size_t end = 0;
   expects(std::stol(value, &end) == getpid(), "engine inproc: rank 0 is another process; use shm");
-  auto const hub = Hubs::of_process().find(std::stoull(value.substr(end)));
-  if (hub == nullptr) throw SystemError("engine inproc: rank 0 has given up before this rank came");
-  store.set(name + "/inproc/taken/" + std::to_string(rank), "1");
+  auto hub = Hubs::of_process().find(std::stoull(value.substr(end)));
+  if (hub == nullptr) {
+    problem = "rank 0 has given up before this rank came";
+  } else if (static_cast<std::size_t>(rank) < hub->is_taken.size() &&
+             hub->is_taken[static_cast<std::size_t>(rank)].exchange(true)) {
+    problem = "rank 0 has not come again since the last group of this name";
+    hub.reset();
+  }
+  return hub;
+}
+
+}  // namespace
+
+InprocConnection connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
+                                         std::string const& name, std::chrono::milliseconds timeout) {
+  // Rank 0 makes the hub and tells its number, with the process id as a check, until all others have taken it. The
+  // store may hold the number of an earlier hub: a rank that finds no place there looks again.
+  std::string const key = name + "/inproc/hub";
+  auto const taken_key = [&](std::string const& hub, int peer) {
+    return name + "/inproc/" + hub + "/taken/" + std::to_string(peer);
+  };
+  if (rank == 0) {
+    auto const hub = std::make_shared<Hub>(size, landing_bytes, InprocTraits{});
+    std::string const number = std::to_string(getpid()) + " " + std::to_string(Hubs::of_process().add(hub));
+    store.set(key, number);
+    for (int peer = 1; peer < size; ++peer) store.get(taken_key(number, peer), timeout);
+    return {std::make_unique<InprocEndpoint>(rank, hub), hub->generation};
+  }
+  auto const deadline = Clock::now() + timeout;
+  std::string number = store.get(key, timeout);
+  std::string problem;
+  std::shared_ptr<Hub> hub;
+  while ((hub = find_hub(rank, number, problem)) == nullptr) {
+    if (Clock::now() >= deadline) throw SystemError("engine inproc: " + problem);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    number = store.get(key, timeout);
+  }
+  store.set(taken_key(number, rank), "1");
   expects(static_cast<int>(hub->mailboxes.size()) == size && hub->landing_bytes == landing_bytes,
           "ranks disagree on the group's size or options");
-  return std::make_unique<InprocEndpoint>(rank, hub);
+  return {std::make_unique<InprocEndpoint>(rank, hub), hub->generation};
 }
 
 }  // namespace headway::comm

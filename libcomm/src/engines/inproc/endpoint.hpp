@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace headway::comm {
@@ -20,8 +21,14 @@ struct InprocTraits {
 std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size_t landing_bytes,
                                                              InprocTraits traits = {});
 
+/// An endpoint, and random text that all ranks have and no other group has.
+struct InprocConnection {
+  std::unique_ptr<Endpoint> endpoint;
+  std::string generation;
+};
+
 /// The same, each rank getting its own: ranks meet through `store`, which must be of this process.
-std::unique_ptr<Endpoint> connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
-                                                  std::string const& name, std::chrono::milliseconds timeout);
+InprocConnection connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
+                                         std::string const& name, std::chrono::milliseconds timeout);
 
 }  // namespace headway::comm

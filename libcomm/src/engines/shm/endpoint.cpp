@@ -34,16 +34,16 @@ std::uint64_t cell_word(std::uint64_t count, Tag tag) { return (count + 1) << 32
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                             ShmSettings const& settings) {
-  return std::make_unique<ShmEndpoint>(rank, size, lifelines, settings);
+  return std::make_unique<ShmEndpoint>(rank, size, std::move(lifelines), settings);
 }
 
-ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, ShmSettings const& settings)
+ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, ShmSettings const& settings)
     : rank_(rank),
       size_(size),
       part_offset_(settings.part_of(rank).offset),
-      links_(shm::take_links(lifelines)),
+      links_(shm::take_links(std::move(lifelines))),
       permission_(settings.allow_get ? shm::permit_reading(links_) : shm::ReadPermission()),
       own_(shm::Region::create(size, settings.landing_bytes)),
       outboxes_(links_.size()),
@@ -51,7 +51,7 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifeli
       activity_(make_epoll(kName)) {
   shm::LinkSettings const link_settings{
       .own = own_, .own_bell = bell_.fd(), .part = settings.part_of(rank), .allow_get = settings.allow_get};
-  shm::exchange_links(rank, links_, link_settings);
+  shm::exchange_links(rank, links_, link_settings, settings.patience);
   own_.close_fd();
   for (int distance = 1; distance < size; ++distance) {
     int const peer = (rank + distance) % size;

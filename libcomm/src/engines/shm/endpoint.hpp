@@ -16,13 +16,14 @@
 
 namespace headway::comm {
 
-/// Settings of an endpoint, equal on all ranks.
+/// Settings of an endpoint, equal on all ranks but for the patience.
 struct ShmSettings {
   std::size_t landing_bytes = 0;
   /// A landing segment holds one part of this size for each rank, in their order; a rank puts only into its own part of
   /// a peer's segment, and maps no more of it. 0: all of the segment is one part, which all ranks share.
   std::size_t part_bytes = 0;
   bool allow_get = true;  ///< Whether ranks may read each other's user memory.
+  SetupPatience patience = {};
 
   /// The part of a landing segment that `rank` writes to.
   [[nodiscard]] shm::LandingRange part_of(int rank) const {
@@ -39,7 +40,7 @@ struct ShmSettings {
 class ShmEndpoint final : public Endpoint {
  public:
   /// Peers whose lifeline has no descriptor are left to another engine.
-  ShmEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, ShmSettings const& settings);
+  ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, ShmSettings const& settings);
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -115,7 +116,7 @@ class ShmEndpoint final : public Endpoint {
   std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
 };
 
-std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                             ShmSettings const& settings);
 
 }  // namespace headway::comm

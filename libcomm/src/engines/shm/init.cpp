@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -27,8 +28,9 @@ namespace headway::comm::shm {
 
 namespace {
 
-constexpr std::chrono::seconds kExchangeTime(60);
 constexpr std::chrono::milliseconds kRetryPause(1);
+/// Longest wait between two calls of SetupPatience::while_waiting().
+constexpr std::chrono::milliseconds kSlice(100);
 
 /// Sent once to each peer, together with the descriptors of the memory file and of the doorbell.
 struct Hello {
@@ -44,7 +46,7 @@ ssize_t receive_some(int socket, DescriptorMessage& message, std::size_t peer, D
   for (;;) {
     ssize_t const count = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (count > 0) return count;
-    if (count == 0) throw SystemError("recvmsg", ECONNRESET, with_rank(peer) + " went away while connecting");
+    if (count == 0 || errno == ECONNRESET) throw PeerGoneError(static_cast<int>(peer));
     bool const is_late = Clock::now() >= deadline;
     if (errno == EAGAIN && is_late) throw SystemError(with_rank(peer) + " sent half a hello");
     if (errno != EAGAIN && errno != EINTR) throw SystemError("recvmsg", errno, with_rank(peer));
@@ -71,8 +73,8 @@ FileDescriptor open_process(int pid, std::size_t peer) {
 
 class LinkExchange {
  public:
-  LinkExchange(std::span<PeerLink> links, LinkSettings const& settings)
-      : settings_(settings), links_(links), awaits_(links.size()) {
+  LinkExchange(std::span<PeerLink> links, LinkSettings const& settings, SetupPatience const& patience)
+      : settings_(settings), patience_(patience), links_(links), awaits_(links.size()) {
     for (std::size_t peer = 0; peer < links.size(); ++peer) awaits_[peer] = links[peer].socket.valid();
   }
 
@@ -80,7 +82,8 @@ class LinkExchange {
   void run(std::size_t rank) {
     std::size_t const size = links_.size();
     for (std::size_t i = 1; i < size; ++i) send_hello((rank + i) % size);
-    while (receive_what_came(deadline_)) {
+    while (receive_what_came(std::min(patience_.deadline, Clock::now() + kSlice))) {
+      if (patience_.while_waiting) patience_.while_waiting();
     }
     for (auto const& link : links_) {
       if (link.socket.valid()) fcntl(link.socket.fd(), F_SETFL, O_NONBLOCK);
@@ -101,13 +104,14 @@ class LinkExchange {
       if (count == static_cast<ssize_t>(sizeof hello)) return;  // It fits any socket's buffer.
       if (count >= 0) throw SystemError("sendmsg", EMSGSIZE, with_rank(peer));
       if (errno == EINTR) continue;
-      if (errno != ETOOMANYREFS || Clock::now() >= deadline_) throw SystemError("sendmsg", errno, with_rank(peer));
+      if (errno == EPIPE || errno == ECONNRESET) throw PeerGoneError(static_cast<int>(peer));
+      if (errno != ETOOMANYREFS || Clock::now() >= patience_.deadline) throw SystemError("sendmsg", errno, with_rank(peer));
       if (!receive_what_came(Clock::now() + kRetryPause)) std::this_thread::sleep_for(kRetryPause);
     }
   }
 
   /// Takes the hellos that have come, whoever sent them; waits for one until `deadline`.
-  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before `deadline_`.
+  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before the patience's deadline.
   bool receive_what_came(Deadline deadline) {
     std::vector<pollfd> entries;
     std::vector<std::size_t> peers;
@@ -119,7 +123,7 @@ class LinkExchange {
     if (peers.empty()) return false;
     int const count = ::poll(entries.data(), entries.size(), milliseconds_until(deadline));
     if (count < 0 && errno != EINTR) throw SystemError("poll", errno, "connecting");
-    if (count <= 0 && Clock::now() >= deadline_) throw SystemError(with_rank(peers.front()) + " sent no memory file");
+    if (count <= 0 && Clock::now() >= patience_.deadline) throw SystemError(with_rank(peers.front()) + " sent no memory file");
     for (std::size_t i = 0; count > 0 && i < peers.size(); ++i) {
       if (entries[i].revents != 0) receive_hello(peers[i]);
     }
@@ -133,7 +137,7 @@ class LinkExchange {
     std::array<FileDescriptor, 2> descriptors;
     for (std::size_t received = 0; received < bytes.size();) {
       DescriptorMessage message(bytes.subspan(received));
-      ssize_t const count = receive_some(link.socket.fd(), message, peer, deadline_);
+      ssize_t const count = receive_some(link.socket.fd(), message, peer, patience_.deadline);
       bool const lacks_descriptors = message.lacks_descriptors();
       auto taken = message.take();
       if (lacks_descriptors) throw SystemError("recvmsg", EMFILE, "descriptors of " + with_rank(peer));
@@ -155,18 +159,18 @@ class LinkExchange {
   }
 
   LinkSettings const& settings_;
+  SetupPatience const& patience_;
   std::span<PeerLink> links_;
   std::vector<bool> awaits_;  ///< (size) Peers whose hello is yet to come.
-  Deadline deadline_ = Clock::now() + kExchangeTime;
 };
 
 }  // namespace
 
-std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines) {
+std::vector<PeerLink> take_links(std::vector<Lifeline> lifelines) {
   std::vector<PeerLink> links(lifelines.size());
   for (std::size_t peer = 0; peer < links.size(); ++peer) {
-    if (lifelines[peer].fd < 0) continue;
-    links[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
+    if (!lifelines[peer].fd.valid()) continue;
+    links[peer].socket = NoticeSocket(std::move(lifelines[peer].fd));
     links[peer].pid = lifelines[peer].peer_pid;
   }
   return links;
@@ -180,8 +184,8 @@ ReadPermission permit_reading(std::span<PeerLink const> links) {
   return {ReadPermission::of_this_process(), peers};
 }
 
-void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings) {
-  LinkExchange(links, settings).run(static_cast<std::size_t>(rank));
+void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings, SetupPatience const& patience) {
+  LinkExchange(links, settings, patience).run(static_cast<std::size_t>(rank));
 }
 
 }  // namespace headway::comm::shm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engines/lifeline_messages.hpp"
 #include "engines/notice_socket.hpp"
 #include "engines/shm/memory.hpp"
 #include "engines/shm/read_permission.hpp"
@@ -35,13 +36,13 @@ struct LinkSettings {
 };
 
 /// Takes the lifelines. Entries without a descriptor stay empty.
-[[nodiscard]] std::vector<PeerLink> take_links(std::vector<Lifeline> const& lifelines);
+[[nodiscard]] std::vector<PeerLink> take_links(std::vector<Lifeline> lifelines);
 
 /// Lets the peers of `links` read this process's memory.
 [[nodiscard]] ReadPermission permit_reading(std::span<PeerLink const> links);
 
 /// Exchanges memory files and doorbells with the peers of `links`. @throws SystemError naming the peer, or the limit of
-/// open files.
-void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings);
+/// open files; and what patience.while_waiting() throws.
+void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings, SetupPatience const& patience);
 
 }  // namespace headway::comm::shm

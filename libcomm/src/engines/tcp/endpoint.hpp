@@ -24,9 +24,9 @@ class TcpEndpoint final : public Endpoint {
  public:
   /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
   /// the endpoint. Landing segments of all ranks have one size.
-  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing);
+  TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing);
   /// The same with landing memory of its own.
-  TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<LandingMemory> memory);
+  TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory);
   /// Waits up to a second until the peers have what was flushed: closing earlier could destroy it.
   ~TcpEndpoint() override;
 
@@ -75,7 +75,7 @@ class TcpEndpoint final : public Endpoint {
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] Link const& link(int peer) const { return *links_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] Link& checked_link(int peer);
-  void take_over(std::vector<Lifeline> const& lifelines);
+  void take_over(std::vector<Lifeline> lifelines);
   void watch_sockets();
   void mark_unsubmitted(int peer);
   bool flush(int peer);
@@ -99,7 +99,7 @@ class TcpEndpoint final : public Endpoint {
   std::uint64_t num_bad_frames_ = 0;
 };
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                             std::size_t landing_bytes);
 
 }  // namespace headway::comm

@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <thread>
+#include <utility>
 
 namespace headway::comm {
 namespace {
@@ -38,22 +39,21 @@ bool drop_input(int socket) {
 
 }  // namespace
 
-TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing)
+TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing)
     : rank_(rank), landing_(landing) {
   for (int peer = 0; peer < size; ++peer) links_.push_back(std::make_unique<Link>(landing));
-  take_over(lifelines);
+  take_over(std::move(lifelines));
   watch_sockets();
 }
 
-TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                         std::unique_ptr<LandingMemory> memory)
-    : TcpEndpoint(rank, size, lifelines, memory->bytes()) {
+TcpEndpoint::TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory)
+    : TcpEndpoint(rank, size, std::move(lifelines), memory->bytes()) {
   own_memory_ = std::move(memory);
 }
 
-void TcpEndpoint::take_over(std::vector<Lifeline> const& lifelines) {
+void TcpEndpoint::take_over(std::vector<Lifeline> lifelines) {
   for (std::size_t peer = 0; peer < lifelines.size() && peer < links_.size(); ++peer) {
-    links_[peer]->socket = FileDescriptor(lifelines[peer].fd);
+    links_[peer]->socket = std::move(lifelines[peer].fd);
     links_[peer]->is_peer = links_[peer]->socket.valid();
   }
   expects(lifelines.size() == links_.size(), "an endpoint needs one lifeline for each rank");
@@ -97,9 +97,10 @@ void TcpEndpoint::linger() noexcept {
   }
 }
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_tcp_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                             std::size_t landing_bytes) {
-  return std::make_unique<TcpEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes));
+  return std::make_unique<TcpEndpoint>(rank, size, std::move(lifelines),
+                                       std::make_unique<LandingMemory>(landing_bytes));
 }
 
 }  // namespace headway::comm

@@ -10,6 +10,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace headway::comm::verbs {
 
@@ -65,10 +67,10 @@ void add_port(std::vector<Address>& found, ibv_context* context, std::string con
 
 /// Of the first connection to another host, else of the first connection.
 std::string own_ip(std::vector<Lifeline> const& lifelines) {
-  auto const is_there = [](Lifeline const& each) { return each.fd >= 0; };
+  auto const is_there = [](Lifeline const& each) { return each.fd.valid(); };
   auto found = std::ranges::find_if(lifelines, [&](auto const& each) { return is_there(each) && !each.same_host; });
   if (found == lifelines.end()) found = std::ranges::find_if(lifelines, is_there);
-  return found == lifelines.end() ? "" : own_address(found->fd).ip();
+  return found == lifelines.end() ? "" : own_address(found->fd.get()).ip();
 }
 
 /// "DEVICE:PORT:GID_INDEX", of which the tail may be missing.
@@ -106,6 +108,14 @@ RdmaReach Address::reach() const {
   using Kind = RdmaReach::Kind;
   if (!is_ethernet) return {.kind = Kind::kInfiniBand, .subnet_prefix = gid.global.subnet_prefix};
   return {.kind = is_ipv4(gid) ? Kind::kRoceIpv4 : is_link_local(gid) ? Kind::kRoceLinkLocal : Kind::kRoceIpv6};
+}
+
+bool Address::is_of(std::vector<InterfaceAddress> const& of_interface) const {
+  return std::ranges::any_of(of_interface, [&](InterfaceAddress const& each) {
+    if (is_ethernet) return gid_text(gid) == each.address.ip();
+    std::error_code ignored;
+    return std::filesystem::exists("/sys/class/infiniband/" + device + "/device/net/" + each.interface, ignored);
+  });
 }
 
 Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines,

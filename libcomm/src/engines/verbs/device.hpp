@@ -2,6 +2,7 @@
 
 #include "engines/rdma_reach.hpp"
 #include "engines/verbs/library.hpp"
+#include "rendezvous/socket_address.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,9 @@ struct Address {
   /// "rxe0 port 1, GID 2 (fd00:77::1)"
   [[nodiscard]] std::string text() const;
   [[nodiscard]] RdmaReach reach() const;
+  /// Whether this port belongs to the network interface that has the addresses `of_interface`: its GID is one of them,
+  /// or they are those of IP over this InfiniBand device.
+  [[nodiscard]] bool is_of(std::vector<InterfaceAddress> const& of_interface) const;
 };
 
 /// The addresses of all active ports of this host, best first: RoCE v2 or InfiniBand, routable before link-local. Empty

@@ -32,6 +32,7 @@ struct Settings {
   Address address;
   int num_rails = 1;            ///< Queue pairs to each peer, 1 to kMaxRails.
   std::size_t cache_bytes = 0;  ///< Memory of allocate() that stays registered.
+  SetupPatience patience = {};  ///< While connections are made.
 };
 
 }  // namespace verbs
@@ -47,10 +48,10 @@ class VerbsEndpoint final : public Endpoint {
  public:
   /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
   /// the endpoint. Landing segments of all ranks have one size.
-  VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
+  VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing,
                 verbs::Settings settings);
   /// The same with landing memory of its own.
-  VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::unique_ptr<LandingMemory> memory,
+  VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory,
                 verbs::Settings settings);
   /// Waits up to a second until the peers' devices have what was put.
   ~VerbsEndpoint() override;
@@ -131,7 +132,7 @@ class VerbsEndpoint final : public Endpoint {
                                                               std::size_t payload_bytes);
   /// Gives up a peer whose payload can neither be copied nor registered.
   Status refuse_payload(Link& to, int peer, std::span<std::byte const> payload);
-  void take_over(std::vector<Lifeline> const& lifelines);
+  void take_over(std::vector<Lifeline> lifelines);
   void make_queues();
   void make_rails(int peer, verbs::Hello& hello);
   void connect_peers();
@@ -195,7 +196,7 @@ class VerbsEndpoint final : public Endpoint {
   std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
 };
 
-std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                               std::size_t landing_bytes, verbs::Settings settings);
 
 }  // namespace headway::comm

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <random>
 #include <thread>
+#include <utility>
 
 namespace headway::comm {
 
@@ -35,7 +36,7 @@ std::uint32_t random_packet_number() { return std::random_device()() & 0xffffff;
 
 }  // namespace
 
-VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines, std::span<std::byte> landing,
+VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing,
                              verbs::Settings settings)
     : rank_(rank),
       size_(size),
@@ -52,21 +53,21 @@ VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& li
       lifelines_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
   if (!domain_) throw SystemError("ibv_alloc_pd", errno, settings_.address.device);
-  take_over(lifelines);
+  take_over(std::move(lifelines));
   make_queues();
   connect_peers();
   watch_descriptors();
 }
 
-VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
-                             std::unique_ptr<LandingMemory> memory, verbs::Settings settings)
-    : VerbsEndpoint(rank, size, lifelines, memory->bytes(), std::move(settings)) {
+VerbsEndpoint::VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory,
+                             verbs::Settings settings)
+    : VerbsEndpoint(rank, size, std::move(lifelines), memory->bytes(), std::move(settings)) {
   own_memory_ = std::move(memory);
 }
 
-void VerbsEndpoint::take_over(std::vector<Lifeline> const& lifelines) {
+void VerbsEndpoint::take_over(std::vector<Lifeline> lifelines) {
   for (std::size_t peer = 0; peer < lifelines.size() && peer < links_.size(); ++peer) {
-    links_[peer].socket = NoticeSocket(FileDescriptor(lifelines[peer].fd));
+    links_[peer].socket = NoticeSocket(std::move(lifelines[peer].fd));
     links_[peer].is_peer = links_[peer].socket.valid();
     links_[peer].shares_host = links_[peer].is_peer && lifelines[peer].same_host;
   }
@@ -157,12 +158,13 @@ void VerbsEndpoint::connect_peers() {
   for (int peer = 0; peer < size_; ++peer) {
     if (!links_[index(peer)].is_peer) continue;
     make_rails(peer, hellos[index(peer)]);
-    send_all(links_[index(peer)].socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer);
+    send_all(links_[index(peer)].socket.fd(), std::as_bytes(std::span(&hellos[index(peer)], 1)), peer,
+             settings_.patience);
   }
   for (int peer = 0; peer < size_; ++peer) {
     Link& link = links_[index(peer)];
     if (!link.is_peer) continue;
-    receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer);
+    receive_all(link.socket.fd(), std::as_writable_bytes(std::span(&link.remote, 1)), peer, settings_.patience);
     for (std::size_t rail = 0; rail < link.rails.size(); ++rail) {
       verbs::connect_queue_pair(link.rails[rail].queue_pair(), settings_.address, hellos[index(peer)], link.remote,
                                 rail, peer);
@@ -171,10 +173,10 @@ void VerbsEndpoint::connect_peers() {
   // Nobody may write to a queue pair that is not ready: each rank says so to all.
   std::array<std::byte, 1> ready{std::byte{1}};
   for (int peer = 0; peer < size_; ++peer) {
-    if (links_[index(peer)].is_peer) send_all(links_[index(peer)].socket.fd(), ready, peer);
+    if (links_[index(peer)].is_peer) send_all(links_[index(peer)].socket.fd(), ready, peer, settings_.patience);
   }
   for (int peer = 0; peer < size_; ++peer) {
-    if (links_[index(peer)].is_peer) receive_all(links_[index(peer)].socket.fd(), ready, peer);
+    if (links_[index(peer)].is_peer) receive_all(links_[index(peer)].socket.fd(), ready, peer, settings_.patience);
   }
 }
 
@@ -290,10 +292,10 @@ void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink
   sink.lost(peer, reason);
 }
 
-std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> const& lifelines,
+std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> lifelines,
                                               std::size_t landing_bytes, verbs::Settings settings) {
-  return std::make_unique<VerbsEndpoint>(rank, size, lifelines, std::make_unique<LandingMemory>(landing_bytes),
-                                         std::move(settings));
+  return std::make_unique<VerbsEndpoint>(rank, size, std::move(lifelines),
+                                         std::make_unique<LandingMemory>(landing_bytes), std::move(settings));
 }
 
 }  // namespace headway::comm

@@ -1,0 +1,92 @@
+// Groups are connected in spite of signals, and again under one store and name.
+
+#include "headway/comm/group.hpp"
+
+#include <gtest/gtest.h>
+
+#include <sys/time.h>
+
+#include <csignal>
+#include <future>
+#include <vector>
+
+namespace headway::comm {
+namespace {
+
+using std::chrono::seconds;
+
+/// A signal every millisecond, which interrupts whichever thread the kernel chooses.
+class SignalTimer {
+ public:
+  SignalTimer() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { num_signals = num_signals + 1; };
+    ::sigaction(SIGALRM, &action, &before_);
+    itimerval const every_millisecond{.it_interval = {0, 1000}, .it_value = {0, 1000}};
+    ::setitimer(ITIMER_REAL, &every_millisecond, nullptr);
+  }
+  ~SignalTimer() {
+    itimerval const off{};
+    ::setitimer(ITIMER_REAL, &off, nullptr);
+    ::sigaction(SIGALRM, &before_, nullptr);
+  }
+  static inline volatile std::sig_atomic_t num_signals = 0;
+
+ private:
+  struct sigaction before_ {};
+};
+
+/// Connects `size` ranks as threads, all with a barrier. @returns their generations.
+std::vector<std::string> connect_all(int size, Engine engine, Store& store) {
+  std::vector<std::future<std::string>> pending;
+  for (int rank = 0; rank < size; ++rank) {
+    pending.push_back(std::async(std::launch::async, [&, rank] {
+      GroupOptions options;
+      options.engine = engine;
+      options.connect_timeout = seconds(20);
+      auto const group = Group::connect(rank, size, store, options);
+      auto const barrier = group->barrier();
+      Status const status = group->wait(*barrier);
+      return status.ok() ? group->generation() : std::string(status.message());
+    }));
+  }
+  std::vector<std::string> generations;
+  for (auto& each : pending) generations.push_back(each.get());
+  return generations;
+}
+
+class EveryEngine : public testing::TestWithParam<Engine> {};
+INSTANTIATE_TEST_SUITE_P(Engines, EveryEngine,
+                         testing::Values(Engine::kInproc, Engine::kAuto, Engine::kShm, Engine::kTcp));
+
+TEST_P(EveryEngine, ConnectsUnderSignals) {
+  SignalTimer const timer;
+  for (int round = 0; round < 10; ++round) {
+    MemoryStore store;
+    auto const generations = connect_all(4, GetParam(), store);
+    for (auto const& each : generations) EXPECT_EQ(each, generations[0]);
+  }
+  EXPECT_GT(SignalTimer::num_signals, 0);
+}
+
+TEST_P(EveryEngine, ConnectsAgainUnderOneStoreAndName) {
+  MemoryStore store;
+  std::string last;
+  for (int round = 0; round < 10; ++round) {
+    auto const generations = connect_all(3, GetParam(), store);
+    EXPECT_EQ(generations[0].size(), 32U) << generations[0];
+    for (auto const& each : generations) EXPECT_EQ(each, generations[0]);
+    EXPECT_NE(generations[0], last);
+    last = generations[0];
+  }
+}
+
+TEST(Connect, AShortSecretIsRefused) {
+  MemoryStore store;
+  GroupOptions options;
+  options.secret = "fifteen letters";
+  EXPECT_THROW(static_cast<void>(Group::connect(0, 1, store, options)), UsageError);
+}
+
+}  // namespace
+}  // namespace headway::comm
