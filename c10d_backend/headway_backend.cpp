@@ -18,6 +18,7 @@ std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& stor
   auto settings = options.group;
   settings.timeout = options.timeout;
   settings.name = options.group_name;
+  settings.while_connecting = raise_pending_signals;
   StoreAdaptor adaptor(store);
   return translate_errors("connecting the group", [&] { return comm::Group::connect(rank, size, adaptor, settings); });
 }
@@ -51,6 +52,8 @@ HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::uniqu
       store_(std::move(store)),
       options_(std::move(options)),
       make_reducer_(std::move(make_reducer)),
+      own_address_(group->own_address()),
+      reducer_prefix_("reducer/" + group->generation() + "/"),
       timeout_(options_->timeout),
       handle_(make_handle(std::move(group), *options_)) {
   init();

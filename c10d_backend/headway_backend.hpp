@@ -21,9 +21,11 @@
 
 namespace headway::c10d_backend {
 
-/// Makes the backend that reduces tensors of one device type for a headway group.
-using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
-    c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string device)>;
+/// Makes the backend that reduces tensors of one device type for a headway group. `address`: numeric, of this host, by
+/// which the ranks reach each other.
+using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                                                       int size, std::chrono::milliseconds timeout,
+                                                                       std::string device, std::string address)>;
 
 class HeadwayBackend;
 class ReductionTensors;
@@ -188,6 +190,8 @@ class HeadwayBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<HeadwayOptions> options_;  ///< `timeout` is guarded by mutex_; the rest stays as it is.
   ReducerFactory make_reducer_;
+  std::string own_address_;     ///< comm::Group::own_address().
+  std::string reducer_prefix_;  ///< Of the reducers' keys in the store, which may hold those of earlier groups.
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_number_ = 0;
 

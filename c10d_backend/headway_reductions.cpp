@@ -38,10 +38,10 @@ std::shared_ptr<Reducer> HeadwayBackend::reducer_for(at::Device device) {
   auto& reducer = reducers_[device.type()];
   if (!reducer) {
     auto const name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-    auto const store = c10::make_intrusive<c10d::PrefixStore>("reducer/" + name, store_);
-    reducer =
-        std::make_shared<Reducer>([make = make_reducer_, store, rank = getRank(), size = getSize(),
-                                   timeout = timeout_.load(), name] { return make(store, rank, size, timeout, name); });
+    auto const store = c10::make_intrusive<c10d::PrefixStore>(reducer_prefix_ + name, store_);
+    reducer = std::make_shared<Reducer>(
+        [make = make_reducer_, store, rank = getRank(), size = getSize(), timeout = timeout_.load(), name,
+         address = own_address_] { return make(store, rank, size, timeout, name, address); });
     if (device.is_cpu()) reducer->end_with_program();
   }
   return reducer;

@@ -6,7 +6,16 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -14,22 +23,60 @@ namespace headway::c10d_backend {
 
 namespace {
 
+/// Frees the list that getaddrinfo() made.
+struct FreeAddresses {
+  void operator()(addrinfo* list) const noexcept { freeaddrinfo(list); }
+};
+
+/// A socket that listens on a numeric address, on a port that is free, and that port. TCPStore would listen on all
+/// addresses of the host, and it asks nobody who he is.
+std::pair<int, std::uint16_t> listen_on(std::string const& address) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(address.c_str(), "0", &hints, &list) != 0) throw comm::SystemError("no address: " + address);
+  std::unique_ptr<addrinfo, FreeAddresses> const owner(list);
+  int const socket = ::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) throw comm::SystemError("socket", errno, address);
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (::bind(socket, list->ai_addr, list->ai_addrlen) != 0 || ::listen(socket, SOMAXCONN) != 0 ||
+      ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    int const error = errno;
+    ::close(socket);
+    throw comm::SystemError("listen", error, address);
+  }
+  // The port lies at the same place in both families.
+  return {socket, ntohs(reinterpret_cast<sockaddr_in const*>(&bound)->sin_port)};
+}
+
+/// Where rank 0 runs the store.
+struct StoreAddress {
+  std::array<char, INET6_ADDRSTRLEN> host{};
+  std::uint16_t port = 0;
+};
+
 /// A store of the group's own, on its rank 0: the one by which the old group was made may have gone with a rank.
 c10::intrusive_ptr<c10d::Store> make_store(comm::Group& group) {
   c10d::TCPStoreOptions options;
   options.isServer = group.rank() == 0;
-  options.port = 0;
   options.waitWorkers = false;
   c10::intrusive_ptr<c10d::TCPStore> store;
+  StoreAddress where;
   if (options.isServer) {
-    store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    options.port = store->getPort();
+    auto const address = group.own_address();
+    auto const [socket, port] = listen_on(address);
+    options.masterListenFd = socket;  // The store's from here on.
+    options.port = where.port = port;
+    address.copy(where.host.data(), where.host.size() - 1);
+    store = c10::make_intrusive<c10d::TCPStore>(address, options);
   }
-  auto const port_bytes = std::as_writable_bytes(std::span(&options.port, 1));
-  auto const operation = group.broadcast(port_bytes, 0, 0);
+  auto const operation = group.broadcast(std::as_writable_bytes(std::span(&where, 1)), 0, 0);
   comm::Status status = group.wait(*operation);
   if (!status.ok()) throw comm::OperationError(std::move(status));
-  if (!options.isServer) store = c10::make_intrusive<c10d::TCPStore>(group.address(0), options);
+  options.port = where.port;
+  if (!options.isServer) store = c10::make_intrusive<c10d::TCPStore>(where.host.data(), options);
   return store;
 }
 

@@ -2,6 +2,8 @@
 
 #include <headway/comm/status.hpp>
 
+#include <algorithm>
+#include <thread>
 #include <vector>
 
 namespace headway::c10d_backend {
@@ -10,14 +12,26 @@ void StoreAdaptor::set(std::string const& key, std::string_view value) {
   store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
 }
 
+// Looks for the key again and again: c10d's own wait() logs a warning each time that it runs out, and libcomm waits in
+// short slices to notice Ctrl-C.
 std::string StoreAdaptor::get(std::string const& key, std::chrono::milliseconds timeout) {
-  try {
-    store_->wait({key}, timeout);
-    auto const value = store_->get(key);
-    return {value.begin(), value.end()};
-  } catch (c10::Error const& error) {
-    throw comm::SystemError("no value for '" + key + "' in the rendezvous store within " +
-                            std::to_string(timeout.count()) + " ms: " + error.what_without_backtrace());
+  constexpr std::chrono::milliseconds kLongestPause{50};
+  auto const deadline = std::chrono::steady_clock::now() + timeout;
+  for (std::chrono::milliseconds pause{1};; pause = std::min(2 * pause, kLongestPause)) {
+    try {
+      if (store_->check({key})) {
+        auto const value = store_->get(key);
+        return {value.begin(), value.end()};
+      }
+    } catch (c10::Error const& error) {
+      throw comm::SystemError("the rendezvous store does not give '" + key + "': " + error.what_without_backtrace());
+    }
+    auto const left = deadline - std::chrono::steady_clock::now();
+    if (left <= std::chrono::steady_clock::duration::zero()) {
+      throw comm::SystemError("no value for '" + key + "' in the rendezvous store within " +
+                              std::to_string(timeout.count()) + " ms");
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::steady_clock::duration>(pause, left));
   }
 }
 

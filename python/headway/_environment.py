@@ -11,6 +11,7 @@ _PREFIX = "HEADWAY_"
 #: Name and meaning of every variable.
 KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_ENGINE": "transport to use: auto (default), shm, tcp or verbs",
+    "HEADWAY_INTERFACE": "network interface for traffic between hosts, by name or by one of its addresses",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
     "HEADWAY_HOST_ID": "ranks of one host with different values act as if they were on different hosts",
     "HEADWAY_SLOT_BYTES": "largest block per pair of ranks that may lag; all ranks must give the same",

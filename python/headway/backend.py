@@ -63,12 +63,26 @@ def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
     return HeadwayBackend(group.store, group.group_rank, group.group_size, complete, make_reducer)
 
 
-def make_reducer(store: Store, rank: int, size: int, timeout: timedelta, device: str) -> Any:
-    """Makes the backend that does the arithmetic of reductions: Gloo for CPU tensors, NCCL for CUDA tensors."""
-    if device == "cpu":
+def make_reducer(store: Store, rank: int, size: int, timeout: timedelta, device: str, address: str) -> Any:
+    """Makes the backend that does the arithmetic of reductions: Gloo for CPU tensors, NCCL for CUDA tensors.
+
+    Args:
+        store, rank, size, timeout: of the group.
+        device: type of the tensors' device.
+        address: numeric, of this host, by which the ranks have reached each other. Gloo listens there. By itself it
+            would look up the host's name, which is often a loopback address. ``GLOO_SOCKET_IFNAME``, where it is set,
+            wins over it.
+    """
+    if device == "cpu" and os.environ.get("GLOO_SOCKET_IFNAME"):
         return dist.ProcessGroupGloo(store, rank, size, timeout)
-    if device == "cuda" and dist.is_nccl_available():
-        options = dist.ProcessGroupNCCL.Options()
+    if device == "cpu":
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._threads = 2
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, options)
+        return dist.ProcessGroupGloo(store, rank, size, options)
+    if device == "cuda" and dist.is_nccl_available():
+        nccl_options = dist.ProcessGroupNCCL.Options()
+        nccl_options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, nccl_options)
     raise RuntimeError(f"no backend is known that reduces tensors on {device}")

@@ -39,18 +39,30 @@ def complete_options(
     options = Options() if given is None else copy.deepcopy(given)
     if options.engine == "auto" and "HEADWAY_ENGINE" in environ:
         options.engine = environ["HEADWAY_ENGINE"]
+    if not options.interface:
+        options.interface = environ.get("HEADWAY_INTERFACE", "")
     if not options.rdma_device:
         options.rdma_device = environ.get("HEADWAY_RDMA_DEVICE", "")
     if not options.has_slot_bytes and "HEADWAY_SLOT_BYTES" in environ:
         options.slot_bytes = _read_integer("HEADWAY_SLOT_BYTES", environ)
     if not options.has_secret:
-        options._set_secret(read_secret(environ))
+        _set_secret(options, environ)
     options._flight_folder = prepare_flight_folder(environ)
     if options.timeout is None:
         options._timeout = timeout
     options.group_name = GroupName(group_name)
     options.global_ranks_in_group = global_ranks
     return options
+
+
+def _set_secret(options: Options, environ: Mapping[str, str]) -> None:
+    try:
+        options._set_secret(read_secret(environ))
+    except ValueError as error:
+        if str(error).startswith("secret "):
+            name = "HEADWAY_GROUP_SECRET" if environ.get("HEADWAY_GROUP_SECRET") else "HEADWAY_GROUP_SECRET_FILE"
+            raise ValueError(f"{name}: {error}") from None
+        raise
 
 
 def read_secret(environ: Mapping[str, str]) -> str:

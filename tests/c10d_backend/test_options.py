@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import time
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from headway.options import complete_options
+from listening import listening_addresses
 from rank_processes import run_ranks
 
 
@@ -74,17 +76,42 @@ def test_the_environment_fills_what_the_caller_left_open() -> None:
         HEADWAY_ENGINE="tcp",
         HEADWAY_RDMA_DEVICE="mlx5_0:1",
         HEADWAY_SLOT_BYTES="4096",
-        HEADWAY_GROUP_SECRET="s",
+        HEADWAY_INTERFACE="eth1",
+        HEADWAY_GROUP_SECRET="eight letters or more",
     )
     assert (options.engine, options.rdma_device, options.slot_bytes) == ("tcp", "mlx5_0:1", 4096)
+    assert options.interface == "eth1"
     assert options.has_secret
     assert options._timeout == timedelta(seconds=7)
     given = headway.Options(
-        engine="shm", rdma_device="rxe0", slot_bytes=64, timeout=timedelta(seconds=3), secret="mine"
+        engine="shm",
+        rdma_device="rxe0",
+        slot_bytes=64,
+        timeout=timedelta(seconds=3),
+        secret="mine and long enough",
+        interface="10.0.0.1",
     )
-    options = complete(given, HEADWAY_ENGINE="tcp", HEADWAY_RDMA_DEVICE="mlx5_0:1", HEADWAY_SLOT_BYTES="4096")
+    options = complete(
+        given,
+        HEADWAY_ENGINE="tcp",
+        HEADWAY_RDMA_DEVICE="mlx5_0:1",
+        HEADWAY_SLOT_BYTES="4096",
+        HEADWAY_INTERFACE="eth1",
+    )
+    assert options.interface == "10.0.0.1"
     assert (options.engine, options.rdma_device, options.slot_bytes) == ("shm", "rxe0", 64)
     assert options._timeout == timedelta(seconds=3)
+
+
+def test_short_secrets_are_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="secret must have at least 8 bytes, not 7"):
+        headway.Options(secret="7 bytes")
+    assert headway.Options(secret="8 bytes.").has_secret
+    with pytest.raises(ValueError, match="HEADWAY_GROUP_SECRET: secret must have at least 8 bytes, not 1;"):
+        complete(None, HEADWAY_GROUP_SECRET="s")
+    (tmp_path / "secret").write_text("short\n")
+    with pytest.raises(ValueError, match="HEADWAY_GROUP_SECRET_FILE: secret must have at least 8 bytes, not 5"):
+        complete(None, HEADWAY_GROUP_SECRET_FILE=str(tmp_path / "secret"))
 
 
 def test_wrong_variables_are_refused() -> None:
@@ -193,7 +220,7 @@ def test_ranks_agree_on_whether_memory_may_be_read() -> None:
 
 def connect_with_different_secrets(rank: int) -> str:
     try:
-        options = headway.Options(secret=f"zebra{rank}", connect_timeout=timedelta(seconds=5))
+        options = headway.Options(secret=f"a zebra with {rank} stripes", connect_timeout=timedelta(seconds=5))
         dist.new_group(backend="headway", pg_options=options)
     except dist.DistBackendError as error:
         return str(error)
@@ -205,3 +232,38 @@ def test_a_rank_with_another_secret_is_refused() -> None:
     assert "no error" not in messages
     assert any("secret" in message for message in messages), messages
     assert not any("zebra" in message for message in messages), "secrets are never shown"
+
+
+def reduce_over(rank: int, interface: str, engine: str) -> set[str]:
+    before = listening_addresses()
+    options = headway.Options(interface=interface, engine=engine, connect_timeout=timedelta(seconds=20))
+    group = dist.new_group(backend="headway", pg_options=options)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == 2
+    dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)
+    listening = listening_addresses() - before
+    dist.barrier(group)
+    return listening
+
+
+def test_an_interface_serves_exchanges_and_reductions() -> None:
+    assert run_ranks(reduce_over, 2, "lo", "tcp") == [{"127.0.0.1"}] * 2
+    assert run_ranks(reduce_over, 2, "127.0.0.1", "tcp") == [{"127.0.0.1"}] * 2
+
+
+def test_reductions_within_a_host_are_not_reachable_from_others() -> None:
+    assert run_ranks(reduce_over, 2, "", "auto") == [{"127.0.0.1"}] * 2
+
+
+def give_a_wrong_interface(rank: int) -> str:
+    options = headway.Options(interface="eth77", engine="tcp", connect_timeout=timedelta(seconds=20))
+    with pytest.raises(ValueError) as caught:
+        dist.new_group(backend="headway", pg_options=options)
+    return str(caught.value)
+
+
+def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None:
+    (message,) = set(run_ranks(give_a_wrong_interface, 2))
+    assert "interface is 'eth77', which is no interface of this host" in message
+    assert "lo (127.0.0.1)" in message

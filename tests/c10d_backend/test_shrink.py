@@ -12,6 +12,7 @@ import headway
 import pytest
 import torch
 import torch.distributed as dist
+from listening import listening_addresses
 from rank_processes import DIED, kill_self, run_ranks
 
 NUM_RANKS = 4
@@ -114,3 +115,20 @@ def test_a_stopped_rank_is_left_out_and_gets_an_error_when_it_wakes() -> None:
     assert "without rank 1" in results[1], results[1]
     for rank in (0, 2, 3):
         assert results[rank] == str([[0, 2, 3]] * NUM_STEPS)
+
+
+def shrink_without_the_last(rank: int) -> set[str]:
+    before = listening_addresses()
+    if rank == 2:
+        kill_self()
+    with pytest.raises(RuntimeError):
+        dist.barrier()
+    headway.shrink(timeout=timedelta(seconds=10))
+    dist.barrier()
+    listening = listening_addresses() - before
+    dist.barrier()
+    return listening
+
+
+def test_the_store_of_a_shrunk_group_is_not_reachable_from_other_hosts() -> None:
+    assert run_ranks(shrink_without_the_last, 3, may_die=True) == [{"127.0.0.1"}, set(), DIED]

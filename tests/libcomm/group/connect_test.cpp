@@ -84,7 +84,7 @@ TEST_P(EveryEngine, ConnectsAgainUnderOneStoreAndName) {
 TEST(Connect, AShortSecretIsRefused) {
   MemoryStore store;
   GroupOptions options;
-  options.secret = "fifteen letters";
+  options.secret = "7 bytes";
   EXPECT_THROW(static_cast<void>(Group::connect(0, 1, store, options)), UsageError);
 }
 
