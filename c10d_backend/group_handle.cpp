@@ -128,7 +128,12 @@ std::string GroupHandle::deliver(Deadline deadline) {
   return status.ok() ? std::string() : flight_dump_->group_name() + ": " + std::string(status.message());
 }
 
-void GroupHandle::leave() { group_->leave("the group was left as the program ended"); }
+void GroupHandle::leave() {
+  // Streams of a device may still be at work for peers, and no thread of ours follows them: such a group is left when
+  // it is destroyed, which waits for its device.
+  if (existing_device_group() != nullptr) return;
+  group_->leave("the group was left as the program ended");
+}
 
 bool GroupHandle::end(Deadline /*deadline*/) { return true; }
 

@@ -166,8 +166,7 @@ std::exception_ptr HeadwayWork::write_back() {
   try {
     tensors_.write_back();
     return nullptr;
-  } catch (std::exception const&) {  // The output was resized meanwhile, for instance: an error of this work, not of
-                                     // whoever looks first.
+  } catch (std::exception const&) {  // For instance, the output was resized meanwhile.
     return std::current_exception();
   }
 }

@@ -2,6 +2,8 @@
 
 #include "live_parts.hpp"
 
+#include <headway/comm/status.hpp>
+
 #include <ATen/ThreadLocalState.h>
 
 #include <condition_variable>
@@ -51,8 +53,8 @@ void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
     std::lock_guard const lock(state_->mutex);
     TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
     if (!state_->backend || !state_->queue.empty()) {
-      state_->queue.push_back({std::move(work), std::move(call), at::ThreadLocalState()});
       state_->begin_making(state_, std::move(fail_group));
+      state_->queue.push_back({std::move(work), std::move(call), at::ThreadLocalState()});
       return;
     }
     backend = state_->backend;
@@ -62,17 +64,21 @@ void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
 
 void Reducer::State::begin_making(std::shared_ptr<State> const& self,
                                   std::function<void(std::string const&)> fail_group) {
-  if (std::exchange(is_making, true)) return;
-  // Detached, for it may have to wait for other ranks longer than this one wants to live.
-  std::thread([self, fail_group = std::move(fail_group)] {
-    self->make_backend(fail_group);
-    {
-      std::lock_guard const lock(self->mutex);
-      self->has_maker = false;
-    }
-    self->changed.notify_all();
-  }).detach();
-  has_maker = true;
+  if (is_making) return;
+  try {
+    // Detached, for it may have to wait for other ranks longer than this one wants to live.
+    std::thread([self, fail_group = std::move(fail_group)] {
+      self->make_backend(fail_group);
+      {
+        std::lock_guard const lock(self->mutex);
+        self->has_maker = false;
+      }
+      self->changed.notify_all();
+    }).detach();
+  } catch (std::system_error const& error) {  // The next call tries again.
+    throw comm::SystemError("std::thread", error.code().value(), "the group that reduces cannot be made");
+  }
+  is_making = has_maker = true;
 }
 
 void Reducer::State::make_backend(std::function<void(std::string const&)> const& fail_group) {

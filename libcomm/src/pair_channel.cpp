@@ -313,8 +313,8 @@ bool PairChannel::needs(int peer) const {
 }
 
 bool PairChannel::expects_from(int peer) const {
-  return std::ranges::any_of(
-      posted_, [&](Posted const& posted) { return posted.part.peer == peer || posted.part.peer < 0; });
+  return std::ranges::any_of(posted_,
+                             [&](Posted const& posted) { return posted.part.peer == peer || posted.part.peer < 0; });
 }
 
 std::string PairChannel::describe_missing() const {

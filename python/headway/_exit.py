@@ -1,7 +1,7 @@
 """Leaves all groups when the program ends.
 
 A thread that lets go of a tensor after the interpreter has shut down aborts the process. Those of headway's groups
-therefore end in an exit handler, while the interpreter is alive: its own ones and those of Gloo, which reduces for them.
+therefore end in an exit handler, while the interpreter is alive: its own ones, and those of Gloo, which reduces.
 """
 
 from __future__ import annotations

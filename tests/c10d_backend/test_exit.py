@@ -1,4 +1,4 @@
-"""Programs that end without ``destroy_process_group()``: the exit status is 0, and peers learn that the rank has left."""
+"""Programs that end without ``destroy_process_group()``: exit status 0, and peers learn that the rank has left."""
 
 from __future__ import annotations
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import headway
 import pytest
@@ -55,7 +57,7 @@ def test_futures_complete_without_anyone_waiting_and_run_callbacks() -> None:
 def ask_for_futures_while_waiting(rank: int) -> int:
     sys.setswitchinterval(1e-6)
     called = []
-    for _ in range(1000):
+    for _ in range(300):
         work = dist.all_to_all_single(torch.zeros(2), torch.ones(2), async_op=True)
         start = threading.Barrier(2)
 
@@ -69,13 +71,43 @@ def ask_for_futures_while_waiting(rank: int) -> int:
         work.wait()
         asker.join()
     deadline = time.monotonic() + 5
-    while len(called) < 1000 and time.monotonic() < deadline:
+    while len(called) < 300 and time.monotonic() < deadline:
         time.sleep(0.001)
     return len(called)
 
 
 def test_a_thread_may_ask_for_the_future_while_another_one_waits() -> None:
-    assert run_ranks(ask_for_futures_while_waiting, 2) == [1000, 1000]
+    assert run_ranks(ask_for_futures_while_waiting, 2) == [300, 300]
+
+
+def run_out_of_threads(rank: int) -> None:
+    received = torch.zeros(1)
+    dist.barrier()
+    if rank == 1:
+        dist.recv(received, 0)
+        dist.send(torch.tensor([7.0]), 0)
+    else:
+        work = dist.irecv(received, 1)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), before[1]))  # Too little for a thread's stack.
+        try:
+            with pytest.raises(RuntimeError, match="the thread that runs callbacks cannot be made"):
+                work.get_future()
+            with pytest.raises(RuntimeError, match="the group that reduces cannot be made"):
+                dist.all_reduce(torch.ones(1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        future = work.get_future()
+        dist.send(torch.ones(1), 1)
+        assert future.wait()[0].item() == 7
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+
+
+def test_a_process_without_threads_left_gets_an_error_and_may_try_again() -> None:
+    run_ranks(run_out_of_threads, 2, limit_s=30)
 
 
 def time_out_one_wait(rank: int) -> str:
