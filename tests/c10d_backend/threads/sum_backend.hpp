@@ -1,0 +1,120 @@
+#pragma once
+
+#include "torch_headers.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// What the ranks of a SumBackend, threads of one process, give to each other.
+class SumHub final {
+ public:
+  explicit SumHub(int size) : size_(size) {}
+
+  void give(std::uint64_t sequence, at::Tensor const& tensor) {
+    std::lock_guard const lock(mutex_);
+    given_[sequence].push_back(tensor.clone());
+    changed_.notify_all();
+  }
+
+  /// Blocks until all ranks have given.
+  at::Tensor sum(std::uint64_t sequence) {
+    std::unique_lock lock(mutex_);
+    auto& parts = given_[sequence];
+    changed_.wait(lock, [&] { return parts.size() == static_cast<std::size_t>(size_); });
+    auto total = parts[0].clone();
+    for (std::size_t i = 1; i < parts.size(); ++i) total.add_(parts[i]);
+    return total;
+  }
+
+ private:
+  int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, std::vector<at::Tensor>> given_;
+};
+
+/// The reducing backend of these tests. It completes works on a thread of its own, as Gloo does, and is instrumented.
+class SumBackend final : public c10d::Backend {
+ public:
+  SumBackend(std::shared_ptr<SumHub> hub, int rank, int size) : Backend(rank, size), hub_(std::move(hub)) {
+    thread_ = std::thread([this] { run(); });
+  }
+
+  /// Works that are pending are completed first.
+  ~SumBackend() override {
+    {
+      std::lock_guard const lock(mutex_);
+      stops_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+  std::string const getBackendName() const override { return "sum"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, c10d::AllreduceOptions const&) override {
+    auto work = c10::make_intrusive<SumWork>(getRank(), tensors);
+    std::lock_guard const lock(mutex_);
+    auto const sequence = num_started_++;
+    hub_->give(sequence, tensors[0]);
+    tasks_.emplace_back([hub = hub_, sequence, tensors, work] {
+      tensors[0].copy_(hub->sum(sequence));
+      work->complete();
+    });
+    changed_.notify_one();
+    return work;
+  }
+
+ private:
+  class SumWork final : public c10d::Work {
+   public:
+    SumWork(int rank, std::vector<at::Tensor> tensors)
+        : Work(rank, c10d::OpType::ALLREDUCE),
+          tensors_(std::move(tensors)),
+          future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+    void complete() {
+      finish();
+      future_->markCompleted(c10::IValue(tensors_));
+    }
+    std::vector<at::Tensor> result() override { return tensors_; }
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+   private:
+    std::vector<at::Tensor> tensors_;
+    c10::intrusive_ptr<c10::ivalue::Future> future_;
+  };
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stops_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      auto task = std::exchange(tasks_.front(), nullptr);
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      task = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::shared_ptr<SumHub> hub_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  std::uint64_t num_started_ = 0;
+  bool stops_ = false;
+  std::thread thread_;
+};
+
+}  // namespace headway::c10d_backend
