@@ -37,7 +37,7 @@ void GroupImpl::abort(std::string const& reason) {
 Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
   Visit visit(*this);
   if (failed_) return {};
-  Deadline const deadline = timeout >= Deadline::max() - Clock::now() ? Deadline::max() : Clock::now() + timeout;
+  Deadline const deadline = deadline_after(timeout);
   for (;;) {
     progress();
     auto const operation = find_undelivered();
@@ -59,9 +59,11 @@ Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
 }
 
 std::shared_ptr<OperationState> GroupImpl::find_undelivered() const {
+  auto const receiving = pair_.receiving_operations();
   auto const lacks_nothing = [&](OperationState const& operation) {
+    if (receiving.contains(&operation)) return false;
     for (int peer = 0; peer < size_; ++peer) {
-      if (pair_.lacks(peer, operation) || transfers_.takes_from(peer, operation)) return false;
+      if (transfers_.takes_from(peer, operation)) return false;
     }
     return true;
   };

@@ -312,6 +312,12 @@ bool PairChannel::needs(int peer) const {
   return std::any_of(posted_.begin(), posted_.end(), [&](Posted const& posted) { return posted.part.peer == peer; });
 }
 
+std::unordered_set<OperationState const*> PairChannel::receiving_operations() const {
+  std::unordered_set<OperationState const*> operations;
+  for (auto const& posted : posted_) operations.insert(posted.part.operation.get());
+  return operations;
+}
+
 bool PairChannel::expects_from(int peer) const {
   return std::ranges::any_of(posted_,
                              [&](Posted const& posted) { return posted.part.peer == peer || posted.part.peer < 0; });

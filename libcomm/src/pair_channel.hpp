@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace headway::comm {
@@ -65,6 +66,8 @@ class PairChannel {
   [[nodiscard]] bool needs(int peer) const;
   /// Whether an operation still takes a message of `peer`, or of any rank.
   [[nodiscard]] bool expects_from(int peer) const;
+  /// The operations that still take a message.
+  [[nodiscard]] std::unordered_set<OperationState const*> receiving_operations() const;
   [[nodiscard]] std::string describe_missing() const;
   /// Whether `operation` still lacks a message of `peer`; one that any rank may send is lacking from all.
   [[nodiscard]] bool lacks(int peer, OperationState const& operation) const;
