@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <thread>
 
 namespace headway::c10d_backend {
 
@@ -27,7 +28,22 @@ std::string text_of(std::exception_ptr const& error) {
   }
 }
 
+constexpr std::chrono::milliseconds kHealthPollTime{2};
+
 }  // namespace
+
+std::optional<comm::Status> fail_by_symptom(std::weak_ptr<GroupHandle> const& group, std::string const& text,
+                                            std::chrono::milliseconds patience) {
+  auto const deadline = Clock::now() + patience;
+  for (;; std::this_thread::sleep_for(kHealthPollTime)) {
+    auto const alive = group.lock();  // Not held while this sleeps: the group may be left meanwhile.
+    if (!alive) return std::nullopt;
+    if (auto health = alive->group().health(); !health.ok()) return health;
+    if (Clock::now() < deadline) continue;
+    alive->group().abort(text);
+    return std::nullopt;
+  }
+}
 
 DelegatedWork::DelegatedWork(WorkTitle const& title, int rank, std::vector<at::Tensor> const& inputs,
                              std::weak_ptr<GroupHandle> group, std::optional<FinishingTouch> touch)
@@ -35,18 +51,17 @@ DelegatedWork::DelegatedWork(WorkTitle const& title, int rank, std::vector<at::T
       title_(title),
       is_on_cpu_(inputs.at(0).device().is_cpu()),
       group_(std::move(group)),
-      touch_(std::move(touch)) {}
+      touch_(std::move(touch)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+void DelegatedWork::be_watched(ReductionWatch::Entry entry) {
+  std::lock_guard const lock(mutex_);
+  if (!is_settled_) watch_entry_.swap(entry);
+}
 
 void DelegatedWork::start(c10::intrusive_ptr<c10d::Work> inner) {
   auto const self = c10::intrusive_ptr<DelegatedWork>::reclaim_copy(this);
-  inner->getFuture()->addCallback([self](c10::ivalue::Future& future) {
-    if (future.hasError()) {
-      self->report(text_of(future.exception_ptr()));
-    } else {
-      self->finish_once();
-    }
-    if (self->recordFunctionEndCallback_) self->recordFunctionEndCallback_();
-  });
+  inner->getFuture()->addCallback([self](c10::ivalue::Future& reduced) { self->take_over(reduced); });
   {
     std::lock_guard const lock(mutex_);
     inner_ = std::move(inner);
@@ -54,17 +69,58 @@ void DelegatedWork::start(c10::intrusive_ptr<c10d::Work> inner) {
   has_started_.notify_all();
 }
 
+void DelegatedWork::take_over(c10::ivalue::Future& reduced) {
+  try {
+    if (reduced.hasError()) {
+      auto const reason = text_of(reduced.exception_ptr());
+      std::rethrow_exception(keep_error([&] { return report(reason); }));
+    }
+    finish_once();
+    settle(nullptr, touch_ ? c10::IValue(touch_->results) : reduced.value());
+  } catch (std::exception const&) {
+    settle(std::current_exception(), {});
+  }
+}
+
+void DelegatedWork::settle(std::exception_ptr const& error, c10::IValue value) {
+  ReductionWatch::Entry entry;  // Released without the lock.
+  {
+    std::lock_guard const lock(mutex_);
+    if (std::exchange(is_settled_, true)) return;
+    entry.swap(watch_entry_);
+  }
+  error ? future_->setError(error) : future_->markCompleted(std::move(value));
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+}
+
+void DelegatedWork::fail_with(GroupHandle const& group) {
+  auto const error = keep_error([&] { return make_error(title_.name, group.group().health(), group.failure_note()); });
+  has_started_.notify_all();
+  settle(error, {});
+}
+
+template <typename Make>
+std::exception_ptr DelegatedWork::keep_error(Make&& make) {
+  std::call_once(has_error_, [&] {
+    auto error = make();
+    std::lock_guard const lock(mutex_);
+    exception_ = std::move(error);
+  });
+  return exception();
+}
+
 void DelegatedWork::finish_once() {
-  if (touch_) std::call_once(is_finished_, touch_->run);
+  if (!touch_) return;
+  std::call_once(is_finished_, [this] {
+    touch_->run();
+    touch_->run = nullptr;  // Frees stand-ins.
+  });
 }
 
 void DelegatedWork::refuse(std::exception_ptr error) {
-  {
-    std::lock_guard const lock(mutex_);
-    exception_ = std::move(error);
-  }
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  keep_error([&] { return error; });
   has_started_.notify_all();
+  settle(error, {});
 }
 
 c10::intrusive_ptr<c10d::Work> DelegatedWork::inner_if_started() const {
@@ -78,8 +134,8 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
       std::unique_lock lock(mutex_);
       auto const is_settled = [&] { return inner_ || exception_; };
       if (has_started_.wait_until(lock, std::min(deadline, Clock::now() + kSignalSlice), is_settled)) {
-        if (inner_) return inner_;
-        std::rethrow_exception(exception_);
+        if (exception_) std::rethrow_exception(exception_);
+        return inner_;
       }
     }
     raise_pending_signals();
@@ -90,21 +146,22 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
 }
 
 bool DelegatedWork::isCompleted() {
+  if (exception()) return true;
   auto const inner = inner_if_started();
-  if (!inner) return exception() != nullptr;
-  if (!inner->isCompleted()) return false;
-  if (inner->isSuccess()) finish_once();
+  // One that failed is complete when it is known what to report.
+  if (!inner || !inner->isCompleted() || !inner->isSuccess()) return false;
+  finish_once();
   return true;
 }
 
 bool DelegatedWork::isSuccess() const {
   auto const inner = inner_if_started();
-  return inner && inner->isSuccess();
+  return inner && inner->isSuccess() && !exception();
 }
 
 std::exception_ptr DelegatedWork::exception() const {
   std::lock_guard const lock(mutex_);
-  return exception_ || !inner_ ? exception_ : inner_->exception();
+  return exception_;
 }
 
 std::vector<at::Tensor> DelegatedWork::result() {
@@ -115,20 +172,6 @@ std::vector<at::Tensor> DelegatedWork::result() {
 void DelegatedWork::synchronize() { wait_for_inner(Clock::time_point::max())->synchronize(); }
 
 void DelegatedWork::abort() { abort_if_alive(group_, std::string(title_.name) + " was aborted"); }
-
-c10::intrusive_ptr<c10::ivalue::Future> DelegatedWork::getFuture() {
-  ReleasedGil const released;
-  auto const future = wait_for_inner(Clock::time_point::max())->getFuture();
-  if (!touch_) return future;
-  auto const self = c10::intrusive_ptr<DelegatedWork>::reclaim_copy(this);
-  return future->then(
-      [self](c10::ivalue::Future& reduced) -> c10::IValue {
-        static_cast<void>(reduced.value());  // Throws what made the reduction fail.
-        self->finish_once();
-        return self->touch_->results;
-      },
-      c10::ListType::create(c10::TensorType::get()));
-}
 
 float DelegatedWork::getDuration() const {
   auto const inner = inner_if_started();
@@ -150,7 +193,8 @@ bool DelegatedWork::wait(std::chrono::milliseconds timeout) {
     throw;  // Ctrl-C
   } catch (std::exception const&) {
     if (is_on_cpu_ && !inner->isCompleted()) throw;  // The caller's patience ended, not the reduction.
-    std::rethrow_exception(report(text_of(std::current_exception())));
+    auto const reason = text_of(std::current_exception());
+    std::rethrow_exception(keep_error([&] { return report(reason); }));
   }
 }
 
@@ -170,23 +214,22 @@ void DelegatedWork::wait_in_slices(c10d::Work& inner, Clock::time_point deadline
   }
 }
 
-void DelegatedWork::throw_if_group_failed() const {
+void DelegatedWork::throw_if_group_failed() {
   auto const alive = group_.lock();
-  if (!alive) return;
-  if (auto const health = alive->group().health(); !health.ok())
-    std::rethrow_exception(make_error(title_.name, health, alive->failure_note()));
+  if (!alive || alive->group().health().ok()) return;
+  fail_with(*alive);
+  std::rethrow_exception(exception());
 }
 
 std::exception_ptr DelegatedWork::report(std::string const& reason) {
-  std::string const text =
-      "headway: " + std::string(title_.name) + " failed in the group that reduces for it: " + reason;
-  abort_if_alive(group_, text);
-  std::lock_guard const lock(mutex_);
-  if (!exception_) {
-    exception_ =
-        std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text));
+  // A reduction that ran out of time is a failure of its own.
+  auto const patience = Clock::now() - created_ < title_.timeout ? kSymptomTime : std::chrono::seconds(0);
+  std::string const text = std::string(title_.name) + " failed in the group that reduces for it: " + reason;
+  if (auto const failure = fail_by_symptom(group_, text, patience)) {
+    auto const alive = group_.lock();
+    return make_error(title_.name, *failure, alive ? alive->failure_note() : "");
   }
-  return exception_;
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text));
 }
 
 }  // namespace headway::c10d_backend

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "group_handle.hpp"
+#include "reduction_watch.hpp"
 #include "torch_headers.hpp"
 #include "work_title.hpp"
 
@@ -14,6 +15,14 @@
 #include <vector>
 
 namespace headway::c10d_backend {
+
+/// Fails a group because its delegate has failed with `text`, unless the group itself fails within `patience`: a
+/// delegate sees a connection break where the group knows which rank died, a moment later. @returns the group's own
+/// failure; none if it had none, or nobody holds it any more.
+std::optional<comm::Status> fail_by_symptom(std::weak_ptr<GroupHandle> const& group, std::string const& text,
+                                            std::chrono::milliseconds patience);
+/// Time in which the loss of a rank shows.
+inline constexpr std::chrono::seconds kSymptomTime{1};
 
 /// What a headway group adds to a reduction of its delegate: run once after it, before anyone sees it complete.
 struct FinishingTouch {
@@ -33,6 +42,10 @@ class DelegatedWork final : public c10d::Work {
   void start(c10::intrusive_ptr<c10d::Work> inner);
   /// The reduction could not be started; wait() throws `error`.
   void refuse(std::exception_ptr error);
+  /// To be called before start().
+  void be_watched(ReductionWatch::Entry entry);
+  /// Ends the work with the failure of its group, which has failed. The delegate may go on for a while.
+  void fail_with(GroupHandle const& group);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -42,8 +55,8 @@ class DelegatedWork final : public c10d::Work {
   /// Waits for the delegate; its failure fails the headway group too, and is thrown as DistBackendError.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
-  /// The delegate's own future, which knows its streams, then the finishing touch. Blocks while the delegate is made.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// Completes after the finishing touch, or with the error that wait() throws.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   float getDuration() const override;
   std::uint64_t getSequencenumber() const override;
 
@@ -53,10 +66,17 @@ class DelegatedWork final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> wait_for_inner(std::chrono::steady_clock::time_point deadline);
   /// @throws c10::DistBackendError if the group has failed: a delegate that lacks a rank may wait until its own
   /// timeout.
-  void throw_if_group_failed() const;
+  void throw_if_group_failed();
   void wait_in_slices(c10d::Work& inner, std::chrono::steady_clock::time_point deadline);
   void finish_once();
-  /// Fails the group, and keeps and returns the error in the form that callers see.
+  /// Takes over the outcome of the delegate's future, which is done.
+  void take_over(c10::ivalue::Future& reduced);
+  /// Completes the future, with `error` or else with `value`, unless it is.
+  void settle(std::exception_ptr const& error, c10::IValue value);
+  /// Keeps the first error that `make` returns, and returns the one that is kept.
+  template <typename Make>
+  std::exception_ptr keep_error(Make&& make);
+  /// Fails the group. @returns the error in the form that callers see: the group's own failure where it has one soon.
   std::exception_ptr report(std::string const& reason);
 
   WorkTitle title_;
@@ -64,8 +84,14 @@ class DelegatedWork final : public c10d::Work {
   std::weak_ptr<GroupHandle> group_;
   std::optional<FinishingTouch> touch_;
   std::once_flag is_finished_;
+  std::once_flag has_error_;
+  std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::condition_variable has_started_;
-  c10::intrusive_ptr<c10d::Work> inner_;  ///< Guarded by the base's mutex_, as exception_ is.
+  // Guarded by the base's mutex_, as exception_ is.
+  bool is_settled_ = false;
+  ReductionWatch::Entry watch_entry_;  ///< Null once settled.
+  c10::intrusive_ptr<c10d::Work> inner_;
 };
 
 }  // namespace headway::c10d_backend

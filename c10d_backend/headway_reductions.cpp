@@ -39,9 +39,9 @@ std::shared_ptr<Reducer> HeadwayBackend::reducer_for(at::Device device) {
   if (!reducer) {
     auto const name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
     auto const store = c10::make_intrusive<c10d::PrefixStore>(reducer_prefix_ + name, store_);
-    reducer = std::make_shared<Reducer>(
-        [make = make_reducer_, store, rank = getRank(), size = getSize(), timeout = timeout_.load(), name,
-         address = own_address_] { return make(store, rank, size, timeout, name, address); });
+    auto make_reducer = [make = make_reducer_, store, rank = getRank(), size = getSize(), timeout = timeout_.load(),
+                         name, address = own_address_] { return make(store, rank, size, timeout, name, address); };
+    reducer = std::make_shared<Reducer>(std::move(make_reducer), handle_);
     if (device.is_cpu()) reducer->end_with_program();
   }
   return reducer;
@@ -64,7 +64,9 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
                      " ms for ", title.verb());
     return hand_out(checked_call(*reducer));
   }
-  auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) { abort_if_alive(weak, reason); };
+  auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) {
+    fail_by_symptom(weak, reason, kSymptomTime);
+  };
   auto const work = c10::make_intrusive<DelegatedWork>(title, getRank(), inputs, handle, std::move(touch));
   reducer_for(inputs[0].device())->start(work, std::move(checked_call), fail_group);
   return hand_out(work);

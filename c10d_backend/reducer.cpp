@@ -1,16 +1,13 @@
 #include "reducer.hpp"
 
+#include "detached_thread.hpp"
 #include "live_parts.hpp"
-
-#include <headway/comm/status.hpp>
 
 #include <ATen/ThreadLocalState.h>
 
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 namespace headway::c10d_backend {
@@ -44,17 +41,35 @@ struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   [[nodiscard]] bool end(Deadline deadline) override;
 };
 
-Reducer::Reducer(Make make) : state_(std::make_shared<State>()) { state_->make = std::move(make); }
+Reducer::Reducer(Make make, std::weak_ptr<GroupHandle> group)
+    : state_(std::make_shared<State>()), watch_(std::make_shared<ReductionWatch>(std::move(group))) {
+  state_->make = std::move(make);
+}
 
-void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
+Reducer::~Reducer() {
+  if (watch_) watch_->close();
+}
+
+void Reducer::start(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
                     std::function<void(std::string const&)> fail_group) {
+  work->be_watched(watch_->enter(work));
+  try {
+    start_or_queue(work, std::move(call), std::move(fail_group));
+  } catch (std::exception const&) {
+    work->refuse(std::current_exception());
+    throw;
+  }
+}
+
+void Reducer::start_or_queue(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
+                             std::function<void(std::string const&)> fail_group) {
   c10::intrusive_ptr<c10d::Backend> backend;
   {
     std::lock_guard const lock(state_->mutex);
     TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
     if (!state_->backend || !state_->queue.empty()) {
       state_->begin_making(state_, std::move(fail_group));
-      state_->queue.push_back({std::move(work), std::move(call), at::ThreadLocalState()});
+      state_->queue.push_back({work, std::move(call), at::ThreadLocalState()});
       return;
     }
     backend = state_->backend;
@@ -65,20 +80,16 @@ void Reducer::start(c10::intrusive_ptr<DelegatedWork> work, Call call,
 void Reducer::State::begin_making(std::shared_ptr<State> const& self,
                                   std::function<void(std::string const&)> fail_group) {
   if (is_making) return;
-  try {
-    // Detached, for it may have to wait for other ranks longer than this one wants to live.
-    std::thread([self, fail_group = std::move(fail_group)] {
-      self->make_backend(fail_group);
-      {
-        std::lock_guard const lock(self->mutex);
-        self->has_maker = false;
-      }
-      self->changed.notify_all();
-    }).detach();
-  } catch (std::system_error const& error) {  // The next call tries again.
-    throw comm::SystemError("std::thread", error.code().value(), "the group that reduces cannot be made");
-  }
-  is_making = has_maker = true;
+  // It may have to wait for other ranks longer than this one wants to live.
+  start_detached("headway_make", [self, fail_group = std::move(fail_group)] {
+    self->make_backend(fail_group);
+    {
+      std::lock_guard const lock(self->mutex);
+      self->has_maker = false;
+    }
+    self->changed.notify_all();
+  });
+  is_making = has_maker = true;  // The thread waits for the lock.
 }
 
 void Reducer::State::make_backend(std::function<void(std::string const&)> const& fail_group) {
@@ -174,15 +185,15 @@ void Reducer::State::leave() {
   }
   if (!*ending) return;
   try {
-    std::thread([self = shared_from_this(), ending] {
+    start_detached("headway_end", [self = shared_from_this(), ending] {
       ending->reset();
       {
         std::lock_guard const lock(self->mutex);
         self->is_ending = false;
       }
       self->changed.notify_all();
-    }).detach();
-  } catch (std::system_error const&) {
+    });
+  } catch (std::exception const&) {
     keep_forever(ending);  // There can be no thread to wait in.
   }
 }
@@ -192,6 +203,9 @@ bool Reducer::State::end(Deadline deadline) {
   return changed.wait_until(lock, deadline, [this] { return !has_maker && !is_ending; });
 }
 
-void Reducer::leak() { new std::shared_ptr<State>(std::move(state_)); }
+void Reducer::leak() {
+  new std::shared_ptr<State>(std::move(state_));
+  new std::shared_ptr<ReductionWatch>(std::move(watch_));
+}
 
 }  // namespace headway::c10d_backend

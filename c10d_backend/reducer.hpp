@@ -1,6 +1,7 @@
 #pragma once
 
 #include "delegated_work.hpp"
+#include "reduction_watch.hpp"
 #include "torch_headers.hpp"
 
 #include <chrono>
@@ -17,11 +18,17 @@ class Reducer final {
   using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
   using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
-  explicit Reducer(Make make);
+  /// `group`: its failure fails what is pending.
+  Reducer(Make make, std::weak_ptr<GroupHandle> group);
+  Reducer(Reducer const&) = delete;
+  Reducer& operator=(Reducer const&) = delete;
+  ~Reducer();
 
   /// Starts `call`, after all earlier ones, as `work`. `fail_group` gets the reason if the backend cannot be made.
-  /// @throws what `call` throws, unless the backend is still being made.
-  void start(c10::intrusive_ptr<DelegatedWork> work, Call call, std::function<void(std::string const&)> fail_group);
+  /// @throws what `call` throws, unless the backend is still being made; c10::DistBackendError if the thread that makes
+  /// it cannot be started: the next call tries again.
+  void start(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
+             std::function<void(std::string const&)> fail_group);
   /// The backend, made now if it was not; null if `timeout` passes first. @throws c10::DistBackendError if that failed.
   c10::intrusive_ptr<c10d::Backend> backend(std::chrono::milliseconds timeout);
   /// Changes the backend's timeout if there is one.
@@ -37,7 +44,12 @@ class Reducer final {
 
  private:
   struct State;
+
+  void start_or_queue(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
+                      std::function<void(std::string const&)> fail_group);
+
   std::shared_ptr<State> state_;
+  std::shared_ptr<ReductionWatch> watch_;
 };
 
 }  // namespace headway::c10d_backend

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
 from datetime import timedelta
 
@@ -130,3 +133,89 @@ def other_groups_go_on(rank: int) -> list[float]:
 def test_groups_without_the_killed_rank_go_on() -> None:
     results = run_ranks(other_groups_go_on, 3, may_die=True, limit_s=30)
     assert results[0] == results[2] == [0.0, 2.0]
+
+
+def sockets() -> set[int]:
+    """Descriptors of this process that are sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+    return found
+
+
+def break_reductions(before: set[int]) -> None:
+    """Ends the connections that the group which reduces has made since then: Headway's own are older."""
+    for descriptor in sockets() - before:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def fail_in_a_reduction(rank: int, engine: str, is_killed: bool, ask: str) -> tuple[str, float]:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(engine=engine))
+    dist.barrier(group)
+    before = sockets()
+    dist.all_reduce(torch.ones(1), group=group)
+    if rank == 1:
+        time.sleep(0.2)  # The others have begun.
+        break_reductions(before)
+        time.sleep(0.3 if is_killed else 2)  # What Gloo says of a death comes first here, always.
+        kill_self()
+    started = time.monotonic()
+    work = dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True)
+    try:
+        if ask == "future":
+            work.get_future().wait()
+        elif ask == "is_completed":
+            while not work.is_completed():
+                time.sleep(0.01)
+            assert not work.is_success()
+            work.wait()
+        else:
+            work.wait()
+    except (dist.DistBackendError, RuntimeError) as error:
+        return str(error), time.monotonic() - started
+    return "no error", 0.0
+
+
+@pytest.mark.parametrize("ask", ["wait", "future", "is_completed"])
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_a_death_that_shows_first_in_a_reduction_is_named_nevertheless(engine: str, ask: str) -> None:
+    for message, seconds in run_ranks(fail_in_a_reduction, 2, engine, True, ask, may_die=True, limit_s=30)[:1]:
+        assert LOST in message, message
+        assert seconds < 2
+
+
+def test_a_reduction_that_fails_without_a_death_says_why() -> None:
+    message, seconds = run_ranks(fail_in_a_reduction, 2, "shm", False, "wait", may_die=True, limit_s=30)[0]
+    assert "headway:all_reduce failed in the group that reduces for it" in message, message
+    assert 1 < seconds < 3
+
+
+def wait_for_a_future_far_from_the_death(rank: int, is_first: bool) -> tuple[str, float]:
+    if not is_first:
+        dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        time.sleep(0.2)
+        kill_self()
+    started = time.monotonic()
+    message = "no error"
+    try:
+        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+    except (dist.DistBackendError, RuntimeError) as error:
+        message = str(error)
+    seconds = time.monotonic() - started
+    dist.distributed_c10d._get_default_store().set(f"done/{rank}", "")
+    for other in (0, 2, 3, 4):  # A rank that ended would break what others wait for.
+        dist.distributed_c10d._get_default_store().wait([f"done/{other}"], timedelta(seconds=20))
+    return message, seconds
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_future_of_a_reduction_fails_soon_on_every_rank_when_one_dies(is_first: bool) -> None:
+    results = run_ranks(wait_for_a_future_far_from_the_death, 5, is_first, may_die=True, limit_s=40, timeout_s=15)
+    for message, seconds in results[:1] + results[2:]:
+        assert LOST in message, message
+        assert seconds < 2.5

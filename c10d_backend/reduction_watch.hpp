@@ -1,0 +1,50 @@
+#pragma once
+
+#include "group_handle.hpp"
+#include "torch_headers.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace headway::c10d_backend {
+
+class DelegatedWork;
+
+/// Fails the pending reductions of a group once the group has failed. A delegate notices the death of a rank only where
+/// it waits for that rank; elsewhere it waits until its timeout, and somebody who waits for a future asks no group.
+///
+/// The thread starts with the first reduction, looks at the group ten times a second while any is pending, and sleeps
+/// otherwise. It is detached and keeps nothing alive but the watch.
+class ReductionWatch final : public std::enable_shared_from_this<ReductionWatch> {
+ public:
+  /// A work is watched until this is released.
+  using Entry = std::shared_ptr<void>;
+
+  explicit ReductionWatch(std::weak_ptr<GroupHandle> group) : group_(std::move(group)) {}
+
+  /// @throws c10::DistBackendError if the thread cannot be started.
+  [[nodiscard]] Entry enter(c10::intrusive_ptr<DelegatedWork> work);
+  /// Ends the thread, soon, and lets go of all works.
+  void close();
+
+ private:
+  using Works = std::map<std::uint64_t, c10::intrusive_ptr<DelegatedWork>>;
+
+  void leave(std::uint64_t number);
+  void run();
+  void look();
+
+  std::weak_ptr<GroupHandle> group_;
+  std::mutex mutex_;  ///< Guards what follows; not held while the group or a work is called, or freed.
+  std::condition_variable changed_;
+  Works works_;
+  std::uint64_t next_number_ = 0;
+  bool has_thread_ = false;
+  bool is_closed_ = false;
+};
+
+}  // namespace headway::c10d_backend
