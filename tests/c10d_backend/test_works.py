@@ -13,6 +13,7 @@ import headway
 import pytest
 import torch
 import torch.distributed as dist
+from no_threads import no_threads
 from rank_processes import run_ranks
 
 
@@ -258,3 +259,33 @@ def test_a_reduction_that_fails_fails_the_group_with_the_same_kind_of_error() ->
     first, second = run_ranks(reduce_alone, 2, timeout_s=1)[0]
     assert "headway:all_reduce failed" in first
     assert "headway:all_reduce failed" in second, "later calls name the first failure"
+
+
+def reduce_without_threads(rank: int) -> None:
+    tensor = torch.ones(1)
+    if rank == 0:
+        with no_threads():
+            for _ in range(2):  # The failed start leaves nothing behind.
+                with pytest.raises(dist.DistBackendError, match="thread could not be started"):
+                    dist.all_reduce(tensor)
+        dist.barrier()
+    else:
+        dist.barrier()
+    dist.all_reduce(tensor)
+    assert tensor.item() == 2
+
+
+def test_a_reduction_for_which_there_is_no_thread_fails_alone_and_can_be_tried_again() -> None:
+    run_ranks(reduce_without_threads, 2)
+
+
+def reduce_without_the_second_thread(rank: int) -> None:
+    backend = headway.backend_of()
+    with no_threads(), pytest.raises(dist.DistBackendError, match="thread could not be started"):
+        backend.monitored_barrier(timedelta(seconds=5))
+    backend.monitored_barrier(timedelta(seconds=5))
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_monitored_barrier_for_which_there_is_no_thread_can_be_tried_again() -> None:
+    run_ranks(reduce_without_the_second_thread, 2)
