@@ -4,11 +4,15 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
+#include <stdexcept>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -79,6 +83,45 @@ std::string file_name_of(std::string name) {
   return name;
 }
 
+/// @throws std::system_error that names `path` if `result`, of a system call, is negative.
+int expect_success(int result, std::string const& path) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), path);
+  return result;
+}
+
+class Descriptor final {
+ public:
+  Descriptor(int value, std::string const& path) : value_(expect_success(value, path)) {}
+  Descriptor(Descriptor const&) = delete;
+  Descriptor& operator=(Descriptor const&) = delete;
+  ~Descriptor() { ::close(value_); }
+  [[nodiscard]] int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+/// Refuses a folder in which somebody else decides what the names of files mean. Root may own it, as it owns /tmp.
+void expect_safe(Descriptor const& folder, std::string const& path) {
+  struct stat status {};
+  expect_success(::fstat(folder.get(), &status), path);
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+    throw std::runtime_error(path + " belongs to another user (" + std::to_string(status.st_uid) + ")");
+  }
+  if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0) {
+    throw std::runtime_error(path + " can be written to by everybody, and is not sticky");
+  }
+}
+
+void write_all(Descriptor const& file, std::string_view text, std::string const& path) {
+  while (!text.empty()) {
+    auto const written = ::write(file.get(), text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    expect_success(written < 0 ? -1 : 0, path);
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
 }  // namespace
 
 FlightDump::FlightDump(Labels labels, std::string folder) : labels_(std::move(labels)), folder_(std::move(folder)) {}
@@ -99,9 +142,10 @@ std::string const& FlightDump::write_once(comm::Status const& failure,
   std::call_once(is_written_, [&] {
     try {
       int const global_rank = labels_.global_ranks.at(static_cast<std::size_t>(labels_.rank));
-      std::string const path =
-          folder_ + "/group_" + file_name_of(labels_.group_name) + ".rank_" + std::to_string(global_rank) + ".json";
-      write(path, text(failure, records));
+      std::string const name =
+          "group_" + file_name_of(labels_.group_name) + ".rank_" + std::to_string(global_rank) + ".json";
+      std::string const path = folder_ + "/" + name;
+      write(name, text(failure, records));
       std::fprintf(stderr, "headway: rank %d: group '%s' failed; what it did last is in %s\n", global_rank,
                    labels_.group_name.c_str(), path.c_str());
       path_ = path;
@@ -112,19 +156,23 @@ std::string const& FlightDump::write_once(comm::Status const& failure,
   return path_;
 }
 
-void FlightDump::write(std::string const& path, std::string const& text) const {
+void FlightDump::write(std::string const& name, std::string const& text) const {
+  // The folder may have been swapped since the group was made, so it is opened once, and looked at where it is open.
+  Descriptor const folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), folder_);
+  expect_safe(folder, folder_);
   // Under another name first: whoever looks while the job ends finds a whole file or none.
-  std::string const part = path + ".part";
-  std::ofstream file;
-  file.exceptions(std::ios::failbit | std::ios::badbit);
+  std::string const part = name + ".part";
+  ::unlinkat(folder.get(), part.c_str(), 0);  // Left behind, or put there by somebody else: a link is not followed.
+  Descriptor const file(
+      ::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR),
+      part);
   try {
-    file.open(part);
-    file << text;
-    file.close();
-  } catch (std::ios::failure const&) {
-    throw std::system_error(errno, std::generic_category(), part);
+    write_all(file, text, part);
+    expect_success(::renameat(folder.get(), part.c_str(), folder.get(), name.c_str()), name);
+  } catch (std::exception const&) {
+    ::unlinkat(folder.get(), part.c_str(), 0);
+    throw;
   }
-  std::filesystem::rename(part, path);
 }
 
 }  // namespace headway::c10d_backend

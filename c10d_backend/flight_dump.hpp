@@ -31,7 +31,8 @@ class FlightDump final {
   std::string const& write_once(comm::Status const& failure, std::vector<comm::FlightRecord> const& records) noexcept;
 
  private:
-  void write(std::string const& path, std::string const& text) const;
+  /// Makes a file that only this user can read. @throws std::exception if that is not safe in the folder.
+  void write(std::string const& name, std::string const& text) const;
 
   Labels labels_;
   std::string folder_;

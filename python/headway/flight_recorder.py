@@ -3,9 +3,9 @@
 A group records its last operations all the time. Where ``HEADWAY_FLIGHT_RECORDER`` names a folder, each rank writes
 them there when a group fails. ``export()`` makes of these files what PyTorch's analyzer reads::
 
-    HEADWAY_FLIGHT_RECORDER=/tmp/flight torchrun ...
-    headway flight-records /tmp/flight --output /tmp/flight-torch
-    torchfrtrace /tmp/flight-torch
+    HEADWAY_FLIGHT_RECORDER=~/flight torchrun ...
+    headway flight-records ~/flight --output ~/flight-torch
+    torchfrtrace ~/flight-torch
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
+import stat
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -86,22 +87,42 @@ def read_secret(environ: Mapping[str, str]) -> str:
 
 
 def prepare_flight_folder(environ: Mapping[str, str]) -> str:
-    """Absolute path of the folder that ``HEADWAY_FLIGHT_RECORDER`` names, made if missing; empty where it is not set.
+    """Path of the folder that ``HEADWAY_FLIGHT_RECORDER`` names, made if missing; empty where it is not set.
 
     Raises:
-        ValueError: it cannot be made or written to. When a group fails is too late to learn that.
+        ValueError: it cannot be made or written to, or is not safe from other users. When a group fails is too late to
+            learn that.
     """
     name = environ.get("HEADWAY_FLIGHT_RECORDER")
     if name is None:
         return ""
+    if not name:
+        raise ValueError("HEADWAY_FLIGHT_RECORDER is empty: it names a folder")
     folder = pathlib.Path(name).absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _expect_own(folder, folder.lstat())
+        folder = folder.resolve()
+        status = folder.stat()
     except OSError as error:
         raise ValueError(f"HEADWAY_FLIGHT_RECORDER: {error}") from error
-    if not name or not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"HEADWAY_FLIGHT_RECORDER: {name!r} is not a folder that can be written to")
+    _expect_own(folder, status)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise ValueError(
+            f"HEADWAY_FLIGHT_RECORDER: {folder} can be written to by everybody, and is not sticky: they could put"
+            " links where a rank writes; use a folder of your own"
+        )
     return str(folder)
+
+
+def _expect_own(path: pathlib.Path, status: os.stat_result) -> None:
+    """Refuses what another user than root owns, who decides where names in it lead."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ValueError(
+            f"HEADWAY_FLIGHT_RECORDER: {path} belongs to another user ({status.st_uid}); use a folder of your own"
+        )
 
 
 def _read_integer(name: str, environ: Mapping[str, str]) -> int:

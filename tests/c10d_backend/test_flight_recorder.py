@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 import pickle
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -147,6 +149,52 @@ def test_the_loss_of_a_rank_leaves_files_of_the_others(tmp_path: pathlib.Path) -
     assert "missed FR dumps from ranks ({1})" in text
 
 
+def fail_after(rank: int, prepare: Callable[[], Any]) -> str:
+    if rank == 1:
+        dist.barrier()
+        kill_self()
+    prepare()
+    dist.barrier()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.barrier()
+    return str(caught.value)
+
+
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "records"
+    victim.write_text("precious")
+    folder.mkdir()
+    for name in ("group_0.rank_0.json", "group_0.rank_0.json.part"):
+        (folder / name).symlink_to(victim)
+    monkeypatch.setenv("HEADWAY_FLIGHT_RECORDER", str(folder))
+    message = run_ranks(fail_after, 2, lambda: None, may_die=True, limit_s=30)[0]
+    assert victim.read_text() == "precious"
+    path = folder / "group_0.rank_0.json"
+    assert message.endswith(f"flight records: {path}")
+    assert not path.is_symlink() and read(folder, path.name)["rank"] == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "only this user may read what a job did"
+    assert [each.name for each in folder.iterdir()] == [path.name]
+
+
+def test_a_folder_that_becomes_unsafe_later_gets_no_file(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, other = tmp_path / "records", tmp_path / "other"
+    monkeypatch.setenv("HEADWAY_FLIGHT_RECORDER", str(folder))
+
+    def replace_by_link() -> None:
+        other.mkdir()
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(other)
+
+    for prepare in (lambda: folder.chmod(0o777), replace_by_link):
+        message = run_ranks(fail_after, 2, prepare, may_die=True, limit_s=30)[0]
+        assert "flight records" not in message
+        assert "cannot be written" in capfd.readouterr().err
+        assert not list(tmp_path.glob("*/*"))
+        folder.chmod(0o700)
+
+
 def switch_it_off(rank: int) -> list[FlightRecord]:
     group = dist.new_group(backend="headway", pg_options=headway.Options(flight_records=0))
     exchange(group)
@@ -263,3 +311,33 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path: pathlib
     for wrong in ["", str(tmp_path / "file"), str(tmp_path / "file" / "below")]:
         with pytest.raises(ValueError, match="HEADWAY_FLIGHT_RECORDER"):
             complete(wrong)
+
+
+def prepare(folder: pathlib.Path) -> str:
+    return headway.options.prepare_flight_folder({"HEADWAY_FLIGHT_RECORDER": str(folder)})
+
+
+def test_a_folder_that_others_can_write_to_is_refused_unless_it_is_sticky(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "folder"
+    prepare(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match="everybody"):
+        prepare(folder)
+    folder.chmod(0o1777)
+    assert prepare(folder) == str(folder)
+    (tmp_path / "link").symlink_to(folder)
+    assert prepare(tmp_path / "link") == str(folder), "a link of one's own is followed at once"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_folder_or_a_link_of_another_user_is_refused(tmp_path: pathlib.Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(ValueError, match=r"another user \(12345\)"):
+        prepare(link)
+    os.chown(folder, 12345, 12345)
+    with pytest.raises(ValueError, match=r"another user \(12345\)"):
+        prepare(folder)
