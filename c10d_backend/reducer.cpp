@@ -172,7 +172,10 @@ void Reducer::shutdown() {
   if (backend) backend->shutdown();
 }
 
-void Reducer::end_with_program() { add_live_part(state_); }
+void Reducer::end_with_program() {
+  add_live_part(state_);
+  add_live_part(watch_);
+}
 
 void Reducer::State::leave() {
   keep_forever(shared_from_this());  // It holds what Python owns, and the thread below may be the last to let go of it.

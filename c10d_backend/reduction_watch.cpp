@@ -16,17 +16,17 @@ constexpr std::chrono::milliseconds kLookTime{100};
 
 ReductionWatch::Entry ReductionWatch::enter(c10::intrusive_ptr<DelegatedWork> work) {
   std::lock_guard const lock(mutex_);
-  if (!has_thread_) {
+  if (!has_thread_ && !is_closed_) {
     start_detached("headway_watch", [self = shared_from_this()] { self->run(); });
     has_thread_ = true;
   }
   std::uint64_t const number = next_number_++;
   works_.emplace(number, std::move(work));
-  if (works_.size() == 1) changed_.notify_one();
-  return {nullptr, [self = shared_from_this(), number](void*) { self->leave(number); }};
+  if (is_idle_) changed_.notify_all();
+  return {nullptr, [self = shared_from_this(), number](void*) { self->release(number); }};
 }
 
-void ReductionWatch::leave(std::uint64_t number) {
+void ReductionWatch::release(std::uint64_t number) {
   Works::node_type left;
   std::lock_guard const lock(mutex_);
   left = works_.extract(number);
@@ -39,16 +39,27 @@ void ReductionWatch::close() {
     is_closed_ = true;
     left.swap(works_);
   }
-  changed_.notify_one();
+  changed_.notify_all();
+}
+
+bool ReductionWatch::end(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline, [this] { return !has_thread_; });
 }
 
 void ReductionWatch::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
+      is_idle_ = true;
       changed_.wait(lock, [this] { return is_closed_ || !works_.empty(); });
+      is_idle_ = false;
       changed_.wait_for(lock, kLookTime, [this] { return is_closed_; });
-      if (is_closed_) return;
+      if (is_closed_) {
+        has_thread_ = false;
+        changed_.notify_all();
+        return;
+      }
     }
     look();
   }

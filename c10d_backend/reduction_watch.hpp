@@ -1,6 +1,7 @@
 #pragma once
 
 #include "group_handle.hpp"
+#include "live_parts.hpp"
 #include "torch_headers.hpp"
 
 #include <condition_variable>
@@ -19,7 +20,7 @@ class DelegatedWork;
 ///
 /// The thread starts with the first reduction, looks at the group ten times a second while any is pending, and sleeps
 /// otherwise. It is detached and keeps nothing alive but the watch.
-class ReductionWatch final : public std::enable_shared_from_this<ReductionWatch> {
+class ReductionWatch final : public LivePart, public std::enable_shared_from_this<ReductionWatch> {
  public:
   /// A work is watched until this is released.
   using Entry = std::shared_ptr<void>;
@@ -31,10 +32,15 @@ class ReductionWatch final : public std::enable_shared_from_this<ReductionWatch>
   /// Ends the thread, soon, and lets go of all works.
   void close();
 
+  // LivePart: the thread holds works, and they may hold what Python owns.
+  [[nodiscard]] Order order() const override { return Order::kReducer; }
+  void leave() override { close(); }
+  [[nodiscard]] bool end(Deadline deadline) override;
+
  private:
   using Works = std::map<std::uint64_t, c10::intrusive_ptr<DelegatedWork>>;
 
-  void leave(std::uint64_t number);
+  void release(std::uint64_t number);
   void run();
   void look();
 
@@ -44,6 +50,7 @@ class ReductionWatch final : public std::enable_shared_from_this<ReductionWatch>
   Works works_;
   std::uint64_t next_number_ = 0;
   bool has_thread_ = false;
+  bool is_idle_ = false;  ///< The thread waits for a work to watch; otherwise it looks again by itself.
   bool is_closed_ = false;
 };
 
