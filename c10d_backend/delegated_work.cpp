@@ -123,6 +123,13 @@ void DelegatedWork::refuse(std::exception_ptr error) {
   settle(error, {});
 }
 
+void DelegatedWork::refuse_for(std::string const& reason) {
+  auto const alive = group_.lock();
+  if (alive && !alive->group().health().ok()) return fail_with(*alive);
+  refuse(std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "headway: " + reason)));
+}
+
 c10::intrusive_ptr<c10d::Work> DelegatedWork::inner_if_started() const {
   std::lock_guard const lock(mutex_);
   return inner_;
@@ -140,7 +147,7 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
     }
     raise_pending_signals();
     throw_if_group_failed();
-    TORCH_CHECK_WITH(DistBackendError, Clock::now() < deadline, "headway: ", title_.name,
+    TORCH_CHECK_WITH(DistBackendError, Clock::now() < deadline, title_.name,
                      " Timed out : the group that reduces for it is still being made");
   }
 }
@@ -175,7 +182,7 @@ void DelegatedWork::abort() { abort_if_alive(group_, std::string(title_.name) + 
 
 float DelegatedWork::getDuration() const {
   auto const inner = inner_if_started();
-  TORCH_CHECK(inner, "headway: ", title_.name, " has not started yet");
+  TORCH_CHECK(inner, title_.name, " has not started yet");
   return inner->getDuration();
 }
 

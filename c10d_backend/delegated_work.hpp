@@ -42,6 +42,8 @@ class DelegatedWork final : public c10d::Work {
   void start(c10::intrusive_ptr<c10d::Work> inner);
   /// The reduction could not be started; wait() throws `error`.
   void refuse(std::exception_ptr error);
+  /// The same with the failure of the group if it has failed, else with `reason`.
+  void refuse_for(std::string const& reason);
   /// To be called before start().
   void be_watched(ReductionWatch::Entry entry);
   /// Ends the work with the failure of its group, which has failed. The delegate may go on for a while.

@@ -14,6 +14,11 @@ std::string describe(std::string const& title, comm::Status const& status) {
   return title + kind + std::string(status.message());
 }
 
+/// `operation` is a Work's title, which says already whose it is, or what was called.
+std::string with_prefix(std::string const& operation) {
+  return operation.starts_with("headway:") ? operation : "headway: " + operation;
+}
+
 c10::DistBackendError backend_error(std::string message) {
   return c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(message));
 }
@@ -25,11 +30,11 @@ void rethrow_for_python(std::string const& operation) {
     throw;
   } catch (comm::UsageError const& error) {
     throw c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-                          "headway: " + operation + ": " + error.what());
+                          with_prefix(operation) + ": " + error.what());
   } catch (comm::OperationError const& error) {
-    throw backend_error(describe("headway: " + operation, error.status()));
+    throw backend_error(describe(with_prefix(operation), error.status()));
   } catch (comm::SystemError const& error) {
-    throw backend_error("headway: " + operation + ": " + error.what());
+    throw backend_error(with_prefix(operation) + ": " + error.what());
   }
 }
 

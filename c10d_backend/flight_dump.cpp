@@ -1,8 +1,7 @@
 #include "flight_dump.hpp"
 
 #include "torch_headers.hpp"
-
-#include <c10/core/ScalarType.h>
+#include "work_tensors.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -64,7 +63,7 @@ std::string time_or_null(comm::FlightRecord::Time time) {
 std::string rank_or_null(int number) { return number < 0 ? "null" : std::to_string(number); }
 
 std::string row_of(comm::FlightRecord const& record) {
-  auto const type = c10::getDtypeNames(static_cast<c10::ScalarType>(record.data_type)).first;
+  auto const type = data_type_name(record.data_type);
   return "{\"operation\": " + json_string(record.verb) + ", \"number\": " + std::to_string(record.number) +
          ", \"channel\": " + rank_or_null(record.channel) + ", \"device\": " + rank_or_null(record.device) +
          ", \"peer\": " + rank_or_null(record.peer) + ", \"data_type\": " + json_string(type) +

@@ -19,6 +19,7 @@ std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& stor
   settings.timeout = options.timeout;
   settings.name = options.group_name;
   settings.while_connecting = raise_pending_signals;
+  settings.data_type_name = &data_type_name;
   StoreAdaptor adaptor(store);
   return translate_errors("connecting the group", [&] { return comm::Group::connect(rank, size, adaptor, settings); });
 }

@@ -81,7 +81,7 @@ std::exception_ptr HeadwayWork::exception() const {
 int HeadwayWork::sourceRank() const { return operations_.empty() ? -1 : operations_.back()->source(); }
 
 std::vector<at::Tensor> HeadwayWork::result() {
-  TORCH_CHECK(isCompleted(), "headway: the results of ", title_.name, " are not there before wait()");
+  TORCH_CHECK(isCompleted(), "headway: the results of ", title_.verb(), " are not there before wait()");
   std::lock_guard const lock(completion_mutex_);
   return tensors_.results;
 }
@@ -93,7 +93,7 @@ void HeadwayWork::abort() {
 std::uint64_t HeadwayWork::getSequencenumber() const { return title_.sequence_number; }
 
 float HeadwayWork::getDuration() const {
-  TORCH_CHECK(is_complete_, "headway: the duration of ", title_.name, " is not known before wait()");
+  TORCH_CHECK(is_complete_, "headway: the duration of ", title_.verb(), " is not known before wait()");
   return std::chrono::duration<float, std::milli>(completed_at_ - started_).count();
 }
 

@@ -8,9 +8,17 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace headway::c10d_backend {
+
+namespace {
+
+/// An error of Python has a traceback behind it.
+std::string first_paragraph(std::string const& text) { return text.substr(0, text.find("\n\n")); }
+
+}  // namespace
 
 struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   struct Queued {
@@ -66,7 +74,7 @@ void Reducer::start_or_queue(c10::intrusive_ptr<DelegatedWork> const& work, Call
   c10::intrusive_ptr<c10d::Backend> backend;
   {
     std::lock_guard const lock(state_->mutex);
-    TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
+    TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), "headway: ", state_->failure);
     if (!state_->backend || !state_->queue.empty()) {
       state_->begin_making(state_, std::move(fail_group));
       state_->queue.push_back({work, std::move(call), at::ThreadLocalState()});
@@ -105,7 +113,7 @@ void Reducer::State::make_backend(std::function<void(std::string const&)> const&
   } catch (std::exception const& error) {
     {
       std::lock_guard const lock(mutex);
-      failure = std::string("headway: the group that reduces could not be made: ") + error.what();
+      failure = "the group that reduces could not be made: " + first_paragraph(error.what());
     }
     changed.notify_all();
     fail_group(failure);
@@ -127,24 +135,29 @@ void Reducer::State::run_queue() {
       next.work->refuse(std::current_exception());
     }
     lock.lock();
+    std::optional<Queued> started(std::move(queue.front()));
     queue.pop_front();
+    lock.unlock();
+    started.reset();  // Without the lock: it owns tensors, perhaps Python's.
+    lock.lock();
   }
 }
 
 void Reducer::State::refuse_queue() {
-  std::lock_guard const lock(mutex);
-  for (auto& queued : queue) {
-    queued.work->refuse(
-        std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure)));
+  std::deque<Queued> refused;
+  {
+    std::lock_guard const lock(mutex);
+    refused.swap(queue);
   }
-  queue.clear();
+  // Without the lock: callbacks of futures run here. Nothing changes `failure` any more.
+  for (auto& queued : refused) queued.work->refuse_for(failure);
 }
 
 c10::intrusive_ptr<c10d::Backend> Reducer::backend(std::chrono::milliseconds timeout) {
   std::unique_lock lock(state_->mutex);
   state_->begin_making(state_, [](std::string const&) {});
   state_->changed.wait_for(lock, timeout, [&] { return state_->backend || !state_->failure.empty(); });
-  TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), state_->failure);
+  TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), "headway: ", state_->failure);
   return state_->backend;
 }
 

@@ -1,9 +1,9 @@
 #include "reduction_tensors.hpp"
 
 #include "memory_overlap.hpp"
+#include "work_tensors.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kTopBit = std::numeric_limits<std::int64_t>::min();
 
-std::string name_of_type(at::ScalarType type) { return c10::getDtypeNames(type).first; }
+std::string name_of_type(at::ScalarType type) { return data_type_name(static_cast<comm::DataType>(type)); }
 
 void expects_one_kind(std::string_view verb, std::vector<at::Tensor> const& tensors) {
   TORCH_CHECK_VALUE(!tensors.empty(), "headway: ", verb, " needs a tensor");

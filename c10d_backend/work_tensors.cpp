@@ -3,6 +3,7 @@
 #include "memory_overlap.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/ScalarType.h>
 
 namespace headway::c10d_backend {
 
@@ -17,6 +18,14 @@ std::span<std::byte> bytes_of(at::Tensor const& tensor) {
 }
 
 comm::DataType data_type_of(at::Tensor const& tensor) { return static_cast<comm::DataType>(tensor.scalar_type()); }
+
+std::string data_type_name(comm::DataType type) noexcept {
+  try {
+    return c10::getDtypeNames(static_cast<at::ScalarType>(type)).first;
+  } catch (std::exception const&) {  // A message of a peer may carry any code.
+    return "type " + std::to_string(type);
+  }
+}
 
 void WorkTensors::expects_movable(at::Tensor const& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "headway moves dense tensors only, and this one is ",

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -15,6 +16,8 @@ namespace headway::c10d_backend {
 
 /// Type code of a tensor's elements, as messages carry it.
 comm::DataType data_type_of(at::Tensor const& tensor);
+/// Name of a type code, as in Python: "float32".
+std::string data_type_name(comm::DataType type) noexcept;
 
 /// Memory of a contiguous tensor.
 std::span<std::byte> bytes_of(at::Tensor const& tensor);

@@ -163,8 +163,9 @@ void DeviceGroupImpl::note(Board& board, bool is_send, Block const& block) {
   // Sequentially consistent, as the load below: of the two hosts at least one sees the other's note.
   own.number_plus_1.store(number + 1);
   if (other.number_plus_1.load() != number + 1 || own.meaning == other.meaning) return;
-  group_.abort(is_send ? disagreement(rank_, own.meaning, block.peer, other.meaning)
-                       : disagreement(block.peer, other.meaning, rank_, own.meaning));
+  auto* const name = group_.options().data_type_name;
+  group_.abort(is_send ? disagreement(name, rank_, own.meaning, block.peer, other.meaning)
+                       : disagreement(name, block.peer, other.meaning, rank_, own.meaning));
   throw_if_failed();
 }
 

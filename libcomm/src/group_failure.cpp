@@ -194,8 +194,9 @@ void GroupImpl::lost(int peer, std::string_view reason) {
 void GroupImpl::check_failures() {
   if (!wire_.error().empty()) return fail({StatusCode::kAborted, wire_.error()}, true);
   if (!pending_failure_.ok()) {
-    std::string const missing = describe_missing();
-    std::string const text = std::string(pending_failure_.message()) + (missing.empty() ? "" : "; " + missing);
+    std::string text(pending_failure_.message());
+    // A peer that lacks the same has said so.
+    if (auto const missing = describe_missing(); text.find(missing) == std::string::npos) text += "; " + missing;
     return fail({pending_failure_.code(), text}, pending_failure_is_ours_);
   }
   for (int peer = 0; any_gone_ && peer < size_; ++peer) {

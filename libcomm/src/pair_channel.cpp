@@ -251,8 +251,8 @@ void PairChannel::accept(int source, MessageHeader const& header, std::byte cons
                               " bytes were sent and " + std::to_string(posted.output.size()) + " are expected");
   }
   if (header.data_type != posted.part.data_type) {
-    return wire_.report_error(prefix() + " disagree on the data type: code " + std::to_string(header.data_type) +
-                              " was sent and code " + std::to_string(posted.part.data_type) + " is expected");
+    return wire_.report_error(prefix() + " disagree on the data type: " + wire_.name_of(header.data_type) +
+                              " was sent and " + wire_.name_of(posted.part.data_type) + " is expected");
   }
   auto& stats = wire_.peer_stats(source);
   ++stats.messages_received;

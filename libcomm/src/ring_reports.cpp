@@ -25,8 +25,8 @@ void RingChannel::report_disagreement(RingOperation const& operation, int source
     text += "size: " + std::to_string(header.size_bytes) + " bytes were sent and " + std::to_string(expected) +
             " are expected";
   } else {
-    text += "data type: code " + std::to_string(header.data_type) + " was sent and code " +
-            std::to_string(operation.data_type) + " is expected";
+    text += "data type: " + wire_.name_of(header.data_type) + " was sent and " + wire_.name_of(operation.data_type) +
+            " is expected";
   }
   wire_.report_error(std::move(text));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "data_type_text.hpp"
 #include "flight_recorder.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/group.hpp"
@@ -28,6 +29,7 @@ class Wire {
         landing_(endpoint_->landing().data()),
         allow_pull_(options.allow_pull),
         headers_are_timed_(options.adapt_lag),
+        data_type_name_(options.data_type_name),
         mutant_(mutant_from(options.mutant)),
         flight_recorder_(options.flight_records, size_) {
     stats_.peers.resize(static_cast<std::size_t>(size_));
@@ -99,6 +101,7 @@ class Wire {
     if (std::exchange(needs_submit_, false)) endpoint_->submit();
   }
 
+  [[nodiscard]] std::string name_of(DataType type) const { return text_of(type, data_type_name_); }
   /// The first disagreement found with a peer; the group fails with it after the poll that found it.
   void report_error(std::string text) {
     if (error_.empty()) error_ = std::move(text);
@@ -124,6 +127,7 @@ class Wire {
   std::byte const* landing_;
   bool allow_pull_;
   bool headers_are_timed_;
+  DataTypeName data_type_name_;
   std::vector<PeerTraits> traits_;  ///< (size)
   Mutant mutant_;
   GroupStats stats_;

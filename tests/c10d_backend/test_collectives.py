@@ -309,6 +309,25 @@ def test_a_disagreement_on_sizes_is_an_error_on_both_ranks() -> None:
     assert "no error" not in (first, second)
 
 
+def disagree_on_type(rank: int, verb: str) -> str:
+    tensor = torch.ones(2, dtype=torch.int16 if rank else torch.bfloat16)
+    try:
+        if verb == "broadcast":
+            dist.broadcast(tensor, 0)
+        else:
+            dist.all_to_all_single(torch.empty_like(tensor), tensor)
+        dist.barrier()
+    except dist.DistBackendError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "all_to_all"])
+def test_a_disagreement_on_types_gives_their_names(verb: str) -> None:
+    for message in run_ranks(disagree_on_type, 2, verb):
+        assert "bfloat16" in message and "int16 " in message.replace("bfloat16", ""), message
+
+
 def refuse(rank: int) -> None:
     with pytest.raises(RuntimeError, match="Split sizes"):
         dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [3, 3])

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from no_threads import no_threads
-from rank_processes import run_ranks
+from rank_processes import kill_self, run_ranks
 
 
 def describe_a_work(rank: int) -> None:
@@ -152,6 +152,34 @@ def test_an_exchange_that_a_rank_does_not_join_times_out_and_names_it() -> None:
     assert "Timed out" in message and "rank 1" in message, message
     assert 0.4 < seconds < 1.4
     assert late != "no error", "the group is broken for the late rank too"
+
+
+def miss_a_rank(rank: int, is_killed: bool) -> list[str]:
+    if rank == 1:
+        time.sleep(0.2 if is_killed else 1)
+    if rank == 1 and is_killed:
+        kill_self()
+    messages = []
+    calls = (
+        lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3)),
+        dist.barrier,
+        lambda: dist.all_reduce(torch.ones(1)),
+    )
+    for call in calls:
+        with pytest.raises(dist.DistBackendError) as caught:
+            call()
+        messages.append(str(caught.value))
+    return messages
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_error_says_once_whose_it_is_and_once_what_is_missing(is_killed: bool) -> None:
+    results = run_ranks(miss_a_rank, 3, is_killed, timeout_s=20 if is_killed else 0.5, may_die=True, limit_s=30)
+    for messages in results[::2]:
+        for message, verb in zip(messages, ("all_to_all", "barrier", "all_reduce"), strict=True):
+            assert message.startswith(f"headway:{verb} "), message
+            assert message.count("headway") == 1, message
+            assert message.count("lacks 4 bytes from rank 1") == 1, message
 
 
 def set_a_shorter_timeout(rank: int) -> str:

@@ -28,6 +28,9 @@ enum class Engine {
 /// Least length of a secret that is given. Who sees a handshake can try secrets as fast as it can compute.
 inline constexpr std::size_t kMinSecretBytes = 8;
 
+/// Name of an element type, for error messages; any thread may call it.
+using DataTypeName = std::string (*)(DataType) noexcept;
+
 /// Settings of a group. All ranks must give the same values, except max_lag, timeout, unexpected_bytes, flight_records
 /// and rdma_cache_bytes.
 struct GroupOptions {
@@ -59,6 +62,7 @@ struct GroupOptions {
   /// How many operations flight_records() gives: of each channel's all-to-alls, and of all other operations together.
   /// Rounded up to a power of two; 0: it gives none at all.
   std::size_t flight_records = 256;
+  DataTypeName data_type_name = nullptr;  ///< Null: messages give types as numbers.
   std::string name;  ///< Distinguishes groups that use one store; part of the handshake.
   /// Shared by the ranks, at least 8 bytes; empty: rank 0 draws one and passes it through the store.
   std::string secret;

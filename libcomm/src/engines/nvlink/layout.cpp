@@ -6,8 +6,8 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 
-std::string text_of(MessageMeaning const& meaning) {
-  return std::to_string(meaning.size_bytes) + " bytes of type " + std::to_string(meaning.data_type) + " in " +
+std::string describe(MessageMeaning const& meaning, DataTypeName name) {
+  return std::to_string(meaning.size_bytes) + " bytes of " + text_of(meaning.data_type, name) + " in " +
          verb_name(meaning.verb) + " " + std::to_string(meaning.match);
 }
 
@@ -15,9 +15,10 @@ std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit
 
 }  // namespace
 
-std::string disagreement(int sender, MessageMeaning const& sent, int receiver, MessageMeaning const& expected) {
-  return "rank " + std::to_string(sender) + " sends " + text_of(sent) + " to rank " + std::to_string(receiver) +
-         ", which expects " + text_of(expected);
+std::string disagreement(DataTypeName name, int sender, MessageMeaning const& sent, int receiver,
+                         MessageMeaning const& expected) {
+  return "rank " + std::to_string(sender) + " sends " + describe(sent, name) + " to rank " + std::to_string(receiver) +
+         ", which expects " + describe(expected, name);
 }
 
 Way Placement::choose(std::uint64_t number, Way own) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "data_type_text.hpp"
 #include "message_header.hpp"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct MessageMeaning {
 static_assert(std::has_unique_object_representations_v<MessageMeaning>);
 
 /// The error of two ranks that do not.
-[[nodiscard]] std::string disagreement(int sender, MessageMeaning const& sent, int receiver,
+[[nodiscard]] std::string disagreement(DataTypeName name, int sender, MessageMeaning const& sent, int receiver,
                                        MessageMeaning const& expected);
 
 /// What a host says of one message, at its start. The sender and the receiver each write theirs into the receiver's

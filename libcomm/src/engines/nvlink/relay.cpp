@@ -142,7 +142,8 @@ bool Relay::complete(Direction const& direction, Lane& lane) {
     auto const& done = lane.posted.front();
     if (auto status = done.operation->status(); !status.ok()) throw OperationError(std::move(status));
     if (done.peers && *done.peers != *done.own) {
-      group_.abort(disagreement(direction.peer, *done.peers, group_.rank(), *done.own));
+      group_.abort(
+          disagreement(group_.options().data_type_name, direction.peer, *done.peers, group_.rank(), *done.own));
       throw OperationError(group_.health());
     }
     if (done.peers) lane.is_agreed = true;
