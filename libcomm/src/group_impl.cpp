@@ -373,8 +373,10 @@ void GroupImpl::update_background() {
     progress();  // What arrived before arm() took effect rings no bell.
   }
   auto const need = current_need();
-  auto const before = need_.exchange(need, std::memory_order_relaxed);
-  if (need <= before) return;
+  auto const before = need_.load(std::memory_order_relaxed);
+  if (need == before) return;
+  need_.store(need, std::memory_order_relaxed);
+  if (need < before) return;
   bool const has_events = need == BackgroundNeed::kEvents && background_armed_;
   progress_thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kLookInterval);
 }

@@ -41,10 +41,16 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
 std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
   // Operations mostly end in the order of their starts: if the oldest is in use, so are the others, and a search would
   // make many starts in a row quadratic.
-  bool const is_free = !pool_.empty() && pool_.front().use_count() == 1;
-  auto operation = is_free ? std::move(pool_.front()) : std::make_shared<RingOperation>();
-  if (is_free || pool_.size() >= kMaxPooled) pool_.pop_front();
-  pool_.push_back(operation);
+  if (pool_.empty() || pool_[oldest_pooled_].use_count() != 1) {
+    auto fresh = std::make_shared<RingOperation>();
+    if (pool_.size() < kMaxPooled) {
+      pool_.insert(pool_.begin() + static_cast<std::ptrdiff_t>(oldest_pooled_), std::move(fresh));
+    } else {
+      pool_[oldest_pooled_] = std::move(fresh);  // Its user alone keeps the other one.
+    }
+  }
+  auto const& operation = pool_[oldest_pooled_];
+  oldest_pooled_ = oldest_pooled_ + 1 < pool_.size() ? oldest_pooled_ + 1 : 0;
   return operation;
 }
 

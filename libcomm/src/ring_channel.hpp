@@ -180,7 +180,8 @@ class RingChannel {
   std::vector<std::uint64_t> arrivals_;      ///< (depth, size) number + 1 of the operation whose message has arrived.
   std::vector<std::uint64_t> revocations_;   ///< (depth, size) the same for blocks that were sent after all.
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
-  std::deque<std::shared_ptr<RingOperation>> pool_;  ///< The front one was handed out first.
+  std::vector<std::shared_ptr<RingOperation>> pool_;  ///< A ring, in the order in which they were handed out.
+  std::size_t oldest_pooled_ = 0;
   std::unique_ptr<LagAdvisor> advisor_;              ///< With adapt_lag.
   BusyClock busy_clock_;
   std::thread::id starter_;          ///< With adapt_lag: the thread that started the newest operation.
