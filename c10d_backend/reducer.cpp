@@ -41,7 +41,7 @@ struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   void begin_making(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
   void make_backend(std::function<void(std::string const&)> const& fail_group);
   void run_queue();
-  void refuse_queue();
+  void refuse_queue(std::string const& reason);
 
   // LivePart: the destructor of Gloo's group joins its threads, after all that is pending, perhaps until its timeout.
   [[nodiscard]] Order order() const override { return Order::kReducer; }
@@ -111,13 +111,14 @@ void Reducer::State::make_backend(std::function<void(std::string const&)> const&
     changed.notify_all();
     run_queue();
   } catch (std::exception const& error) {
+    std::string const reason = "the group that reduces could not be made: " + first_paragraph(error.what());
     {
       std::lock_guard const lock(mutex);
-      failure = "the group that reduces could not be made: " + first_paragraph(error.what());
+      failure = reason;
     }
     changed.notify_all();
-    fail_group(failure);
-    refuse_queue();
+    fail_group(reason);
+    refuse_queue(reason);
   }
 }
 
@@ -143,14 +144,13 @@ void Reducer::State::run_queue() {
   }
 }
 
-void Reducer::State::refuse_queue() {
+void Reducer::State::refuse_queue(std::string const& reason) {
   std::deque<Queued> refused;
   {
     std::lock_guard const lock(mutex);
     refused.swap(queue);
   }
-  // Without the lock: callbacks of futures run here. Nothing changes `failure` any more.
-  for (auto& queued : refused) queued.work->refuse_for(failure);
+  for (auto& queued : refused) queued.work->refuse_for(reason);  // Without the lock: callbacks of futures run here.
 }
 
 c10::intrusive_ptr<c10d::Backend> Reducer::backend(std::chrono::milliseconds timeout) {
@@ -195,7 +195,7 @@ void Reducer::State::leave() {
   auto const ending = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
   {
     std::lock_guard const lock(mutex);
-    failure = "headway: the program ends";
+    failure = "the program ends";
     *ending = std::move(backend);
     is_ending = *ending != nullptr;
   }

@@ -56,7 +56,8 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     options->group_name = "threads";
     return c10::make_intrusive<HeadwayBackend>(
         store, rank, kSize, std::move(options),
-        [hub](auto const&, int own_rank, int size, milliseconds, std::string const&) {
+        [hub](auto const&, int own_rank, int size, milliseconds, std::string const& /*device*/,
+              std::string const& /*address*/) {
           return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<SumBackend>(hub, own_rank, size));
         });
   }

@@ -63,7 +63,7 @@ struct GroupOptions {
   /// Rounded up to a power of two; 0: it gives none at all.
   std::size_t flight_records = 256;
   DataTypeName data_type_name = nullptr;  ///< Null: messages give types as numbers.
-  std::string name;  ///< Distinguishes groups that use one store; part of the handshake.
+  std::string name;                       ///< Distinguishes groups that use one store; part of the handshake.
   /// Shared by the ranks, at least 8 bytes; empty: rank 0 draws one and passes it through the store.
   std::string secret;
   /// Network interface for traffic between hosts, by name or by one of its addresses: tcp listens on its addresses and
