@@ -250,6 +250,45 @@ def test_reductions_go_to_nccl(capfd: pytest.CaptureFixture[str]) -> None:
     assert "destroy" not in capfd.readouterr().err, "NCCL's group ends with ours, and does not complain that it did not"
 
 
+def refuse_overlap(rank: int) -> None:
+    device = take_device(rank)
+    whole = torch.zeros(8, device=device)
+    parts = list(whole.chunk(2))
+    negated = torch.zeros(4, dtype=torch.complex64, device=device).conj().imag
+    for message, call in {
+        "all_to_all_single: the input": lambda: dist.all_to_all_single(whole, whole),
+        "all_gather: the input": lambda: dist.all_gather(parts, parts[1 - rank]),
+        "all_gather_into_tensor: the input": lambda: dist.all_gather_into_tensor(whole, parts[1 - rank]),
+        "broadcast: output 0 has several": lambda: dist.broadcast(torch.zeros(1, device=device).expand(4), 1 - rank),
+        "all_reduce: output 0 has several": lambda: dist.all_reduce(torch.zeros(1, device=device).expand(4)),
+        "reduce_scatter_tensor: the input for rank": lambda: dist.reduce_scatter_tensor(parts[1 - rank], whole),
+        "all_reduce on cuda.*negated": lambda: dist.all_reduce(negated),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    parts[rank].fill_(rank + 1)
+    dist.all_gather_into_tensor(whole, parts[rank])  # A rank's own part may be the input.
+    assert whole.tolist() == [1.0] * 4 + [2.0] * 4
+
+
+def test_overlaps_and_lazy_reductions_are_refused() -> None:
+    run_on_gpus(refuse_overlap, 2)
+
+
+def reduce_alone(rank: int) -> None:
+    device = take_device(rank)
+    with pytest.raises(ValueError, match=r"all_reduce: .*Short"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int16, device=device))
+    tensor = torch.ones(2, device=device)
+    dist.all_reduce(tensor)
+    dist.reduce_scatter_tensor(tensor, tensor)  # A rank's own part may be the output.
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+def test_a_type_that_nccl_has_not_is_an_error_of_the_caller() -> None:
+    run_on_gpus(reduce_alone, 1)
+
+
 def coalesce(rank: int) -> list[float]:
     device = take_device(rank)
     size = dist.get_world_size()
