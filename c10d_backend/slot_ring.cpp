@@ -2,6 +2,7 @@
 
 #include "errors.hpp"
 #include "headway_backend.hpp"
+#include "memory_overlap.hpp"
 #include "released_gil.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -51,6 +52,24 @@ class SlotRing::Lease final {
   std::mutex mutex_;
   std::vector<comm::DeviceStream> streams_;
 };
+
+namespace {
+
+/// Refuses to send from where peers write in the same exchange. A rank's own part of a slot is its own to write.
+void expects_disjoint(SlotRing::Slot const& slot, std::vector<std::span<std::byte const>> const& sends,
+                      std::size_t own_rank) {
+  auto const memory = bytes_of(slot.output);
+  auto const block_bytes = memory.size() / sends.size();
+  BlockMap blocks;
+  for (std::size_t peer = 0; peer < sends.size(); ++peer) {
+    if (peer == own_rank) continue;
+    blocks.write(memory.subspan(peer * block_bytes, block_bytes), static_cast<int>(peer));
+    blocks.read(sends[peer], static_cast<int>(peer));
+  }
+  blocks.expect_disjoint("the exchange of a slot");
+}
+
+}  // namespace
 
 at::Tensor SlotRing::Slot::block(std::int64_t rank, std::int64_t rows) const {
   TORCH_CHECK_VALUE(rows >= 0 && rows <= output.size(1), "headway: a block of a slot has ", output.size(1),
@@ -130,6 +149,7 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
                       inputs[peer].sizes());
     sends[peer] = tensors.source(inputs[peer]);
   }
+  expects_disjoint(slot, sends, rank);
   auto const work = backend_->launch_in_slots(std::move(tensors), inputs, timeout, [&](comm::DeviceCall const& call) {
     return slots_->all_to_all_v(slot.number, sends, received_bytes, static_cast<comm::DataType>(dtype_), call);
   });

@@ -169,6 +169,8 @@ def hold_slots(rank: int) -> tuple[str, str]:
     slot = ring.take()
     with pytest.raises(ValueError, match="does not fit") as large:
         slot.exchange([torch.zeros(129, 4, device=device)] * 2, [128, 128])
+    with pytest.raises(ValueError, match="share memory"):
+        slot.exchange([slot.output[1 - rank]] * 2, [128, 128])  # The peer writes there.
     slot.exchange(rows, [128, 128])
     assert float(slot.received()[1 - rank].sum()) == 512 * (2 - rank)
     return str(held.value), str(large.value)
