@@ -182,7 +182,7 @@ class RingChannel {
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications by source.
   std::vector<std::shared_ptr<RingOperation>> pool_;  ///< A ring, in the order in which they were handed out.
   std::size_t oldest_pooled_ = 0;
-  std::unique_ptr<LagAdvisor> advisor_;              ///< With adapt_lag.
+  std::unique_ptr<LagAdvisor> advisor_;  ///< With adapt_lag.
   BusyClock busy_clock_;
   std::thread::id starter_;          ///< With adapt_lag: the thread that started the newest operation.
   FlightRing<FlightEntry> flights_;  ///< By number.

@@ -105,13 +105,15 @@ class LinkExchange {
       if (count >= 0) throw SystemError("sendmsg", EMSGSIZE, with_rank(peer));
       if (errno == EINTR) continue;
       if (errno == EPIPE || errno == ECONNRESET) throw PeerGoneError(static_cast<int>(peer));
-      if (errno != ETOOMANYREFS || Clock::now() >= patience_.deadline) throw SystemError("sendmsg", errno, with_rank(peer));
+      if (errno != ETOOMANYREFS || Clock::now() >= patience_.deadline)
+        throw SystemError("sendmsg", errno, with_rank(peer));
       if (!receive_what_came(Clock::now() + kRetryPause)) std::this_thread::sleep_for(kRetryPause);
     }
   }
 
   /// Takes the hellos that have come, whoever sent them; waits for one until `deadline`.
-  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before the patience's deadline.
+  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before the patience's
+  /// deadline.
   bool receive_what_came(Deadline deadline) {
     std::vector<pollfd> entries;
     std::vector<std::size_t> peers;
@@ -123,7 +125,8 @@ class LinkExchange {
     if (peers.empty()) return false;
     int const count = ::poll(entries.data(), entries.size(), milliseconds_until(deadline));
     if (count < 0 && errno != EINTR) throw SystemError("poll", errno, "connecting");
-    if (count <= 0 && Clock::now() >= patience_.deadline) throw SystemError(with_rank(peers.front()) + " sent no memory file");
+    if (count <= 0 && Clock::now() >= patience_.deadline)
+      throw SystemError(with_rank(peers.front()) + " sent no memory file");
     for (std::size_t i = 0; count > 0 && i < peers.size(); ++i) {
       if (entries[i].revents != 0) receive_hello(peers[i]);
     }
