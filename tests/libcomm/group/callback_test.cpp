@@ -21,6 +21,10 @@ using std::chrono::seconds;
 
 class CallbackTest : public GroupTest {
  protected:
+  /// Shared, since a promise must outlive set_value(), which may still run when its future is ready.
+  using Signal = std::shared_ptr<std::promise<void>>;
+  static Signal make_signal() { return std::make_shared<std::promise<void>>(); }
+
   /// Connects rank `rank` of two with two groups.
   struct TwoGroups {
     TwoGroups(int rank, Store& store, GroupOptions options) {
@@ -36,7 +40,7 @@ class CallbackTest : public GroupTest {
   template <typename Receiver>
   static void run_with_late_message(Receiver receiver) {
     MemoryStore store;
-    std::promise<void> is_ready, is_over;
+    std::promise<void> is_ready, is_over;  // They outlive both threads.
     run_threads(2, [&](int rank) {
       TwoGroups groups(rank, store, options());
       std::vector<std::byte> block(8);
@@ -55,41 +59,41 @@ class CallbackTest : public GroupTest {
 
 TEST_P(CallbackTest, ACallbackMayDestroyAnotherGroup) {
   run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
-    std::promise<void> returned;
-    groups.first->on_done(operation, [&] {
+    Signal const returned = make_signal();
+    groups.first->on_done(operation, [&groups, returned] {
       groups.second.reset();
-      returned.set_value();
+      returned->set_value();
     });
     is_ready.set_value();
-    EXPECT_EQ(returned.get_future().wait_for(seconds(20)), std::future_status::ready);
+    EXPECT_EQ(returned->get_future().wait_for(seconds(20)), std::future_status::ready);
   });
 }
 
 TEST_P(CallbackTest, ACallbackMayDestroyItsOwnGroup) {
   run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
-    std::promise<void> returned;
-    groups.first->on_done(operation, [&] {
+    Signal const returned = make_signal();
+    groups.first->on_done(operation, [&groups, returned] {
       groups.first.reset();
-      returned.set_value();
+      returned->set_value();
     });
     is_ready.set_value();
-    EXPECT_EQ(returned.get_future().wait_for(seconds(20)), std::future_status::ready);
+    EXPECT_EQ(returned->get_future().wait_for(seconds(20)), std::future_status::ready);
   });
 }
 
 TEST_P(CallbackTest, ACallbackThatBlocksDelaysNoOtherGroup) {
   run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
-    std::promise<void> began, may_end;
-    groups.first->on_done(operation, [&] {
-      began.set_value();
-      may_end.get_future().wait_for(seconds(20));
+    Signal const began = make_signal(), may_end = make_signal();
+    groups.first->on_done(operation, [began, may_end] {
+      began->set_value();
+      may_end->get_future().wait_for(seconds(20));
     });
     is_ready.set_value();
-    ASSERT_EQ(began.get_future().wait_for(seconds(20)), std::future_status::ready);
+    ASSERT_EQ(began->get_future().wait_for(seconds(20)), std::future_status::ready);
     auto const start = Clock::now();
     groups.second.reset();
     EXPECT_LT(Clock::now() - start, seconds(5));
-    may_end.set_value();
+    may_end->set_value();
   });
 }
 
@@ -119,9 +123,9 @@ TEST_P(CallbackTest, ACallbackOfAnExchangeComesInTimeWhereNobodyWaits) {
       auto const start = Clock::now();
       Exchange exchange(group.rank(), 2, static_cast<std::uint64_t>(round), even_sizes(64));
       auto const operation = exchange.start(group);
-      std::promise<void> called;
-      group.on_done(*operation, [&] { called.set_value(); });
-      ASSERT_EQ(called.get_future().wait_for(seconds(20)), std::future_status::ready);
+      Signal const called = make_signal();
+      group.on_done(*operation, [called] { called->set_value(); });
+      ASSERT_EQ(called->get_future().wait_for(seconds(20)), std::future_status::ready);
       if (group.rank() == 0) times.push_back(Clock::now() - start);
       exchange.finish(group);
     }
