@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -19,7 +20,7 @@ CallbackThread::~CallbackThread() {
   if (!thread_.joinable()) return;
   if (getpid() != owner_) {  // After fork() the thread exists in the parent only, perhaps with the lock held.
     thread_.detach();
-    new std::shared_ptr<Queue>(std::move(queue_));
+    static_cast<void>(new (std::nothrow) std::shared_ptr<Queue>(std::move(queue_)));  // Never destroyed here.
     return;
   }
   {
