@@ -219,7 +219,9 @@ Connected connect_processes(int rank, int size, LandingLayout const& layout, Sto
   Agreement const agreement{.size = size, .landing_bytes = layout.total_bytes(), .options = &options};
   SetupPatience const patience{.deadline = Clock::now() + options.connect_timeout,
                                .while_waiting = options.while_connecting};
-  auto [lifelines, generation] = introduce(rank, agreement, store, patience.deadline);
+  Introduced introduced = introduce(rank, agreement, store, patience.deadline);
+  auto& lifelines = introduced.lifelines;
+  std::string const& generation = introduced.generation;
   Connected connected{.endpoint = nullptr, .acquainted = {.generation = generation}};
   for (auto const& each : lifelines) connected.acquainted.addresses.push_back(each.address);
   auto const fail = [&](std::string const& text) {

@@ -41,8 +41,8 @@ class DescriptorMessage {
   [[nodiscard]] std::array<FileDescriptor, 2> take() {
     std::array<int, 2> descriptors{-1, -1};
     std::size_t const num_bytes = num_received_bytes();
-    if (num_bytes > 0) {
-      std::memcpy(descriptors.data(), CMSG_DATA(CMSG_FIRSTHDR(&header_)), std::min(num_bytes, sizeof descriptors));
+    if (cmsghdr* const rights = CMSG_FIRSTHDR(&header_); rights != nullptr && num_bytes > 0) {
+      std::memcpy(descriptors.data(), CMSG_DATA(rights), std::min(num_bytes, sizeof descriptors));
     }
     std::array<FileDescriptor, 2> taken{FileDescriptor(descriptors[0]), FileDescriptor(descriptors[1])};
     if (is_cut() || num_bytes != sizeof descriptors) return {};
