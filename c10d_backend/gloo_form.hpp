@@ -21,7 +21,7 @@ std::optional<GlooForm> gloo_form(at::ScalarType type, c10d::ReduceOp::RedOpType
 /// Whether Gloo can add sparse tensors of `type`.
 bool gloo_adds_sparse(at::ScalarType type);
 
-/// As in Python: "SUM".
+/// Name as in Python: "SUM".
 std::string_view name_of_operation(c10d::ReduceOp::RedOpType operation);
 
 }  // namespace headway::c10d_backend

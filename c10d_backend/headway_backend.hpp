@@ -180,7 +180,7 @@ class HeadwayBackend final : public c10d::Backend {
   std::shared_ptr<Reducer> reducer_for(at::Device device);
   /// For calls without the lock.
   std::vector<std::shared_ptr<Reducer>> all_reducers() const;
-  /// As they are now: setTimeout() changes them.
+  /// Copies the options under the lock: setTimeout() changes them.
   c10::intrusive_ptr<HeadwayOptions> copy_options() const;
   /// Hands out `work`, and notes it if this thread is between startCoalescing() and endCoalescing().
   c10::intrusive_ptr<c10d::Work> hand_out(c10::intrusive_ptr<c10d::Work> work);

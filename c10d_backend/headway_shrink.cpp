@@ -51,7 +51,7 @@ std::pair<int, std::uint16_t> listen_on(std::string const& address) {
   return {socket, ntohs(reinterpret_cast<sockaddr_in const*>(&bound)->sin_port)};
 }
 
-/// Where rank 0 runs the store.
+/// Address at which rank 0 runs the store.
 struct StoreAddress {
   std::array<char, INET6_ADDRSTRLEN> host{};
   std::uint16_t port = 0;

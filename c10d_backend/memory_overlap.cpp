@@ -74,7 +74,7 @@ bool overlaps_itself(at::Tensor const& tensor) {
   return marks.count() != tensor.numel();
 }
 
-/// Of tensors whose ranges follow on each other without a gap.
+/// Tensors whose ranges follow on each other without a gap.
 void expects_disjoint_elements(std::string_view verb, std::vector<at::Tensor> const& outputs,
                                std::span<Range const> ranges, std::byte const* end) {
   if (ranges.size() < 2) return;

@@ -28,7 +28,7 @@ class ReductionTensors final {
   /// Copies `part` of a scratch tensor to `output` at the end.
   void deliver(at::Tensor const& part, at::Tensor const& output);
 
-  /// What to ask the delegate for.
+  /// Operation to ask the delegate for.
   [[nodiscard]] c10d::ReduceOp const& operation() const { return operation_; }
   /// None: the delegate's result is all there is. `results`: the tensors that callers get.
   [[nodiscard]] std::optional<FinishingTouch> touch(std::vector<at::Tensor> results) const;

@@ -75,7 +75,7 @@ void check(int rank, int size, GroupOptions& options) {
 enum class Way { kShm, kVerbs, kTcp, kSelf };
 constexpr std::array kEngineWays{Way::kShm, Way::kVerbs, Way::kTcp};
 
-/// Those lifelines that lead to the peers reached by `way`; the others stay.
+/// Takes the lifelines that lead to the peers reached by `way`; the others stay.
 std::vector<Lifeline> take(std::vector<Lifeline>& lifelines, std::vector<Way> const& ways, Way way) {
   std::vector<Lifeline> taken(lifelines.size());
   for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {

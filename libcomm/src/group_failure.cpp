@@ -42,7 +42,7 @@ Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
   for (;;) {
     progress();
     auto const operation = find_undelivered();
-    // What ends the group while this rank only receives is no matter of delivery: peers that leave first do so.
+    // A failure while this rank only receives is no matter of delivery: peers that leave first cause one.
     if (failed_) return has_sent ? failure_ : Status();
     if (operation == nullptr) return {};
     say_what_is_not_taken();

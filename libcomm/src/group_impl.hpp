@@ -38,9 +38,9 @@ struct Acquainted {
 /// Lock order: ProgressThread's mutex, then mutex_. Callbacks of operations run on the group's callback thread, without
 /// either.
 ///
-/// Of the threads that wait for an operation, one sleeps in the endpoint: the leader. It takes the wake-ups and polls
-/// for all. The others sleep on `followers_changed_` until their operation is done or the leader leaves, which makes
-/// one of them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
+/// One of the threads that wait for operations sleeps in the endpoint: the leader. It takes the wake-ups and polls for
+/// all. The others sleep on `followers_changed_` until their operation is done or the leader leaves, which makes one of
+/// them the leader. tests/model/sleeping.pml checks that no wake-up is lost.
 class GroupImpl final : public Group, private ArrivalSink, private BackgroundWork {
  public:
   /// Without a progress thread only calls move work on, as tests that replay a schedule need it.

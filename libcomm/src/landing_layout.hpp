@@ -35,7 +35,7 @@ class LandingLayout {
   }
 
   [[nodiscard]] std::size_t total_bytes() const { return total_bytes_; }
-  /// What each source writes to: a part of the segment, from `source * source_stride()` on.
+  /// Size of the part that each source writes to: a part of the segment, from `source * source_stride()` on.
   [[nodiscard]] std::size_t source_stride() const { return source_stride_; }
   [[nodiscard]] std::size_t ring_slot_bytes() const { return ring_slot_bytes_; }
   [[nodiscard]] std::uint64_t ring_depth() const { return ring_depth_; }

@@ -59,7 +59,7 @@ class PairChannel {
   void progress();
   void cancel();
 
-  /// What to say of a source that has been stalled for `patience` while a receive waits for it; empty: there is none.
+  /// Describes a source that has been stalled for `patience` while a receive waits for it; empty: there is none.
   [[nodiscard]] std::string describe_stall(Clock::time_point now, std::chrono::milliseconds patience);
 
   [[nodiscard]] bool idle() const;

@@ -1,4 +1,4 @@
-"""Where this process listens, as the kernel knows it."""
+"""Addresses at which this process listens, as the kernel knows it."""
 
 from __future__ import annotations
 

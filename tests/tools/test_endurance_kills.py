@@ -1,4 +1,4 @@
-"""What tools/endurance_kills.sh counts as left behind, with a test program that is played by a script."""
+"""Files that tools/endurance_kills.sh counts as left behind, with a test program that is played by a script."""
 
 from __future__ import annotations
 

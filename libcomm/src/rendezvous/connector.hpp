@@ -47,7 +47,7 @@ class Connector {
   /// Once connected.
   [[nodiscard]] FileDescriptor take_socket() { return std::move(socket_); }
   [[nodiscard]] SocketAddress const& address() const { return connected_to_; }
-  /// What has gone wrong so far, by address; the reason of a refusal or disagreement.
+  /// Errors so far, by address; the reason of a refusal or disagreement.
   [[nodiscard]] std::string error() const;
 
  private:
@@ -91,7 +91,7 @@ class Connector {
   std::string error_;
 };
 
-/// Where to reach a peer, best first: a local socket on the same host, then TCP as far as `engine` allows it. Among
+/// Addresses of a peer, best first: a local socket on the same host, then TCP as far as `engine` allows it. Among
 /// the addresses of another host the one that worked last in this process comes first.
 [[nodiscard]] std::vector<SocketAddress> candidate_addresses(Contact const& peer, std::string const& own_host,
                                                              Engine engine);

@@ -37,7 +37,7 @@ constexpr seconds kFailureLook(1);
 constexpr seconds kStaleTime(2);
 constexpr milliseconds kLongestPatience(100);
 
-/// What an event of the epoll descriptor is about: the kind, and an index, socket or rank.
+/// Subject of an event of the epoll descriptor: the kind, and an index, socket or rank.
 enum class Kind : std::uint32_t { kListener, kIncoming, kWanted, kMember };
 
 constexpr std::uint64_t label_of(Kind kind, int which) {

@@ -45,7 +45,7 @@ struct InterfaceAddress {
   std::string interface;
   SocketAddress address;
 };
-/// Those of all interfaces that are up, without link-local ones: addresses that others can reach before loopback.
+/// Addresses of all interfaces that are up, without link-local ones: addresses that others can reach before loopback.
 [[nodiscard]] std::vector<InterfaceAddress> interface_addresses();
 /// Addresses of this host that another can reach (not link-local), then its loopback addresses; all with port 0.
 [[nodiscard]] std::vector<SocketAddress> host_addresses();

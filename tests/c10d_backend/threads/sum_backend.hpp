@@ -14,7 +14,7 @@
 
 namespace headway::c10d_backend {
 
-/// What the ranks of a SumBackend, threads of one process, give to each other.
+/// Tensors that the ranks of a SumBackend, threads of one process, give to each other.
 class SumHub final {
  public:
   explicit SumHub(int size) : size_(size) {}

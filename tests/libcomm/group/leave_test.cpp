@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr DataType kType = 3;
 constexpr std::size_t kLargeBytes = std::size_t{4} << 20;
 
-/// What a rank that leaves owes to those that stay.
+/// Messages that a rank that leaves owes to those that stay.
 class LeaveTest : public GroupTest {};
 
 TEST_P(LeaveTest, ARankThatDeliversLeavesOnceItsMessagesAreTaken) {

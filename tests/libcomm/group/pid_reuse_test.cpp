@@ -34,7 +34,7 @@ using std::chrono::seconds;
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 
-/// What the processes of the test share.
+/// State that the processes of the test share.
 struct Shared {
   std::atomic<int> num_connected, receiver_is_stopped, is_offered, impostor_is_ready;
   std::atomic<bool> is_ok;

@@ -27,7 +27,7 @@ struct PeerLink {
   bool lost = false;
 };
 
-/// What a rank gives its peers, and what it maps of theirs.
+/// Memory and doorbell that a rank gives its peers, and the part that it maps of theirs.
 struct LinkSettings {
   Region const& own;
   int own_bell;

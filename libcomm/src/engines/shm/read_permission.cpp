@@ -28,7 +28,7 @@ class KernelTracerCalls final : public TracerCalls {
     return std::atoi(line.c_str() + end_of_name + 4);
   }
   int own_parent() override { return getppid(); }
-  // Where it is refused, reading does not work, and the probe of the peers finds that.
+  // If it is refused, reading does not work, and the probe of the peers finds that.
   void set_tracer(unsigned long tracer) override { prctl(PR_SET_PTRACER, tracer, 0, 0, 0); }
 };
 
