@@ -60,7 +60,7 @@ def meant_variable(name: str) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """The part that tells ``name`` apart from other names: all of them share the prefix, and underscores get lost easily."""
+    """The part that tells ``name`` apart: all names share the prefix, and underscores get lost easily."""
     return name.removeprefix(_PREFIX).replace("_", "").upper()
 
 
