@@ -91,13 +91,12 @@ void end_live_parts(std::chrono::milliseconds delivery_time, std::chrono::millis
       std::fprintf(stderr, "headway: the program ends before its messages are delivered: %s\n", text.c_str());
     }
   }
-  for (auto const& part : parts) part->leave();
-  auto const end_deadline = std::chrono::steady_clock::now() + end_time;
-  bool has_ended = true;
-  for (auto const& part : parts) has_ended = part->end(end_deadline) && has_ended;
-  if (has_ended) return;
+  // Set before the first thread can get that far: a daemon thread that waits for a group comes back once it has left.
   exiting_thread = std::this_thread::get_id();
   terminate_before = std::set_terminate(stop_instead_of_terminating);
+  for (auto const& part : parts) part->leave();
+  auto const end_deadline = std::chrono::steady_clock::now() + end_time;
+  for (auto const& part : parts) part->end(end_deadline);
 }
 
 void keep_forever(std::shared_ptr<void> object) {

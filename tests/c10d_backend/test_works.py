@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import headway
 import pytest
@@ -89,16 +87,11 @@ def run_out_of_threads(rank: int) -> None:
         dist.send(torch.tensor([7.0]), 0)
     else:
         work = dist.irecv(received, 1)
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), before[1]))  # Too little for a thread's stack.
-        try:
+        with no_threads():
             with pytest.raises(RuntimeError, match="the thread that runs callbacks cannot be made"):
                 work.get_future()
             with pytest.raises(RuntimeError, match="a thread could not be started"):
                 dist.all_reduce(torch.ones(1))
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
         future = work.get_future()
         dist.send(torch.ones(1), 1)
         assert future.wait()[0].item() == 7

@@ -6,6 +6,13 @@
 
 namespace headway::comm {
 
+/// A sanitizer tests with a pipe whether memory may be read; without files left it reports errors that are none.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitizerNeedsFiles = true;
+#else
+inline constexpr bool kSanitizerNeedsFiles = false;
+#endif
+
 /// While it lives, this process may open `num_files` more, or a few more if there are gaps.
 class OpenFileLimit {
  public:

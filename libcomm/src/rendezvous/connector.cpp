@@ -268,11 +268,13 @@ std::vector<SocketAddress> candidate_addresses(Contact const& peer, std::string 
   for (auto const& address : peer.addresses) {
     if (!address.is_loopback() || may_be_here) candidates.push_back(address);
   }
+  // Not std::ranges::stable_partition: clang 14 does not compile GCC 12's.
   if (may_be_here) {
     // Within one host the loopback interface is the shortest way.
-    std::ranges::stable_partition(candidates, [](auto const& each) { return each.is_local() || each.is_loopback(); });
+    std::stable_partition(candidates.begin(), candidates.end(),
+                          [](auto const& each) { return each.is_local() || each.is_loopback(); });
   } else if (auto const good = GoodAddresses::of_process().find(peer.host); !good.empty()) {
-    std::ranges::stable_partition(candidates, [&](auto const& each) { return each.ip() == good; });
+    std::stable_partition(candidates.begin(), candidates.end(), [&](auto const& each) { return each.ip() == good; });
   }
   return candidates;
 }
