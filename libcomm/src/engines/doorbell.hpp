@@ -36,6 +36,7 @@ class Doorbell {
   /// The exchange orders the flag before the caller's next poll; partner: ring_if_armed().
   void arm() { armed_.exchange(true, std::memory_order_seq_cst); }
   void disarm() { armed_.store(false, std::memory_order_relaxed); }
+  [[nodiscard]] bool is_armed() const { return armed_.load(std::memory_order_relaxed); }
   /// The fence orders what was written before against the flag.
   void ring_if_armed() {
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -80,6 +80,22 @@ TEST_P(SleepConformance, APutBetweenArmAndSleepEndsTheSleep) {
   }
 }
 
+TEST_P(SleepConformance, EachPutEndsASleepWhileARankStaysArmed) {
+  auto ranks = connect(2);
+  arm_quiet(ranks, 1);
+  for (std::uint16_t round = 0; round < 20; ++round) {
+    ASSERT_TRUE(ranks[0].put({.peer = 1}, {}, {}, Tag{.operation = round}).ok());
+    ranks[0].submit();
+    auto const deadline = Clock::now() + kLongSleep;
+    while (!ranks.heard(1).has(0, Tag{.operation = round}) && Clock::now() < deadline) {
+      ranks[1].sleep(deadline);
+      ranks.poll(1);
+    }
+    ASSERT_LT(Clock::now(), deadline - kLongSleep / 2) << "round " << round;
+  }
+  ranks[1].disarm();
+}
+
 TEST_P(SleepConformance, APutBeforeArmIsFoundByThePollBeforeTheSleep) {
   auto ranks = connect(2);
   ASSERT_TRUE(ranks.settle());

@@ -149,7 +149,8 @@ class Endpoint {
   [[nodiscard]] virtual bool wants_keep_alive() const { return false; }
   virtual void keep_alive() {}
 
-  /// After arm(), a put to this rank wakes sleep(). Poll once between the two, or a wake-up may be missed.
+  /// From arm() to disarm(), each put to this rank wakes sleep(). Poll between arm() and sleep(), and between two calls
+  /// of sleep(), or a wake-up may be missed.
   virtual void arm() = 0;
   virtual void disarm() = 0;
   /// Blocks until a peer's put after arm(), input on a socket, wake() or the deadline. May return early; with a
