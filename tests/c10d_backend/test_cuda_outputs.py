@@ -178,6 +178,18 @@ def exchange_a_little(rank: int, device: torch.device) -> None:
         time.sleep(0.02)
 
 
+def exchange_until_nothing_is_mapped(rank: int, device: torch.device, limit_s: float = 20) -> int:
+    """Bytes that this rank has mapped in the end. A busy host may take long to see that large exchanges are done."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        exchange_a_little(rank, device)
+        mapped = int(headway.stats()["cuda"]["mapped_bytes"])
+        goes_on = torch.tensor([float(mapped > 0 and time.monotonic() < deadline)])
+        dist.all_reduce(goes_on)
+        if goes_on.item() == 0:
+            return mapped
+
+
 def free_and_exchange(rank: int) -> list[int]:
     device = take_device(rank)
     mapped = []
@@ -190,8 +202,7 @@ def free_and_exchange(rank: int) -> list[int]:
         del output
         exchange_a_little(rank, device)  # So that the host sees that the large ones are done.
         headway.memory._pools.clear()  # Frees all that nothing uses.
-        exchange_a_little(rank, device)  # The first says so, and a later one lets go.
-        mapped.append(headway.stats()["cuda"]["mapped_bytes"])
+        mapped.append(exchange_until_nothing_is_mapped(rank, device))  # The first says so, and a later one lets go.
     return mapped
 
 
