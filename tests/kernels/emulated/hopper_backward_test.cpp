@@ -3,6 +3,7 @@
 #include "hstu/cuda/hopper_backward.cuh"
 
 #include "attention_cases.hpp"
+#include "bad_sequences.hpp"
 #include "emulated_attention.hpp"
 #include "hstu/cuda/hopper_backward_plan.hpp"
 #include "short_sequence_cases.hpp"
@@ -152,11 +153,35 @@ void expect_gradients_are_right(AttentionCase const& of, RunOptions const& run, 
   EXPECT_LT(relative_error(gradients.time_weights, expected.time_weights), tolerance);
 }
 
+template <BackwardWork kWork>
+void expect_bad_sequences_stay_apart(AttentionCase const& of) {
+  AttentionTensors const clean = tensors_of<Bfloat16>(of);
+  RunOptions const run{AsyncTiming::kLastLag};
+  Gradients const expected = gradients_of<Bfloat16, kWork>(of, clean, run);
+  for (std::size_t const first : {0, 1}) {
+    BadSequences const bad(first);
+    AttentionTensors tensors = clean;
+    bad.plant(of, tensors);
+    Gradients const gradients = gradients_of<Bfloat16, kWork>(of, tensors, run);
+    std::int32_t const row = of.num_heads * of.dim;
+    bad.expect_others_are(expected.query, gradients.query, tensors.query_offsets, row);
+    bad.expect_others_are(expected.key, gradients.key, tensors.key_offsets, row);
+    bad.expect_others_are(expected.value, gradients.value, tensors.key_offsets, row);
+  }
+}
+
 class HopperBackward : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(HopperBackward, GivesTheGradientsOfTheOracle) {
   if (GetParam().dim == 256 && GetParam().has_bias()) GTEST_SKIP() << "no bias for dim 256";
   expect_gradients_are_right<Bfloat16, BackwardWork::kTiles>(GetParam(), {AsyncTiming::kLate}, 6e-3);
+}
+
+TEST_P(HopperBackward, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
+  if (GetParam().dim == 256 && GetParam().has_bias()) GTEST_SKIP() << "no bias for dim 256";
+  AttentionCase of = GetParam();
+  of.options.determinism = Determinism::kDeterministic;  // Other orders of sums give other bits.
+  expect_bad_sequences_stay_apart<BackwardWork::kTiles>(of);
 }
 
 INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackward, testing::ValuesIn(attention_cases()),
@@ -184,6 +209,10 @@ TEST_P(HopperBackwardOfSequences, GivesTheGradientsOfTheOracle) {
   expect_gradients_are_right<Bfloat16, BackwardWork::kSequences>(GetParam(), {AsyncTiming::kLate}, 6e-3);
 }
 
+TEST_P(HopperBackwardOfSequences, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
+  expect_bad_sequences_stay_apart<BackwardWork::kSequences>(GetParam());
+}
+
 INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackwardOfSequences, testing::ValuesIn(sequence_cases()),
                          [](auto const& of) { return of.param.name; });
 
@@ -203,6 +232,7 @@ TEST(HopperBackwardOfSequencesOnce, GivesTheGradientsOfTheOracleWhereTheyAreOfAT
     for (AsyncTiming const timing : {AsyncTiming::kEarly, AsyncTiming::kLate, AsyncTiming::kLastLag}) {
       expect_gradients_are_right<Bfloat16, BackwardWork::kSequencesOfATile>(of, {timing}, 6e-3);
     }
+    expect_bad_sequences_stay_apart<BackwardWork::kSequencesOfATile>(of);
   }
 }
 

@@ -3,6 +3,7 @@
 #include "hstu/cuda/hopper_forward.cuh"
 
 #include "attention_cases.hpp"
+#include "bad_sequences.hpp"
 #include "cuda_dialect.hpp"
 #include "emulated_attention.hpp"
 #include "hstu/cuda/hopper_forward_plan.hpp"
@@ -47,8 +48,12 @@ void launch_forward_of_dim(HstuForwardArgs const& args, AsyncTiming timing) {
 }
 
 template <class T>
-void expect_forward_is_right(AttentionCase const& of, AsyncTiming timing, double tolerance) {
-  AttentionTensors const tensors(of, [](float x) { return to_float(from_float<T>(x)); });
+AttentionTensors tensors_of(AttentionCase const& of) {
+  return {of, [](float x) { return to_float(from_float<T>(x)); }};
+}
+
+template <class T>
+std::vector<float> forward_of(AttentionCase const& of, AttentionTensors const& tensors, AsyncTiming timing) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);
   PaddedRows<T> out(of, std::vector<float>(tensors.query.size(), NAN));
   HstuForwardArgs args = forward_args(of, tensors);
@@ -60,8 +65,14 @@ void expect_forward_is_right(AttentionCase const& of, AsyncTiming timing, double
   if (of.dim == 64) launch_forward_of_dim<T, 64>(args, timing);
   if (of.dim == 128) launch_forward_of_dim<T, 128>(args, timing);
   if (of.dim == 256) launch_forward_of_dim<T, 256>(args, timing);
-  EXPECT_LT(relative_error(out.values(tensors.query.size()), AttentionOracle(of, tensors).out()), tolerance);
   EXPECT_TRUE(out.is_padding_untouched(tensors.query.size()));
+  return out.values(tensors.query.size());
+}
+
+template <class T>
+void expect_forward_is_right(AttentionCase const& of, AsyncTiming timing, double tolerance) {
+  AttentionTensors const tensors = tensors_of<T>(of);
+  EXPECT_LT(relative_error(forward_of<T>(of, tensors, timing), AttentionOracle(of, tensors).out()), tolerance);
 }
 
 class HopperForward : public testing::TestWithParam<AttentionCase> {};
@@ -72,6 +83,19 @@ TEST_P(HopperForward, GivesWhatTheOracleSays) {
 
 INSTANTIATE_TEST_SUITE_P(Emulated, HopperForward, testing::ValuesIn(attention_cases()),
                          [](auto const& of) { return of.param.name; });
+
+TEST_P(HopperForward, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
+  AttentionCase const& of = GetParam();
+  AttentionTensors const clean = tensors_of<Bfloat16>(of);
+  auto const expected = forward_of<Bfloat16>(of, clean, AsyncTiming::kLastLag);
+  for (std::size_t const first : {0, 1}) {
+    BadSequences const bad(first);
+    AttentionTensors tensors = clean;
+    bad.plant(of, tensors);
+    auto const out = forward_of<Bfloat16>(of, tensors, AsyncTiming::kLastLag);
+    bad.expect_others_are(expected, out, tensors.query_offsets, of.num_heads * of.dim);
+  }
+}
 
 TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
   for (AttentionCase const& of : attention_cases()) {

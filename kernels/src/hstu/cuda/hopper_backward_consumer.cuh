@@ -29,6 +29,7 @@ class HopperBackwardConsumer {
       wait(&barriers().keys_full, keys_.parity);
       if (tile().is_end) break;
       wait(&barriers().values_full, keys_.parity);
+      clear_keys_behind_sequence<Shape>(tile(), keys_.index, warpgroup_);
       compute_tile(tile());
       keys_.advance();
     }
@@ -81,6 +82,10 @@ class HopperBackwardConsumer {
                                                 float (&value_sums)[kSums], bool is_last) {
     if constexpr (Shape::kTakesSequences) {
       if ((state_.blocks[queries_.index].seen_parts >> warpgroup_ & 1) == 0) return pass_over_block(is_last);
+    }
+    if (is_last) {
+      clear_queries_behind_sequence<Shape>(tile(), state_.blocks[queries_.index].first_query, queries_.index,
+                                           warpgroup_);
     }
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/clear_rows.cuh"
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/biased_scores.cuh"
 #include "hstu/cuda/hopper_backward_params.hpp"
@@ -183,7 +184,32 @@ enum BackwardBarrier : int {
   kSumsEmpty = 3,
   kTableFilled = 5,
   kTurnTaken = 6,
+  kRowsCleared = 8,
 };
+
+/// Clears what the tiles of keys and values hold behind the end of their sequence. By a warpgroup that computes.
+template <class Shape>
+__device__ __forceinline__ void clear_keys_behind_sequence(KeyTileInfo const& tile, std::uint32_t stage,
+                                                           int warpgroup) {
+  std::int32_t const num_keys = tile.sequence.mask.num_keys - tile.first_key;
+  if (num_keys >= Shape::kBlockKeys) return;
+  std::byte* const keys = shared_memory() + stage * Shape::kKeyStageBytes;
+  clear_rows_behind<typename Shape::KeyTile>(keys, num_keys);
+  clear_rows_behind<typename Shape::KeyTile>(keys + Shape::kValuesAt, num_keys);
+  show_writes_to_products(kRowsCleared + warpgroup);
+}
+
+/// The same for queries and the gradients of their output, of the last block of a sequence.
+template <class Shape>
+__device__ __forceinline__ void clear_queries_behind_sequence(KeyTileInfo const& tile, std::int32_t first_query,
+                                                              std::uint32_t stage, int warpgroup) {
+  std::int32_t const num_queries = tile.sequence.mask.num_queries - first_query;
+  if (num_queries >= Shape::kBlockQueries) return;
+  std::byte* const queries = shared_memory() + Shape::kQueriesAt + stage * Shape::QueryTile::kBytes;
+  clear_rows_behind<typename Shape::QueryTile>(queries, num_queries);
+  clear_rows_behind<typename Shape::QueryTile>(queries + (Shape::kGradsAt - Shape::kQueriesAt), num_queries);
+  show_writes_to_products(kRowsCleared + warpgroup);
+}
 
 /// By all threads, of which those of the first three warps have nothing to do. From one place in the code: warps that
 /// come to a barrier from several are diverged to compute-sanitizer.

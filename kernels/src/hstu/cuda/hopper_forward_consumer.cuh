@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/clear_rows.cuh"
 #include "hstu/cuda/hopper_forward_state.cuh"
 #include "hstu/cuda/score_block.cuh"
 #include "hstu/cuda/store_rows.cuh"
@@ -31,6 +32,7 @@ class HopperForwardConsumer {
  private:
   static constexpr int kTurnBarrier = 1;  ///< And the next, for the second warpgroup.
   static constexpr int kTurnThreads = 256;
+  static constexpr int kClearedBarrier = 4;              ///< And the next, for the second warpgroup.
   static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
   static constexpr int kSums = Shape::kDim / 2;
   /// An instruction takes no more registers than 512 threads have each.
@@ -90,6 +92,7 @@ class HopperForwardConsumer {
       has_sums = true;
     }
     wait(&state_.value_full[value_.index], value_.parity);
+    clear_values_behind_sequence();  // Only the last block of keys can reach beyond.
     take_turn();
     start_sums(sums, weights, has_sums);
     pass_turn();
@@ -194,6 +197,14 @@ class HopperForwardConsumer {
       }
     }
     commit_products();
+  }
+
+  __device__ __forceinline__ void clear_values_behind_sequence() const {
+    std::int32_t const num_values = state_.num_values[value_.index];
+    if (num_values >= Shape::kBlockKeys) return;
+    clear_rows_behind<typename Shape::KeyTile>(
+        shared_memory() + Shape::kValuesAt + value_.index * Shape::KeyTile::kBytes, num_values);
+    show_writes_to_products(kClearedBarrier + warpgroup_);
   }
 
   /// From scores, or with a bias what add_bias() makes of them, to weights, in place.

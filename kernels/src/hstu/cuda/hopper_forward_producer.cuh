@@ -132,7 +132,10 @@ class HopperForwardKeyProducer {
   __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t first_key) {
     std::uint32_t const i = value_.index;
     wait(&state_.value_empty[i], value_.parity ^ 1);
-    if (is_first_lane()) bring(&maps_.value, Shape::kValuesAt, i, &state_.value_full[i], tile, first_key);
+    if (is_first_lane()) {
+      state_.num_values[i] = tile.sequence.mask.num_keys - first_key;
+      bring(&maps_.value, Shape::kValuesAt, i, &state_.value_full[i], tile, first_key);
+    }
     value_.advance();
   }
 

@@ -56,6 +56,7 @@ struct HopperForwardState {
   Barrier times_full[Shape::kTimeStages][Shape::kConsumers], times_empty[Shape::kTimeStages][Shape::kConsumers];
   QueryTileInfo tiles[Shape::kTileStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
+  std::int32_t num_values[Shape::kKeyStages];  ///< Rows of the sequence from the first value of a tile on.
   std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kTileStages];
   std::conditional_t<Shape::kHasBias, ForwardBiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
   std::conditional_t<Shape::kHasBias, HopperForwardTimeValues<Shape>, NoBias> time_values[Shape::kConsumers];

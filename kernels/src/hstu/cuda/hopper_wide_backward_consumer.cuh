@@ -25,6 +25,7 @@ class HopperWideBackwardConsumer {
       wait(&state_.keys_full, keys_parity_);
       if (tile().is_end) return;
       wait(&state_.values_full, keys_parity_);
+      clear_keys_behind_sequence<Shape>(tile(), 0, warpgroup_);
       compute_tile(tile());
       keys_parity_ ^= 1;
     }
@@ -68,6 +69,10 @@ class HopperWideBackwardConsumer {
 
   /// The gradients of queries of the block before are computed here too, while the other warpgroup writes its weights.
   __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums], bool is_last) {
+    if (is_last) {
+      clear_queries_behind_sequence<Shape>(tile(), state_.blocks[queries_.index].first_query, queries_.index,
+                                           warpgroup_);
+    }
     write_weights_and_grads();
     if (is_last) release(&state_.values_empty);
     float query_sums[kSums];
