@@ -218,7 +218,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::hand_out(c10::intrusive_ptr<c10d:
 WorkTitle HeadwayBackend::title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout) {
   // c10d writes -1 for "not given"; some callers give 0 for the same.
   auto const own = timeout.count() > 0 ? timeout : timeout_.load();
-  return {type, name, sequence_number_++, own};
+  return {type, name, sequence_number_++, std::min<std::chrono::milliseconds>(own, comm::kLongestTimeout)};
 }
 
 }  // namespace headway::c10d_backend

@@ -99,8 +99,7 @@ float HeadwayWork::getDuration() const {
 
 bool HeadwayWork::wait(std::chrono::milliseconds timeout) {
   if (!is_complete_) {
-    comm::Deadline const deadline =
-        timeout == kNoTimeout ? comm::Deadline::max() : comm::Clock::now() + std::min(timeout, timeout.max() / 2);
+    comm::Deadline const deadline = timeout == kNoTimeout ? comm::Deadline::max() : comm::deadline_after(timeout);
     translate_errors(title_.name, [&] {
       for (auto const& operation : operations_) {
         if (!operation->done()) wait_for(*operation, deadline);
@@ -134,7 +133,7 @@ void HeadwayWork::complete() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::shared_ptr<GroupHandle>
       handle;            // Let go after the lock: it may be the last one, and leaving a group takes time.
-  WorkTensors released;  // As well: Python may own tensors.
+  WorkTensors released;  // Freed after the lock too, since Python may own tensors.
   c10::IValue value;
   std::exception_ptr error;
   if (auto const status = first_failure(operations_); !status.ok()) {

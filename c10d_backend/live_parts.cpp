@@ -70,6 +70,18 @@ std::vector<std::shared_ptr<LivePart>> take_own_parts() {
   return parts;
 }
 
+// An error of one part must not keep the others from ending.
+template <typename Visit>
+void for_each_part(std::vector<std::shared_ptr<LivePart>> const& parts, Visit visit) {
+  for (auto const& part : parts) {
+    try {
+      visit(*part);
+    } catch (std::exception const& error) {
+      std::fprintf(stderr, "headway: while the program ends: %s\n", error.what());
+    }
+  }
+}
+
 }  // namespace
 
 void add_live_part(std::shared_ptr<LivePart> const& part) {
@@ -86,17 +98,17 @@ void add_live_part(std::shared_ptr<LivePart> const& part) {
 void end_live_parts(std::chrono::milliseconds delivery_time, std::chrono::milliseconds end_time) {
   auto const parts = take_own_parts();
   auto const delivery_deadline = std::chrono::steady_clock::now() + delivery_time;
-  for (auto const& part : parts) {
-    if (auto const text = part->deliver(delivery_deadline); !text.empty()) {
-      std::fprintf(stderr, "headway: the program ends before its messages are delivered: %s\n", text.c_str());
-    }
-  }
   // Set before the first thread can get that far: a daemon thread that waits for a group comes back once it has left.
   exiting_thread = std::this_thread::get_id();
   terminate_before = std::set_terminate(stop_instead_of_terminating);
-  for (auto const& part : parts) part->leave();
+  for_each_part(parts, [&](LivePart& part) {
+    if (auto const text = part.deliver(delivery_deadline); !text.empty()) {
+      std::fprintf(stderr, "headway: the program ends before its messages are delivered: %s\n", text.c_str());
+    }
+  });
+  for_each_part(parts, [](LivePart& part) { part.leave(); });
   auto const end_deadline = std::chrono::steady_clock::now() + end_time;
-  for (auto const& part : parts) part->end(end_deadline);
+  for_each_part(parts, [&](LivePart& part) { static_cast<void>(part.end(end_deadline)); });
 }
 
 void keep_forever(std::shared_ptr<void> object) {

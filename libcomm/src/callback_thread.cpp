@@ -64,10 +64,10 @@ void CallbackThread::run(Queue& queue) noexcept {
     lock.unlock();
     try {
       callback();
-      callback = nullptr;  // It may own what must not be destroyed under the lock.
     } catch (std::exception const& error) {
       std::fprintf(stderr, "headway: a callback of an operation failed: %s\n", error.what());
     }
+    callback = nullptr;  // It may own its group, which must not be destroyed under the lock.
     lock.lock();
   }
 }

@@ -175,6 +175,7 @@ std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<L
 struct Connected {
   std::unique_ptr<Endpoint> endpoint;
   Acquainted acquainted;
+  std::shared_ptr<ProgressThread> progress_thread;
 };
 
 /// Returns once all ranks have their engines: a rank that cannot make its own closes its connections. `sockets`: of the
@@ -222,7 +223,7 @@ Connected connect_processes(int rank, int size, LandingLayout const& layout, Sto
   Introduced introduced = introduce(rank, agreement, store, patience.deadline);
   auto& lifelines = introduced.lifelines;
   std::string const& generation = introduced.generation;
-  Connected connected{.endpoint = nullptr, .acquainted = {.generation = generation}};
+  Connected connected{.endpoint = nullptr, .acquainted = {.generation = generation}, .progress_thread = nullptr};
   for (auto const& each : lifelines) connected.acquainted.addresses.push_back(each.address);
   auto const fail = [&](std::string const& text) {
     post_setup_failure(rank, options, store, generation, text);
@@ -230,6 +231,7 @@ Connected connect_processes(int rank, int size, LandingLayout const& layout, Sto
   };
   try {
     connected.acquainted.own_address = choose_own_address(lifelines, options);
+    connected.progress_thread = ProgressThread::shared();
     connected.endpoint = make_engines(rank, size, layout, std::move(lifelines), options, patience);
   } catch (PeerGoneError const& error) {
     auto const cause = find_setup_failure(rank, options, store, generation);
@@ -250,7 +252,9 @@ Connected connect_processes(int rank, int size, LandingLayout const& layout, Sto
 Connected connect_in_process(int rank, int size, std::size_t landing_bytes, Store& store, GroupOptions const& options) {
   auto [endpoint, generation] =
       connect_inproc_endpoint(rank, size, landing_bytes, store, options.name, options.connect_timeout);
-  return {.endpoint = std::move(endpoint), .acquainted = {.generation = std::move(generation)}};
+  return {.endpoint = std::move(endpoint),
+          .acquainted = {.generation = std::move(generation)},
+          .progress_thread = size > 1 ? ProgressThread::shared() : nullptr};
 }
 
 }  // namespace
@@ -259,11 +263,12 @@ std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOpt
   check(rank, size, options);
   auto const layout = LandingLayout::of(size, options);
   bool const in_process = options.engine == Engine::kInproc || size == 1;
-  auto [endpoint, acquainted] = in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
-                                           : connect_processes(rank, size, layout, store, options);
+  auto [endpoint, acquainted, progress_thread] =
+      in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
+                 : connect_processes(rank, size, layout, store, options);
   if (options.wrap_checked) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), options.fault_seed);
-  return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout,
-                                     size > 1 ? ProgressThread::shared() : nullptr, std::move(acquainted));
+  return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout, std::move(progress_thread),
+                                     std::move(acquainted));
 }
 
 }  // namespace headway::comm

@@ -86,9 +86,9 @@ std::string GroupImpl::describe_undelivered(OperationState const& operation) con
 
 void GroupImpl::say_what_is_not_taken() {
   for (int peer = 0; peer < size_; ++peer) {
-    auto is_said = refuses_[static_cast<std::size_t>(peer)];
-    if (peer == rank_ || is_said || pair_.expects_from(peer) || transfers_.takes_from(peer)) continue;
-    is_said = true;
+    auto const at = static_cast<std::size_t>(peer);
+    if (peer == rank_ || refuses_[at] || pair_.expects_from(peer) || transfers_.takes_from(peer)) continue;
+    refuses_[at] = true;
     wire_.endpoint().send_notice(peer, kRefusal);
   }
 }

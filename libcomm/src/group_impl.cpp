@@ -86,9 +86,12 @@ GroupImpl::~GroupImpl() {
   // A forked child never says goodbye for its parent: sockets, queue pairs and locks are the parent's.
   if (getpid() != owner_) {
     wire_.abandon();
+    // Its destructor would wait for the threads that slept on it at the fork.
+    static_cast<void>(followers_changed_.release());
     return;
   }
   if (progress_thread_) progress_thread_->detach(*this);
+  std::lock_guard const lock(mutex_);  // Callbacks may still call into the group; `callbacks_` waits for them next.
   say_goodbye();
   if (!failed_) fail({StatusCode::kAborted, "the group was destroyed on rank " + std::to_string(rank_)}, false);
 }
@@ -175,7 +178,7 @@ void GroupImpl::release(std::vector<std::shared_ptr<OperationState>>& done) {
 }
 
 void GroupImpl::wake_waiters() {
-  if (num_followers_ > 0) followers_changed_.notify_all();
+  if (num_followers_ > 0) followers_changed_->notify_all();
   if (leader_sleeps_for_ != nullptr && leader_sleeps_for_->done()) wire_.endpoint().wake();
 }
 
@@ -205,7 +208,7 @@ class GroupImpl::Waiter {
   ~Waiter() {
     if (!leads_) return;
     group_.has_leader_ = false;
-    if (group_.num_followers_ > 0) group_.followers_changed_.notify_all();
+    if (group_.num_followers_ > 0) group_.followers_changed_->notify_all();
   }
   /// @returns whether this thread is the leader, which it becomes if there is none.
   bool lead() {
@@ -258,8 +261,7 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
         auto const now = Clock::now();
         check_deadlines(now);
         if (!operation.done() && now >= deadline) {
-          return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " waited " +
-                                            std::to_string(timeout->count()) + " ms: " + describe_missing()};
+          return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " still waits: " + describe_missing()};
         }
         auto const next_look = revoke_offers(now);
         if (operation.done()) break;
@@ -286,7 +288,7 @@ Deadline GroupImpl::revoke_offers(Clock::time_point now) {
 void GroupImpl::sleep(Visit& visit, Waiter& waiter, Deadline deadline, OperationState const& operation) {
   if (waiter.lead()) return sleep_as_leader(visit, deadline, operation);
   ++num_followers_;
-  followers_changed_.wait_until(visit.lock(), deadline, [&] { return operation.done() || !has_leader_; });
+  followers_changed_->wait_until(visit.lock(), deadline, [&] { return operation.done() || !has_leader_; });
   --num_followers_;
 }
 
@@ -400,7 +402,7 @@ void GroupImpl::background_step() noexcept {
       Visit visit(*this);
       if (auto* const companion = companion_.load()) companion->group_failed(failure_);
     }
-    // A look may be left out when somebody else is at it; the next one comes soon. News of a peer may not.
+    // Somebody else is in the library and looks for the same: this step may be left out, as the next one comes soon.
     if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
     // Does not block: lets the endpoint see what its sockets have. It takes wake-ups with it, the leader's too, so the

@@ -232,8 +232,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   bool has_leader_ = false;
   OperationState const* leader_sleeps_for_ = nullptr;  ///< Null: the leader is not in the endpoint's sleep().
   int num_followers_ = 0;
-  std::condition_variable followers_changed_;  ///< With mutex_.
-  CallbackThread callbacks_;
+  std::unique_ptr<std::condition_variable> followers_changed_ = std::make_unique<std::condition_variable>();
   Status failure_;
   std::atomic<bool> failed_ = false;
   std::vector<FlightRecord> failed_records_;  ///< What was pending when the group failed.
@@ -255,6 +254,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   Clock::time_point deadlines_due_{};  ///< When the deadlines of operations are looked at next.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
   std::shared_ptr<ProgressThread> progress_thread_;
+  CallbackThread callbacks_;  ///< The last member, so that all others are there until the last callback has run.
 };
 
 }  // namespace headway::comm

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <limits>
+#include <system_error>
 #include <utility>
 
 namespace headway::comm {
@@ -52,13 +53,17 @@ std::shared_ptr<ProgressThread> ProgressThread::shared() {
 }
 
 ProgressThread::ProgressThread() : owner_(getpid()) {
-  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ < 0 || wake_fd_ < 0) throw SystemError("epoll_create1/eventfd", errno, "progress thread");
+  epoll_ = FileDescriptor(epoll_create1(EPOLL_CLOEXEC));
+  wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_.valid() || !wake_.valid()) throw SystemError("epoll_create1/eventfd", errno, "progress thread");
   epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
-  epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_, &event);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
   BlockedSignals const blocked;
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (std::system_error const& error) {
+    throw SystemError("pthread_create", error.code().value(), "progress thread");
+  }
 }
 
 ProgressThread::~ProgressThread() {
@@ -69,14 +74,12 @@ ProgressThread::~ProgressThread() {
     notify(std::chrono::milliseconds(0));
     thread_.join();
   }
-  close(epoll_fd_);
-  close(wake_fd_);
 }
 
 void ProgressThread::attach(BackgroundWork& work) {
   std::lock_guard const lock(mutex_);
   epoll_event event{.events = EPOLLIN, .data = {.ptr = &work}};
-  if (work.lifeline_fd() >= 0 && epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, work.lifeline_fd(), &event) != 0) {
+  if (work.lifeline_fd() >= 0 && epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, work.lifeline_fd(), &event) != 0) {
     throw SystemError("epoll_ctl", errno, "progress thread");
   }
   entries_.push_back({.work = &work});
@@ -87,7 +90,7 @@ void ProgressThread::detach(BackgroundWork& work) {
   if (getpid() != owner_) return;
   std::lock_guard const lock(mutex_);
   if (std::erase_if(entries_, [&](Entry const& entry) { return entry.work == &work; }) == 0) return;
-  if (work.lifeline_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, work.lifeline_fd(), nullptr);
+  if (work.lifeline_fd() >= 0) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, work.lifeline_fd(), nullptr);
   watch_activity(work, false);
 }
 
@@ -95,20 +98,20 @@ void ProgressThread::notify(std::chrono::milliseconds patience) noexcept {
   requests_.fetch_add(1, std::memory_order_seq_cst);  // Partner: run().
   if (sleep_ms_.load(std::memory_order_seq_cst) <= patience.count()) return;
   std::uint64_t const one = 1;
-  [[maybe_unused]] auto const written = write(wake_fd_, &one, sizeof one);
+  [[maybe_unused]] auto const written = write(wake_.get(), &one, sizeof one);
 }
 
 void ProgressThread::watch_activity(BackgroundWork& work, bool watch) noexcept {
   if (work.activity_fd() < 0) return;
   epoll_event event{.events = EPOLLIN, .data = {.ptr = &work}};
-  epoll_ctl(epoll_fd_, watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, work.activity_fd(), &event);
+  epoll_ctl(epoll_.get(), watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, work.activity_fd(), &event);
 }
 
 void ProgressThread::note_events(std::span<epoll_event const> events) {
   for (auto const& event : events) {
     if (event.data.ptr == nullptr) {
       std::uint64_t count = 0;
-      [[maybe_unused]] auto const drained = read(wake_fd_, &count, sizeof count);
+      [[maybe_unused]] auto const drained = read(wake_.get(), &count, sizeof count);
       continue;
     }
     // A work that was detached since epoll_wait() returned is found no more.
@@ -123,7 +126,8 @@ int ProgressThread::step_due(std::span<epoll_event const> events) {
   auto shortest = kNever;
   for (auto& entry : entries_) {
     auto const before = interval_of(*entry.work);
-    // Half of it: a sleep may end a little early, and the step must not wait for the next one then.
+    // Due from half of its interval on: a sleep may end a little early, and the step must not wait for the next one
+    // then.
     bool const is_due = before != kNever && now - entry.stepped_at >= before / 2;
     if (std::exchange(entry.has_event, false) || is_due) {
       entry.stepped_at = now;
@@ -151,7 +155,7 @@ void ProgressThread::run() noexcept {
     int const sleep_ms = step_due(std::span(events).first(static_cast<std::size_t>(count)));
     sleep_ms_.store(sleep_ms < 0 ? std::numeric_limits<int>::max() : sleep_ms, std::memory_order_seq_cst);
     bool const is_current = requests_.load(std::memory_order_seq_cst) == seen;  // Partner: notify().
-    count = std::max(0, epoll_wait(epoll_fd_, events.data(), events.size(), is_current ? sleep_ms : 0));
+    count = std::max(0, epoll_wait(epoll_.get(), events.data(), events.size(), is_current ? sleep_ms : 0));
     sleep_ms_.store(0, std::memory_order_seq_cst);
   }
 }

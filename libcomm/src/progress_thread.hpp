@@ -1,5 +1,6 @@
 #pragma once
 
+#include "file_descriptor.hpp"
 #include "headway/comm/endpoint.hpp"
 
 #include <sys/types.h>
@@ -34,7 +35,7 @@ class BackgroundWork {
   virtual void background_step() noexcept = 0;
   /// Whether it wants a step every second, also without need.
   [[nodiscard]] virtual bool wants_visits() const = 0;
-  /// Readable when a peer was lost or a notice came.
+  /// Readable when a peer was lost, a notice came or a socket has input.
   [[nodiscard]] virtual int lifeline_fd() const = 0;
   /// Readable when, besides, something arrived.
   [[nodiscard]] virtual int activity_fd() const = 0;
@@ -55,6 +56,7 @@ class BackgroundWork {
 class ProgressThread {
  public:
   static std::shared_ptr<ProgressThread> shared();
+  /// @throws SystemError if the system has no thread or descriptor left.
   ProgressThread();
   ~ProgressThread();
   ProgressThread(ProgressThread const&) = delete;
@@ -91,8 +93,7 @@ class ProgressThread {
   [[nodiscard]] int sleep_for(std::chrono::milliseconds shortest);
 
   pid_t owner_;
-  int epoll_fd_ = -1;
-  int wake_fd_ = -1;
+  FileDescriptor epoll_, wake_;
   std::mutex mutex_;
   std::vector<Entry> entries_;
   int idle_rounds_ = 0;                      ///< Used by the thread only: rounds since something was needed.

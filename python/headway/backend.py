@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from headway import torchrec_shim
+from headway import _exit, torchrec_shim
 from headway._extension import HeadwayBackend, Options
 from headway.groups import NAME
 from headway.options import complete_options
@@ -57,6 +57,7 @@ def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
     """
     if "torchrec" in sys.modules and not torchrec_shim.is_installed():
         warnings.warn(torchrec_shim.MISSING, RuntimeWarning, stacklevel=2)
+    _exit.register_in_child()
     complete = complete_options(
         options, timeout=group.timeout, group_name=group.group_id, global_ranks=list(group.global_ranks_in_group)
     )

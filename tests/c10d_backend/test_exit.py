@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -179,6 +180,22 @@ def leave_a_message(rank: int, size_bytes: int, folder: str) -> None:
 @pytest.mark.parametrize("size_bytes", [64, 4 << 20])
 def test_a_message_reaches_its_receiver_though_the_sender_ends_at_once(size_bytes: int, tmp_path: Path) -> None:
     assert run_exits(lambda rank: leave_a_message(rank, size_bytes, str(tmp_path))) == [0, 0]
+    assert (tmp_path / "received").exists()
+
+
+def run_in_child(rank: int, folder: str, size_bytes: int) -> None:
+    join_group(rank, 2, f"{folder}/store", timeout_s=20)
+    leave_a_message(rank, size_bytes, folder)
+
+
+def test_a_child_of_multiprocessing_delivers_though_it_runs_no_exit_handlers(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=run_in_child, args=(rank, str(tmp_path), 64)) for rank in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(20)
+    assert [child.exitcode for child in children] == [0, 0]
     assert (tmp_path / "received").exists()
 
 

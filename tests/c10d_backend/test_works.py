@@ -127,6 +127,22 @@ def test_a_wait_with_a_limit_ends_and_the_operation_goes_on() -> None:
     assert "rank 1" in run_ranks(time_out_one_wait, 2)[0]
 
 
+def wait_for_centuries(rank: int) -> None:
+    centuries = timedelta(days=110_000)
+    if rank == 0:
+        tensor = torch.zeros(1)
+        dist.irecv(tensor, 1).wait(centuries)
+        assert tensor.item() == 7
+    else:
+        time.sleep(0.4)
+        dist.send(torch.tensor([7.0]), 0)
+
+
+@pytest.mark.parametrize("timeout_s", [5.0, 110_000 * 86_400.0])
+def test_a_wait_may_have_a_limit_of_centuries(timeout_s: float) -> None:
+    run_ranks(wait_for_centuries, 2, timeout_s=timeout_s)
+
+
 def time_out_the_group(rank: int) -> tuple[str, float]:
     started = time.monotonic()
     try:

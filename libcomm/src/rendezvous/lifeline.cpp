@@ -26,6 +26,10 @@ struct Reachability {
 // The highest rank accepts no one and needs no listener.
 Reachability become_reachable(HandshakeSelf const& self, GroupOptions const& options) {
   Reachability result;
+  // A rank that only connects binds its sockets to the interface too, and must fail here, where it can still tell why.
+  if (options.engine != Engine::kShm && !options.interface.empty()) {
+    static_cast<void>(addresses_of_interface(options.interface));
+  }
   result.contact.instance = self.instance;
   // Who asks for shared memory gets it wherever there is some, also between ranks that act as if there were none.
   result.contact.host = options.engine == Engine::kShm ? physical_host_identity() : host_identity();
@@ -86,7 +90,8 @@ Introduced introduce(int rank, Agreement const& agreement, Store& store, Deadlin
   auto const conclude = [&](RendezvousFailure const& failure) {
     if (generation.empty()) return;
     Noticeboard::conclude(generation, rank);
-    if (failure.origin == rank) board.post_failure(generation, failure);
+    // Rank 0 posts the failures of others too, for ranks that would have connected with it later.
+    if (failure.origin == rank || rank == 0) board.post_failure(generation, failure);
   };
   try {
     // Running out in the middle would look like peers that do not answer.

@@ -30,6 +30,9 @@ constexpr std::size_t kMaxStrangers = 64;
 constexpr std::size_t kFilesPerLocalPeer = 2, kFilesOfTransport = 8;
 /// Between two looks at deadlines and interrupts; also the longest wait for the store.
 constexpr milliseconds kTick(100);
+/// Errors of a connection that accept(2) passes on. They are the peer's trouble, and the next connection may be fine.
+constexpr std::array kErrorsBeforeAccept{EINTR,  ECONNABORTED, EPROTO,     ENETDOWN,    ENOPROTOOPT, EHOSTDOWN,
+                                         ENONET, EHOSTUNREACH, EOPNOTSUPP, ENETUNREACH, ETIMEDOUT};
 /// Between two looks for a newer announcement, and for a failure that a rank without connections has posted.
 constexpr milliseconds kLookAgain(500);
 constexpr seconds kFailureLook(1);
@@ -119,6 +122,7 @@ void Meeting::tell_early_failure(RendezvousFailure const& failure) noexcept {
     begin();
     auto const patience = Clock::now() + kStaleTime;
     while (!members_[0] && !failure_ && Clock::now() < std::min(patience, deadline_)) step();
+    if (announcement_) board_.post_failure(generation(), failure);
     tell_failure(failure);
   } catch (std::exception const&) {
     // This rank reports the failure itself; the others have their deadline.
@@ -345,7 +349,9 @@ void Meeting::tell_ready() {
   has_told_ready_ = true;
   for (int peer = 0; peer < self_->size; ++peer) {
     auto& member = members_[index(peer)];
-    if (member && !std::exchange(member->told_ready, true)) send(peer, MessageKind::kReady, {});
+    if (!member || std::exchange(member->told_ready, true)) continue;
+    send(peer, MessageKind::kReady, {});
+    if (member->is_ready) leave_rest_to_engines(*member);
   }
 }
 
@@ -365,14 +371,13 @@ void Meeting::check_deadlines() {
 }
 
 void Meeting::accept_from(Listener const& listener) {
-  for (;;) {
+  // A bounded number at a time: a flood of strangers must not keep this rank from its deadline.
+  for (std::size_t i = 0; i < kMaxStrangers; ++i) {
     FileDescriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (would_block()) return;
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        throw SystemError("accept", errno, rank_name(self_->rank));
-      }
-      continue;  // The connection failed before it was accepted (accept(2)): not this rank's trouble.
+      if (std::ranges::find(kErrorsBeforeAccept, errno) != kErrorsBeforeAccept.end()) continue;
+      throw SystemError("accept", errno, rank_name(self_->rank));
     }
     if (!listener.local) tune_connection(socket.get());
     make_room();
@@ -499,7 +504,7 @@ void Meeting::read_messages(int peer) {
   std::array<std::byte, 64 * 1024> buffer;
   for (;;) {
     auto& member = members_[index(peer)];
-    if (!member || member->is_ready || failure_) return;
+    if (!member || is_done_with(*member) || failure_) return;
     std::size_t const wanted = member->reader.wanted();
     if (wanted > 0) {
       ssize_t const count = ::recv(member->socket.get(), buffer.data(), std::min(wanted, buffer.size()), MSG_DONTWAIT);
@@ -518,13 +523,19 @@ void Meeting::read_messages(int peer) {
   }
 }
 
+// A peer that is ready, but has not heard that this rank is, may still fail and say so. Once both are ready, all that
+// follows is for the engines.
+bool Meeting::is_done_with(Member const& member) { return member.is_ready && member.told_ready; }
+
+void Meeting::leave_rest_to_engines(Member const& member) { watch(member.socket.get(), 0, 0, EPOLL_CTL_DEL); }
+
 void Meeting::on_message(int peer, Message const& message) {
   bool const is_from_0 = peer == 0;
   if (message.kind == MessageKind::kReady) {
-    // All that follows is for the engines.
-    members_[index(peer)]->is_ready = true;
+    auto& member = *members_[index(peer)];
+    member.is_ready = true;
     ++num_ready_;
-    watch(members_[index(peer)]->socket.get(), 0, 0, EPOLL_CTL_DEL);
+    if (member.told_ready) leave_rest_to_engines(member);
   } else if (message.kind == MessageKind::kFailure) {
     ByteReader reader(message.body);
     auto const origin = static_cast<int>(reader.integer());
@@ -564,6 +575,7 @@ void Meeting::on_closed(int peer) {
     fail_here(rank_name(peer) + " ended during the rendezvous");
     return;
   }
+  num_ready_ -= members_[index(peer)]->is_ready ? 1 : 0;
   members_[index(peer)].reset();
   --num_members_;
   missed_from_[index(peer)] = Clock::now() + kReconnectTime;
@@ -590,7 +602,7 @@ void Meeting::flush(int peer) {
   }
   member->output.erase(member->output.begin(), member->output.begin() + static_cast<std::ptrdiff_t>(num_sent));
   bool const is_waiting = !member->output.empty();
-  if (std::exchange(member->waits_for_room, is_waiting) == is_waiting || member->is_ready) return;
+  if (std::exchange(member->waits_for_room, is_waiting) == is_waiting || is_done_with(*member)) return;
   watch(member->socket.get(), label_of(Kind::kMember, peer), is_waiting ? EPOLLIN | EPOLLOUT : EPOLLIN, EPOLL_CTL_MOD);
 }
 

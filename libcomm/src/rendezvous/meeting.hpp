@@ -117,6 +117,8 @@ class Meeting {
   // Connected ranks.
   void join(int peer, InstanceId const& instance, FileDescriptor socket, bool local);
   void read_messages(int peer);
+  [[nodiscard]] static bool is_done_with(Member const& member);
+  void leave_rest_to_engines(Member const& member);
   void on_message(int peer, Message const& message);
   void on_contact(int peer, Message const& message);
   void on_contacts(Message const& message);

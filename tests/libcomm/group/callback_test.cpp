@@ -10,7 +10,10 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headway::comm {
@@ -78,6 +81,42 @@ TEST_P(CallbackTest, ACallbackMayDestroyItsOwnGroup) {
     });
     is_ready.set_value();
     EXPECT_EQ(returned->get_future().wait_for(seconds(20)), std::future_status::ready);
+  });
+}
+
+TEST_P(CallbackTest, ACallbackThatThrowsMayOwnItsGroup) {
+  run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
+    Signal const destroyed = make_signal();
+    struct Owner {
+      std::unique_ptr<Group> group;
+      Signal destroyed;
+      ~Owner() {
+        group.reset();
+        destroyed->set_value();
+      }
+    };
+    Group& first = *groups.first;
+    auto owner = std::make_shared<Owner>(std::move(groups.first), destroyed);
+    first.on_done(operation, [kept = std::exchange(owner, nullptr)] { throw std::runtime_error("in a callback"); });
+    is_ready.set_value();
+    EXPECT_EQ(destroyed->get_future().wait_for(seconds(20)), std::future_status::ready);
+  });
+}
+
+TEST_P(CallbackTest, ACallbackMayUseItsGroupWhileThatIsDestroyed) {
+  MemoryStore store;
+  run_threads(2, [&](int rank) {
+    std::string seen;
+    {
+      auto const group = Group::connect(rank, 2, store, options());
+      std::vector<std::byte> block(8);
+      auto const operation = group->receive(block, 1 - rank, 1, 0);  // Nobody sends it.
+      group->on_done(*operation, [&] {
+        std::this_thread::sleep_for(milliseconds(20));
+        seen = std::string(group->health().message());
+      });
+    }
+    EXPECT_NE(seen.find("destroyed"), std::string::npos) << seen;
   });
 }
 

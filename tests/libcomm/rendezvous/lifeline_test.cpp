@@ -191,6 +191,19 @@ TEST(Lifelines, AnInterfaceMayBeGivenByName) {
   EXPECT_EQ(results[0].lifelines[1].own_address, results[1].lifelines[0].address);
 }
 
+// The highest rank listens nowhere: it must find out all the same before it meets others.
+TEST(Lifelines, AnInterfaceThatIsNotThereIsToldToAllWhicheverRankNamesIt) {
+  for (std::size_t const wrong : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
+    MemoryStore store;
+    auto args = ranks(3, Engine::kTcp);
+    args[wrong].options.interface = "nosuch0";
+    auto const start = Clock::now();
+    auto const results = connect_all(args, store);
+    EXPECT_LT(Clock::now() - start, seconds(10));
+    for (auto const& result : results) EXPECT_TRUE(contains(result.error, "nosuch0")) << wrong << ": " << result.error;
+  }
+}
+
 TEST(Lifelines, AGivenSecretConnects) {
   MemoryStore store;
   auto args = ranks(3, Engine::kAuto);
