@@ -50,6 +50,9 @@ c10::SmallVector<std::span<Byte>, 16> cut(std::span<Byte> bytes, at::Tensor cons
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
     std::int64_t const rows = splits.empty() ? tensor.size(0) / size : splits[rank];
     TORCH_CHECK_VALUE(rows >= 0, "headway: the split for rank ", rank, " is negative: ", rows);
+    // The sum that checkSplitSizes() compares can overflow.
+    TORCH_CHECK_VALUE(rows <= tensor.size(0) - first, "headway: the split for rank ", rank, " is ", rows, ", and only ",
+                      tensor.size(0) - first, " of ", tensor.size(0), " rows are left");
     blocks.push_back(rows_of(bytes, tensor, first, rows));
     first += rows;
   }

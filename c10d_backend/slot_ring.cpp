@@ -139,6 +139,8 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
   for (std::size_t peer = 0; peer < size; ++peer) {
     TORCH_CHECK_VALUE(output_splits[peer] >= 0, "headway: the split for rank ", peer,
                       " is negative: ", output_splits[peer]);
+    TORCH_CHECK_VALUE(output_splits[peer] <= shape_[1], "headway: the split for rank ", peer, " is ",
+                      output_splits[peer], ", and slots have ", shape_[1], " rows for each rank");
     received_bytes[peer] = static_cast<std::size_t>(output_splits[peer]) * row_bytes();
     if (peer == rank) continue;
     TORCH_CHECK_TYPE(inputs[peer].scalar_type() == dtype_, "headway: slots of ", dtype_, " cannot take rows of ",

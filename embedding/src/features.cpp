@@ -12,13 +12,14 @@ namespace headway::embedding {
 namespace {
 
 void expect_fitting(Feature const& feature) {
-  std::int64_t sum = 0;
+  // A sum of lengths can overflow and then equal the number of ids. What is left of the ids cannot.
+  auto left = static_cast<std::int64_t>(feature.ids.size);
   bool is_good = true;
-  for (std::size_t i = 0; i < feature.lengths.size; ++i) {
-    is_good &= feature.lengths[i] >= 0;
-    sum += feature.lengths[i];
+  for (std::size_t i = 0; i < feature.lengths.size && is_good; ++i) {
+    is_good = feature.lengths[i] >= 0 && feature.lengths[i] <= left;
+    left -= is_good ? feature.lengths[i] : 0;
   }
-  if (is_good && sum == static_cast<std::int64_t>(feature.ids.size)) return;
+  if (is_good && left == 0) return;
   throw comm::UsageError("feature " + std::string(feature.name) + ": lengths must be from 0 and add up to " +
                          std::to_string(feature.ids.size) + ", the number of values");
 }

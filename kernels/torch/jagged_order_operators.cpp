@@ -23,6 +23,9 @@ void expect_lengths_of(at::Tensor const& lengths, std::int64_t num_rows, char co
   for (std::int64_t i = 0; i < flat.numel(); ++i) {
     TORCH_CHECK_VALUE(0 <= values[i] && values[i] <= num_rows, op, ": lengths has ", values[i], " for item ", i,
                       ", and there are ", num_rows, " rows");
+    // Rows without columns take no memory, so that a sum of lengths can overflow. The rest of the rows cannot.
+    TORCH_CHECK_VALUE(values[i] <= num_rows - sum, op, ": lengths of items 0 to ", i, " add up to more rows than ",
+                      "there are, and there are ", num_rows, " rows");
     sum += values[i];
   }
   TORCH_CHECK_VALUE(sum == num_rows, op, ": lengths add up to ", sum, ", and there are ", num_rows, " rows");

@@ -6,7 +6,6 @@
 #include "jagged_tensors.hpp"
 #include "torch_headers.hpp"
 
-#include <numeric>
 #include <utility>
 
 namespace headway::kernels {
@@ -96,7 +95,13 @@ Tensors jagged_split(at::Tensor const& values, at::TensorList offsets, at::IntAr
   TORCH_CHECK_VALUE(offsets.size() == num_rows.size(), "jagged_split: there are ", offsets.size(), " offsets and ",
                     num_rows.size(), " numbers of rows");
   at::Tensor const rows = contiguous_rows(values, "jagged_split")[0];
-  std::int64_t const num_given = std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0});
+  std::int64_t num_given = 0;
+  for (auto const each : num_rows) {
+    // Numbers that add up beyond 2^63 must not come out at the right sum.
+    TORCH_CHECK_VALUE(0 <= each && each <= rows.size(0) - num_given, "jagged_split: numbers of rows are ", num_rows,
+                      ", must be from 0 and add up to the ", rows.size(0), " rows that there are");
+    num_given += each;
+  }
   TORCH_CHECK_VALUE(num_given == rows.size(0), "jagged_split: numbers of rows add up to ", num_given,
                     ", and there are ", rows.size(0), " rows");
   at::Tensor const joined = joined_offsets(offsets, rows.device(), "jagged_split");

@@ -343,3 +343,16 @@ def refuse(rank: int) -> None:
 
 def test_wrong_arguments_are_refused_and_leave_the_group_alone() -> None:
     run_ranks(refuse, 2)
+
+
+def refuse_overflow(rank: int) -> None:
+    splits = [2**63 - 1, 2**63 - 1, 6]  # They add up to 2^64 + 4.
+    with pytest.raises(ValueError, match=r"split for rank 0 is 9223372036854775807, and only 4 of 4 rows are left"):
+        dist.all_to_all_single(torch.empty(6), torch.empty(4), [2, 2, 2], splits)
+    with pytest.raises(ValueError, match="split for rank 0"):
+        dist.all_to_all_single(torch.empty(4), torch.empty(6), splits, [2, 2, 2])
+    dist.barrier()
+
+
+def test_splits_whose_sum_overflows_are_refused() -> None:
+    run_ranks(refuse_overflow, 3)

@@ -71,7 +71,9 @@ TEST(JoinedFeatures, DivideMeansByTheNumberOfTheirIds) {
 
 TEST(JoinedFeatures, MustFitTheirLengths) {
   std::vector<std::int64_t> const ids{1, 2, 3};
-  for (auto const& lengths : std::vector<std::vector<std::int64_t>>{{2}, {4}, {4, -1}, {}}) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 62;
+  for (auto const& lengths : std::vector<std::vector<std::int64_t>>{
+           {2}, {4}, {4, -1}, {}, {kLarge, kLarge, kLarge, kLarge, 3}, {3, kLarge, kLarge, kLarge, kLarge}}) {
     try {
       Joined({{.name = "user", .ids = integers_of(ids), .lengths = integers_of(lengths)}});
       FAIL() << "it was taken";

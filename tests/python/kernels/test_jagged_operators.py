@@ -167,6 +167,14 @@ REFUSALS: dict[str, tuple[Any, str]] = {
         lambda: ops.jagged_split(torch.zeros(9), [torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2])], [3, 2]),
         "numbers of rows add up to 5, and there are 9 rows",
     ),
+    "a split whose sum overflows": (
+        lambda: ops.jagged_split(torch.zeros(3, 0), [torch.tensor([0, 0])] * 5, [2**62] * 4 + [3]),
+        "must be from 0 and add up to the 3 rows",
+    ),
+    "lengths whose sum overflows": (
+        lambda: ops.jagged_transpose([torch.zeros(2**62, 0)], torch.tensor([[2**62] * 5])),
+        "lengths of items 0 to 1 add up to more rows",
+    ),
     "a negative length": (
         lambda: ops.jagged_transpose([VALUES[:3]], torch.tensor([[4, -1]])),
         "lengths has 4 for item 0, and there are 3 rows",
