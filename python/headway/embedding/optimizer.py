@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,10 +30,10 @@ class LearningTables(Protocol):
 class TableOptimizer(torch.optim.Optimizer):
     """Applies the gradients of the backward passes since the last ``step()`` or ``zero_grad()``, added up by key.
 
-    A parameter group for each merged table, with its ``lr``, for schedulers. Its parameter is no weight but an
-    ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a scaler all ranks must skip the same
-    steps: let it see gradients that all ranks share, as those of DDP are. On CUDA only a step with a scaler waits for
-    the device.
+    A parameter group for each merged table, with its ``lr`` and the names of its ``tables``, for schedulers. Its
+    parameter is no weight but an ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a
+    scaler all ranks must skip the same steps: let it see gradients that all ranks share, as those of DDP are. On CUDA
+    only a step with a scaler waits for the device.
     """
 
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
@@ -43,7 +43,12 @@ class TableOptimizer(torch.optim.Optimizer):
         self._tables_ref = weakref.ref(tables)  # Which have us.
         super().__init__(
             [
-                {"params": [anchor], "lr": group.config.optimizer.lr, "name": group.name}
+                {
+                    "params": [anchor],
+                    "lr": group.config.optimizer.lr,
+                    "name": group.name,
+                    "tables": [each.name for each in group.tables],
+                }
                 for group, anchor in zip(groups, anchors, strict=True)
             ],
             {},
@@ -70,6 +75,24 @@ class TableOptimizer(torch.optim.Optimizer):
         """Drops the gradients that were not applied."""
         self._tables().drop_gradients()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the learning rate and other values of each group from the groups that had its tables, by their names.
+
+        Tables may be in another order, and merged otherwise. A group whose tables are all new keeps its values.
+
+        Raises:
+            ValueError: no group has tables of this optimizer, or tables that are merged now had different values.
+        """
+        saved = {table: group for group in state_dict["param_groups"] for table in _names_of(group)}
+        if self.param_groups and not any(name in saved for group in self.param_groups for name in group["tables"]):
+            ours = ", ".join(name for group in self.param_groups for name in group["tables"])
+            raise ValueError(f"the state is of the tables {', '.join(saved)}, and none of these is here: {ours}")
+        groups = []
+        for number, own in enumerate(self.param_groups):
+            values = _common_values({name: saved[name] for name in own["tables"] if name in saved})
+            groups.append({**own, **values, "name": own["name"], "tables": own["tables"], "params": [number]})
+        super().load_state_dict({"state": {}, "param_groups": groups})
+
     def _tables(self) -> LearningTables:
         tables = self._tables_ref()
         if tables is None:
@@ -84,3 +107,28 @@ def _unscaled_by(anchor: Anchor) -> float:
     """What a GradScaler has multiplied the gradient by, before the step."""
     factor = anchor.factor
     return factor if math.isfinite(factor) else 1.0
+
+
+def _names_of(group: Mapping[str, Any]) -> list[str]:
+    """The tables of a saved group; those of states without ``tables`` are in its name."""
+    if "tables" in group:
+        return list(group["tables"])
+    if "name" not in group:
+        raise ValueError("the state has a group without the names of its tables: it is of another optimizer")
+    return str(group["name"]).split("+")
+
+
+def _common_values(by_table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of the saved groups of tables that are one group now."""
+    common: dict[str, Any] = {}
+    first = ""
+    for table, group in by_table.items():
+        values = {key: value for key, value in group.items() if key not in ("params", "name", "tables")}
+        if not first:
+            first, common = table, values
+        elif values != common:
+            raise ValueError(
+                f"tables {first} and {table} are merged and share a learning rate, but the state has {common} and "
+                f"{values}: give them different configurations, or the state equal values"
+            )
+    return common
