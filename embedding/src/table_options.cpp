@@ -14,6 +14,9 @@ TableOptions checked(TableOptions options) {
   constexpr std::size_t kMostDim = std::size_t{1} << 20;
   comm::expects(options.dim >= 1 && options.dim <= kMostDim,
                 "a table needs a dim from 1 to " + std::to_string(kMostDim) + ", not " + std::to_string(options.dim));
+  comm::expects(options.max_rows == TableOptions::kUnlimited || options.max_rows <= kMostTableRows,
+                "a table has at most " + std::to_string(kMostTableRows) + " rows on a rank, not " +
+                    std::to_string(options.max_rows));
   options.max_rows = std::min(options.max_rows, kMostTableRows);
   options.high_water = std::min(options.high_water, options.max_rows);
   options.low_water = std::min(options.low_water, options.high_water);

@@ -162,6 +162,7 @@ TEST_P(TableLifeTest, BadArgumentsAreNamed) {
   auto options = options_of();
   options.min_count = 0;
   EXPECT_THROW(static_cast<void>(GetParam().make(options)), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(GetParam().make(options_of(std::size_t{1} << 30))), comm::UsageError);
   auto const table = GetParam().make(options_of());
   table->begin_step(7, 5);
   EXPECT_THROW(table->begin_step(6, 5), comm::UsageError);

@@ -42,9 +42,9 @@ class NoRoomError(RuntimeError):
 class HashTableCollection(nn.Module):
     """Looks ids up in tables that take any 64-bit id, and learns their vectors.
 
-    Tables of equal configuration are merged; ranks of ``process_group`` share the ids out, and look up, exchange and
-    learn together, so all of them must call alike. ``optimizer`` updates the tables; with ``eval()`` a lookup inserts
-    and counts nothing.
+    Tables of equal configuration without limits are merged; ranks of ``process_group`` share the ids out, and look up,
+    exchange and learn together, so all of them must call alike. ``optimizer`` updates the tables; with ``eval()`` a
+    lookup inserts and counts nothing.
 
     Args:
         tables: what tables there are.

@@ -10,6 +10,9 @@ from headway import _embedding
 
 Pooling = Literal["sum", "mean"] | None
 
+_MOST_STEPS = (1 << 30) - 1  #: and lookups
+_MOST_OF_ALL_RANKS = 1 << 48
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -157,19 +160,22 @@ class Eviction:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """A table of embeddings. Those that differ in nothing but their name are merged into one.
+    """A table of embeddings. Those without ``max_rows`` and ``max_pending`` that differ in nothing but their name are
+    merged into one.
 
     Args:
         name: what features and checkpoints call it.
         dim: values of a vector.
         optimizer: how its rows learn.
         initializer: what its rows begin with.
-        max_rows: of all ranks together, and a tenth more for ranks that get more than their share; merged tables add
-            up what they may have. None: as many as memory holds.
+        max_rows: of all ranks together, and a tenth more for ranks that get more than their share; about 2^30 on one
+            rank at most. None: as many as memory holds.
         eviction: which rows go when there are too many; None: new ids then get no row, which is counted.
-        time_to_live: steps after which rows that are not looked up go; 0: never.
+        time_to_live: steps after which rows that are not looked up are expired: a lookup finds them absent, and each
+            step removes those of one 64th of the table. 0: never.
         min_count: lookups after which an id gets a row.
-        max_pending: ids of all ranks that may wait for a row; with more, all of them are forgotten. None: no limit.
+        max_pending: ids of all ranks that may wait for a row; with more, those of fewest lookups are forgotten until
+            three quarters are left. None: no limit.
         hot_count: rows of fewer lookups have their vector in bfloat16; 0: none.
     """
 
@@ -191,16 +197,17 @@ class TableConfig:
             raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")
         if self.eviction is not None and self.max_rows is None:
             raise ValueError(f"table {self.name}: eviction needs max_rows")
-        for name, least in (
-            ("max_rows", 1),
-            ("time_to_live", 0),
-            ("min_count", 1),
-            ("max_pending", 0),
-            ("hot_count", 0),
+        # Limits are for all ranks together; what one rank may have is checked when its table is made.
+        for name, least, most in (
+            ("max_rows", 1, _MOST_OF_ALL_RANKS),
+            ("time_to_live", 0, _MOST_STEPS),
+            ("min_count", 1, _MOST_STEPS),
+            ("max_pending", 0, _MOST_OF_ALL_RANKS),
+            ("hot_count", 0, _MOST_STEPS),
         ):
             value = getattr(self, name)
-            if value is not None and not least <= value < 1 << 30:
-                raise ValueError(f"table {self.name}: {name} must be from {least} to {(1 << 30) - 1}, not {value}")
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"table {self.name}: {name} must be from {least} to {most}, not {value}")
 
 
 @dataclass(frozen=True)

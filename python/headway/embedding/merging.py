@@ -1,4 +1,4 @@
-"""Tables that differ in nothing but their name become one, whose keys carry the number of the table."""
+"""Tables without limits that differ in nothing but their name become one, whose keys carry the number of the table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ def table_numbers(names: Iterable[str]) -> torch.Tensor:
 
 
 def merge_key(table: TableConfig) -> TableConfig:
-    """Equal for tables that may be merged: how many rows each may have does not matter, but whether it has a limit."""
-    return replace(table, name="-", max_rows=None if table.max_rows is None else 1)
+    """Equal for tables that may be merged.
+
+    Tables with a limit of their own are not: a flood of new ids in one of them would evict the rows, or drop the
+    pending keys, of another one that never reached its limit.
+    """
+    has_limit = table.max_rows is not None or table.max_pending is not None
+    return table if has_limit else replace(table, name="-")
 
 
 @dataclass(frozen=True)
@@ -46,37 +51,35 @@ class MergedTable:
     ) -> _embedding.Table:
         """The part of one rank of ``num_ranks``; on the CPU unless a ``device`` is given."""
         config = self.config
-        max_rows = self._share("max_rows", num_ranks)
+        max_rows = _share(config.max_rows, num_ranks)
         eviction = config.eviction
 
         def mark(part: float) -> int | None:
             return None if max_rows is None else int(max_rows * part)
 
-        return _embedding.Table(
-            dim=config.dim,
-            initializer=config.initializer.build(seed),
-            optimizer=config.optimizer.build(),
-            max_rows=max_rows,
-            eviction="none" if eviction is None else eviction.policy,
-            high_water=None if eviction is None else mark(eviction.high_water),
-            low_water=None if eviction is None else mark(eviction.low_water),
-            time_to_live=config.time_to_live,
-            min_count=config.min_count,
-            max_pending=self._share("max_pending", num_ranks),
-            hot_count=config.hot_count,
-            workers=workers,
-            device=device,
-        )
+        try:
+            return _embedding.Table(
+                dim=config.dim,
+                initializer=config.initializer.build(seed),
+                optimizer=config.optimizer.build(),
+                max_rows=max_rows,
+                eviction="none" if eviction is None else eviction.policy,
+                high_water=None if eviction is None else mark(eviction.high_water),
+                low_water=None if eviction is None else mark(eviction.low_water),
+                time_to_live=config.time_to_live,
+                min_count=config.min_count,
+                max_pending=_share(config.max_pending, num_ranks),
+                hot_count=config.hot_count,
+                workers=workers,
+                device=device,
+            )
+        except ValueError as error:
+            raise ValueError(f"table {self.name} of {num_ranks} ranks: {error}") from error
 
-    def _share(self, limit: str, num_ranks: int) -> int | None:
-        """What one rank may have of a limit for all, with a tenth more where ranks differ."""
-        total = 0
-        for table in self.tables:
-            value: int | None = getattr(table, limit)
-            if value is None:
-                return None
-            total += value
-        return total if num_ranks == 1 else -(-total * 11 // (10 * num_ranks))
+
+def _share(limit: int | None, num_ranks: int) -> int | None:
+    """The part of a limit for all ranks that one may have, with a tenth more where ranks differ."""
+    return limit if limit is None or num_ranks == 1 else -(-limit * 11 // (10 * num_ranks))
 
 
 def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from headway import _embedding
 from headway.embedding import (
     Adam,
     Eviction,
@@ -20,7 +21,7 @@ from headway.embedding import (
     Uniform,
 )
 from headway.embedding.keys import Keys, take_as_unique
-from headway.embedding.merging import table_number
+from headway.embedding.merging import MergedTable, table_number
 from table_cases import (
     OPTIMIZERS,
     POOLING,
@@ -159,13 +160,13 @@ def test_full_tables_count_what_gets_no_row_or_raise() -> None:
     tables = make_tables(table=limits)
     tables(batch)
     statistics = tables.statistics()["tables"]
-    assert statistics["users+items"]["rows"] == 6 and statistics["cities"]["rows"] == 3
-    assert statistics["users+items"]["refused"] > 0
+    assert [statistics[name]["rows"] for name in ("users", "items", "cities")] == [3, 3, 3]
+    assert statistics["items"]["refused"] > 0
     with pytest.raises(NoRoomError, match="ids got no row: their table is full"):
         make_tables(table=limits, strict=True)(batch)
     integer_loss(tables(batch), batch).backward()
     tables.optimizer.step()
-    assert tables.statistics()["tables"]["users+items"]["dropped_gradients"] > 0
+    assert tables.statistics()["tables"]["items"]["dropped_gradients"] > 0
 
 
 def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
@@ -285,6 +286,67 @@ def test_the_rate_of_each_merged_table_is_its_own() -> None:
     assert tables.optimizer.param_groups[0]["lr"] == 7.0
 
 
+def make_rated(rates: dict[str, tuple[int, float]]) -> HashTableCollection:
+    """Tables by name, with their dim and learning rate."""
+    return HashTableCollection(
+        tables=[TableConfig(name, dim=dim, optimizer=Sgd(lr=lr)) for name, (dim, lr) in rates.items()],
+        features=[FeatureConfig(name, table=name) for name in rates],
+    )
+
+
+def rates_of(tables: HashTableCollection) -> dict[str, float]:
+    return {name: group["lr"] for group in tables.optimizer.param_groups for name in group["tables"]}
+
+
+def test_learning_rates_are_restored_by_the_names_of_tables() -> None:
+    saved = make_rated({"a": (2, 1.0), "b": (3, 2.0), "c": (2, 1.0)})
+    for group, rate in zip(saved.optimizer.param_groups, (0.25, 0.5), strict=True):
+        group["lr"] = rate
+    state = saved.optimizer.state_dict()
+    other_order = make_rated({"b": (3, 9.0), "c": (2, 9.0), "a": (2, 9.0)})
+    other_order.optimizer.load_state_dict(state)
+    assert rates_of(other_order) == {"a": 0.25, "b": 0.5, "c": 0.25}
+    assert [group["name"] for group in other_order.optimizer.param_groups] == ["b", "c+a"]
+    merged_otherwise = make_rated({"a": (2, 9.0), "new": (4, 8.0), "c": (2, 7.0)})
+    merged_otherwise.optimizer.load_state_dict(state)
+    assert rates_of(merged_otherwise) == {"a": 0.25, "new": 8.0, "c": 0.25}
+    for group in state["param_groups"]:
+        del group["tables"]  # As states of an earlier version.
+    other_order = make_rated({"b": (3, 9.0), "c": (2, 9.0), "a": (2, 9.0)})
+    other_order.optimizer.load_state_dict(state)
+    assert rates_of(other_order) == {"a": 0.25, "b": 0.5, "c": 0.25}
+
+
+def test_learning_rates_that_cannot_be_restored_are_told_of() -> None:
+    state = make_rated({"a": (2, 1.0), "b": (2, 2.0)}).optimizer.state_dict()
+    merged = make_rated({"a": (2, 3.0), "b": (2, 3.0)})
+    with pytest.raises(ValueError, match="tables a and b are merged and share a learning rate, but the state has"):
+        merged.optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match="the state is of the tables a, b, and none of these is here: c"):
+        make_rated({"c": (2, 1.0)}).optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match="of another optimizer"):
+        merged.optimizer.load_state_dict(torch.optim.SGD([torch.zeros(1)], lr=1).state_dict())
+    assert rates_of(merged) == {"a": 3.0, "b": 3.0}
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_rows": 20, "eviction": Eviction(policy="lru")}, {"min_count": 5, "max_pending": 20}]
+)
+def test_a_flood_of_ids_in_one_table_takes_nothing_from_another(limit: dict[str, Any]) -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=2, optimizer=Sgd(lr=1), **limit) for name in ("country", "item")],
+        features=[FeatureConfig(name, table=name) for name in ("country", "item")],
+    )
+    few = (torch.arange(10), torch.tensor([10]))
+    for step in range(4):
+        many = torch.arange(20 * step, 20 * step + 20)
+        tables({"country": few if step == 0 else (few[0][:0], torch.tensor([0])), "item": (many, torch.tensor([20]))})
+        tables.optimizer.step()
+    sizes = tables.statistics()["tables"]
+    assert sizes["country"]["rows"] + sizes["country"]["pending"] == 10
+    assert sizes["item"]["evicted"] + sizes["item"]["forgotten"] > 0
+
+
 def test_tables_merge_unless_they_differ() -> None:
     table = {"optimizer": Sgd(lr=1), "initializer": Uniform(0, 1)}
     configs = [
@@ -292,9 +354,11 @@ def test_tables_merge_unless_they_differ() -> None:
         TableConfig("b", dim=2, **table),
         TableConfig("other_dim", dim=3, **table),
         TableConfig("other_rows", dim=2, hot_count=3, **table),
+        TableConfig("limited", dim=2, max_rows=3, **table),
+        TableConfig("limited_too", dim=2, max_rows=3, **table),
     ]
     tables = HashTableCollection(tables=configs, features=[FeatureConfig(c.name, table=c.name) for c in configs])
-    assert [group.name for group in tables.groups] == ["a+b", "other_dim", "other_rows"]
+    assert [group.name for group in tables.groups] == ["a+b", "other_dim", "other_rows", "limited", "limited_too"]
 
 
 @pytest.mark.parametrize(
@@ -331,6 +395,16 @@ def test_bad_configurations_are_named() -> None:
         HashTableCollection(tables=[table], features=[feature], dedup="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="eviction needs max_rows"):
         TableConfig("t", dim=2, optimizer=Sgd(lr=1), eviction=Eviction(policy="lfu"))
+
+
+def test_limits_are_those_of_all_ranks_together() -> None:
+    config = TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=1 << 32, max_pending=1 << 32)
+    merged, workers = MergedTable((config,)), _embedding.Workers(1)
+    assert merged.build(seed=0, num_ranks=8, workers=workers).size()["rows"] == 0
+    with pytest.raises(ValueError, match="table t of 2 ranks: a table has at most 1071644672 rows on a rank, not 2362"):
+        merged.build(seed=0, num_ranks=2, workers=workers)
+    with pytest.raises(ValueError, match="table t: max_rows must be from 1 to"):
+        TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=1 << 49)
 
 
 def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
