@@ -37,4 +37,10 @@ void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_
                                                              std::to_string(before));
 }
 
+Sweep sweep_of(std::uint32_t before, std::uint32_t step, std::size_t num_stripes) {
+  // A step that begins again sweeps its stripe again, as rows in use may have become fewer.
+  std::size_t const count = std::min<std::size_t>(std::max(step - before, 1U), num_stripes);
+  return {.first = (step + num_stripes - (count - 1)) % num_stripes, .count = count};
+}
+
 }  // namespace headway::embedding

@@ -101,7 +101,9 @@ std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
 /// A function of Table as one of what Python has.
 template <class Result, class... Arguments>
 auto of_table(Result (Table::*function)(Arguments...)) {
-  return [function](TensorTable& table, Arguments... arguments) { return (table.table().*function)(arguments...); };
+  return [function](TensorTable& table, Arguments... arguments) {
+    return table.change([&](Table& changed) { return (changed.*function)(arguments...); });
+  };
 }
 template <class Result>
 auto of_table(Result (Table::*function)() const) {
@@ -143,7 +145,9 @@ void define_table(py::module_& module) {
       .def_property_readonly("generation", of_table(&Table::generation))
       .def("size", &size, WithoutGil())
       .def("statistics", &statistics, WithoutGil())
+      .def("num_changes", &TensorTable::num_changes)
       .def("begin_step", of_table(&Table::begin_step), WithoutGil())
+      .def("resume_step", of_table(&Table::resume_step), WithoutGil())
       .def("find", &TensorTable::find, WithoutGil())
       .def("find_or_insert", &TensorTable::find_or_insert, WithoutGil())
       .def("gather", &TensorTable::gather, WithoutGil())
@@ -174,7 +178,9 @@ void define_table(py::module_& module) {
       .def("list", &TensorTable::list, WithoutGil())
       .def("list_pending", &TensorTable::list_pending, WithoutGil())
       .def("export_records", &TensorTable::export_records, WithoutGil())
-      .def("import_records", &TensorTable::import_records, WithoutGil());
+      .def("import_records", &TensorTable::import_records, WithoutGil())
+      .def("import_pending", &TensorTable::import_pending, WithoutGil())
+      .def("evict_beyond_limit", of_table(&Table::evict_beyond_limit), WithoutGil());
 }
 
 // Duplicates and routes

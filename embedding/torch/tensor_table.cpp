@@ -1,6 +1,7 @@
 #include "tensor_table.hpp"
 
 #include "devices.hpp"
+#include "headway/comm/status.hpp"
 #include "headway/embedding/cuda_table.hpp"
 
 #include <optional>
@@ -52,7 +53,8 @@ TensorTable::RowsAndStatuses TensorTable::find(KeyTensors const& keys) const {
 }
 
 TensorTable::RowsAndStatuses TensorTable::find_or_insert(KeyTensors const& keys) {
-  return look_up(keys, device_, [&](auto&&... arguments) { table_->find_or_insert(arguments...); });
+  return look_up(keys, device_,
+                 [&](auto&&... arguments) { change([&](Table& table) { table.find_or_insert(arguments...); }); });
 }
 
 at::Tensor TensorTable::gather(KeyTensors const& keys, at::Tensor const& rows) const {
@@ -75,20 +77,26 @@ at::Tensor TensorTable::gather_bags(UniqueTensors const& unique, at::Tensor cons
 
 void TensorTable::update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients,
                          double learning_rate, std::uint64_t step) {
-  table_->update(keys.view(device_), rows_of(rows, device_), floats_of(gradients, device_, "gradients"),
+  change([&](Table& table) {
+    table.update(keys.view(device_), rows_of(rows, device_), floats_of(gradients, device_, "gradients"),
                  {.learning_rate = learning_rate, .number = step});
+  });
 }
 
 void TensorTable::update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique,
                               BagTensors const& bags, at::Tensor const& gradients, double learning_rate,
                               std::uint64_t step) {
-  table_->update_bags(keys.view(device_), rows_of(rows, device_), unique.of_keys(device_), bags.view(device_),
+  change([&](Table& table) {
+    table.update_bags(keys.view(device_), rows_of(rows, device_), unique.of_keys(device_), bags.view(device_),
                       floats_of(gradients, device_, "gradients"), {.learning_rate = learning_rate, .number = step});
+  });
 }
 
 at::Tensor TensorTable::insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors) {
   auto statuses = empty(keys.ids.numel(), at::kByte, device_);
-  table_->insert_or_assign(keys.view(device_), floats_of(vectors, device_, "vectors"), statuses_of(statuses, device_));
+  change([&](Table& table) {
+    table.insert_or_assign(keys.view(device_), floats_of(vectors, device_, "vectors"), statuses_of(statuses, device_));
+  });
   return statuses;
 }
 
@@ -123,8 +131,19 @@ at::Tensor TensorTable::import_records(KeyTensors const& keys, RecordTensors con
                   .states = vector_of<float>(states, at::kFloat, "states")};
   if (view.tables.empty()) records.tables.assign(view.size(), view.table);
   auto statuses = empty(keys.ids.numel(), at::kByte, kHost);
-  table_->import_records(records, statuses_of(statuses, kHost));
+  change([&](Table& table) { table.import_records(records, statuses_of(statuses, kHost)); });
   return statuses;
+}
+
+void TensorTable::import_pending(KeyTensors const& keys) {
+  auto const view = keys.view(kHost);
+  comm::expects(view.counts.size() == view.size(), "keys that wait for a row have counts");
+  Records records;
+  records.ids.assign(view.ids.begin(), view.ids.end());
+  records.tables.assign(view.tables.begin(), view.tables.end());
+  records.counts.assign(view.counts.begin(), view.counts.end());
+  if (view.tables.empty()) records.tables.assign(view.size(), view.table);
+  change([&](Table& table) { table.import_pending(records); });
 }
 
 }  // namespace headway::embedding

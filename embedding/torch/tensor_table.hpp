@@ -4,6 +4,7 @@
 #include "tensor_deduplicator.hpp"
 #include "tensors.hpp"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <tuple>
@@ -21,7 +22,16 @@ class TensorTable {
   TensorTable(TableOptions const& options, at::Device device);
 
   [[nodiscard]] at::Device device() const { return device_; }
-  [[nodiscard]] Table& table() const { return *table_; }
+  [[nodiscard]] Table const& table() const { return *table_; }
+  /// Calls that changed the table: each counts when it begins and when it ends. What was read between two equal numbers
+  /// is of one state.
+  [[nodiscard]] std::uint64_t num_changes() const { return num_changes_; }
+  /// Calls `change(table)`.
+  template <class Change>
+  decltype(auto) change(Change change) {
+    Changing const changing(num_changes_);
+    return change(*table_);
+  }
 
   [[nodiscard]] RowsAndStatuses find(KeyTensors const& keys) const;
   RowsAndStatuses find_or_insert(KeyTensors const& keys);
@@ -38,15 +48,30 @@ class TensorTable {
   void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
                    at::Tensor const& gradients, double learning_rate, std::uint64_t step);
   at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors);
-  void erase(KeyTensors const& keys) { table_->erase(keys.view(device_)); }
+  void erase(KeyTensors const& keys) {
+    change([&](Table& table) { table.erase(keys.view(device_)); });
+  }
   [[nodiscard]] KeyTensors list(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   [[nodiscard]] KeyTensors list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   [[nodiscard]] RecordTensors export_records(KeyTensors const& keys) const;
   at::Tensor import_records(KeyTensors const& keys, RecordTensors const& tensors);
+  void import_pending(KeyTensors const& keys);
 
  private:
+  class Changing {
+   public:
+    explicit Changing(std::atomic<std::uint64_t>& number) : number_(number) { ++number_; }
+    Changing(Changing const&) = delete;
+    Changing& operator=(Changing const&) = delete;
+    ~Changing() { ++number_; }
+
+   private:
+    std::atomic<std::uint64_t>& number_;
+  };
+
   at::Device device_;
   std::unique_ptr<Table> table_;
+  std::atomic<std::uint64_t> num_changes_ = 0;
 };
 
 }  // namespace headway::embedding

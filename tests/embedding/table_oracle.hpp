@@ -36,20 +36,24 @@ class Oracle {
   }
 
   void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+    std::uint32_t const before = step_;
+    resume_step(step, oldest_in_use);
+    if (options_.time_to_live > 0) sweep_expired(before);
+    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) evict(options_.low_water);
+    if (pending.size() > options_.max_pending) forget_pending(options_.max_pending - options_.max_pending / 4);
+  }
+
+  void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) {
     step_ = step;
     oldest_in_use_ = oldest_in_use;
-    if (options_.time_to_live > 0) remove_expired();
-    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) evict(options_.low_water);
-    if (pending.size() > options_.max_pending) {
-      statistics.forgotten += pending.size();
-      pending.clear();
-    }
   }
 
   [[nodiscard]] std::vector<KeyStatus> find(Keys const& keys) const {
     std::vector<KeyStatus> statuses;
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      statuses.push_back(rows.contains(id_of(keys[i])) ? KeyStatus::kFound : KeyStatus::kAbsent);
+      auto const row = rows.find(id_of(keys[i]));
+      bool const is_there = row != rows.end() && !is_expired(row->second);
+      statuses.push_back(is_there ? KeyStatus::kFound : KeyStatus::kAbsent);
     }
     return statuses;
   }
@@ -85,6 +89,19 @@ class Oracle {
     return statuses;
   }
 
+  void import_pending(Records const& records) {
+    auto const keys = records.keys();
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (!rows.contains(id_of(keys[i]))) pending[id_of(keys[i])] = std::min(records.counts[i], kMostPendingCount);
+    }
+  }
+
+  std::size_t evict_beyond_limit() {
+    auto const policy =
+        options_.eviction == EvictionPolicy::kNone ? EvictionPolicy::kLeastFrequentlyUsed : options_.eviction;
+    return evict(options_.max_rows, policy, std::numeric_limits<std::uint32_t>::max());
+  }
+
   void erase(Keys const& keys) {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       pending.erase(id_of(keys[i]));
@@ -96,7 +113,7 @@ class Oracle {
   void update(Keys const& keys, std::span<float const> gradients, kernels::OptimizerStep const& step) {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       auto const at = rows.find(id_of(keys[i]));
-      if (at == rows.end()) {
+      if (at == rows.end() || is_expired(at->second)) {
         ++statistics.dropped_gradients;
         continue;
       }
@@ -106,14 +123,17 @@ class Oracle {
     }
   }
 
-  std::size_t evict(std::size_t num_rows) {
+  std::size_t evict(std::size_t num_rows) { return evict(num_rows, options_.eviction, oldest_in_use_); }
+
+  std::size_t evict(std::size_t num_rows, EvictionPolicy policy, std::uint32_t oldest_in_use) {
     using Score = std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>;
     std::vector<std::pair<Score, Id>> scores;
     for (auto const& [id, row] : rows) {
-      if (is_in_use(row)) continue;
+      if (row.step >= oldest_in_use) continue;
       auto const hash = hash_of(key_of(id)).low;
-      bool const by_step = options_.eviction == EvictionPolicy::kLeastRecentlyUsed;
-      scores.emplace_back(by_step ? Score(row.step, row.count, hash) : Score(row.count, row.step, hash), id);
+      auto const [first, second] = policy == EvictionPolicy::kLeastRecentlyUsed ? std::pair(row.step, row.count)
+                                                                                : std::pair(row.count, row.step);
+      scores.emplace_back(is_expired(row) ? Score(0, 0, hash) : Score(first, second, hash), id);
     }
     std::ranges::sort(scores);
     std::size_t const before = rows.size();
@@ -230,11 +250,24 @@ class Oracle {
   }
 
   [[nodiscard]] bool is_in_use(Row const& row) const { return row.step >= oldest_in_use_; }
+  [[nodiscard]] bool is_expired(Row const& row) const {
+    return options_.time_to_live > 0 && !is_in_use(row) && step_ - row.step > options_.time_to_live;
+  }
+  /// A lookup of a key whose row is expired finds it absent.
+  void remove_expired(Keys const& keys) {
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      auto const row = rows.find(id_of(keys[i]));
+      if (row == rows.end() || !is_expired(row->second)) continue;
+      rows.erase(row);
+      ++statistics.expired;
+    }
+  }
 
   /// Calls `visit(i, row)` for each key that has a row then.
   template <class Visit>
   std::vector<KeyStatus> insert(Keys const& keys, std::vector<std::uint32_t> const& counts, Admission const& admission,
                                 Visit visit) {
+    remove_expired(keys);
     bool const may_evict = options_.eviction != EvictionPolicy::kNone && admission.max_rows != TableOptions::kUnlimited;
     if (may_evict) make_room(keys, counts, admission);
     std::vector<KeyStatus> statuses;
@@ -300,13 +333,27 @@ class Oracle {
     evict(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
   }
 
-  void remove_expired() {
-    std::size_t const stripe = num_looked_through_++ % StripeMap::kCount;
+  /// Each step that passed has a stripe.
+  void sweep_expired(std::uint32_t before) {
+    std::set<std::size_t> stripes{step_ % StripeMap::kCount};
+    for (std::uint32_t step = before + 1; step <= step_ && stripes.size() < StripeMap::kCount; ++step) {
+      stripes.insert(step % StripeMap::kCount);
+    }
     statistics.expired += std::erase_if(rows, [&](auto const& each) {
       auto const& [id, row] = each;
-      if (stripe_map_.of(hash_of(key_of(id))) != stripe || is_in_use(row)) return false;
-      return step_ - row.step > options_.time_to_live;
+      return stripes.contains(stripe_map_.of(hash_of(key_of(id)))) && is_expired(row);
     });
+  }
+
+  void forget_pending(std::size_t num_left) {
+    std::vector<std::tuple<std::uint32_t, std::uint64_t, Id>> scores;
+    for (auto const& [id, count] : pending) scores.emplace_back(count, hash_of(key_of(id)).low, id);
+    std::ranges::sort(scores);
+    for (auto const& [count, hash, id] : scores) {
+      if (pending.size() <= num_left) break;
+      pending.erase(id);
+      ++statistics.forgotten;
+    }
   }
 
   void write(Row& row, std::span<float const> values) const {
@@ -375,7 +422,6 @@ class Oracle {
   TableOptions options_;
   StripeMap stripe_map_;
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::size_t num_looked_through_ = 0;  ///< Stripes, for rows whose time is over.
 };
 
 }  // namespace headway::embedding

@@ -1,5 +1,6 @@
 // What a table tells of its rows and takes from another: records and lists of keys.
 
+#include "bucket.hpp"
 #include "headway/embedding/bfloat16.hpp"
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <set>
 #include <tuple>
@@ -143,8 +145,7 @@ TEST_P(TableRecordsTest, KeysThatWaitAreListedWithTheirCounts) {
   EXPECT_EQ(table->size().rows, 0U);
   auto const waiting = table->list_pending(0, kNumVirtualBuckets);
   auto const copy = GetParam().make(options);
-  std::vector<RowId> rows(waiting.ids.size());
-  copy->find_or_insert(waiting.keys(), rows, {});
+  copy->import_pending(waiting);
   EXPECT_EQ(copy->size().pending, 2U);
   auto next = batch_of({1, 2});
   next.find_or_insert(*copy);
@@ -152,6 +153,59 @@ TEST_P(TableRecordsTest, KeysThatWaitAreListedWithTheirCounts) {
   copy->insert_or_assign(next.keys(), next.vectors, next.statuses);
   EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kInserted, KeyStatus::kFound}));
   EXPECT_EQ(copy->size().pending, 0U);
+}
+
+TEST_P(TableRecordsTest, KeysThatWaitAreImportedWithTheirCountsAndGetNoRow) {
+  auto options = options_of(2);
+  options.min_count = 3;
+  auto const table = GetParam().make(options);
+  auto batch = batch_of({1, 2, 9});
+  batch.counts = {3, 3, 1};
+  batch.find_or_insert(*table);
+  auto const before = table->export_records(batch_of({1, 2}).keys());
+  table->begin_step(1, 1);
+  table->import_pending({.ids = {1, 9, 10, 11, 11, 12},
+                         .tables = std::vector<std::uint32_t>(6, 0),
+                         .counts = {5, 7, 0, 4, 2, 0xffffffff},
+                         .steps = {},
+                         .vectors = {},
+                         .states = {}});
+  EXPECT_EQ(table->size().rows, 2U);
+  auto const after = table->export_records(batch_of({1, 2}).keys());
+  EXPECT_EQ(after.counts, before.counts) << "a key with a row is passed over";
+  EXPECT_EQ(after.steps, before.steps);
+  auto const waiting = table->list_pending(0, kNumVirtualBuckets);
+  std::map<std::uint64_t, std::uint32_t> counts;
+  for (std::size_t i = 0; i < waiting.ids.size(); ++i) counts[waiting.ids[i]] = waiting.counts[i];
+  EXPECT_EQ(counts, (std::map<std::uint64_t, std::uint32_t>{{9, 7}, {10, 0}, {11, 2}, {12, kMostPendingCount}}))
+      << "the counts of the records, whatever there was before, and however often a key comes";
+  EXPECT_EQ(table->size().pending, 4U);
+  EXPECT_EQ(table->statistics().inserted, 2U);
+  EXPECT_EQ(table->statistics().refused, 0U);
+}
+
+TEST_P(TableRecordsTest, RowsBeyondTheLimitAreEvictedAfterAnImportInTheOrderOfThePolicy) {
+  for (auto const policy :
+       {EvictionPolicy::kNone, EvictionPolicy::kLeastRecentlyUsed, EvictionPolicy::kLeastFrequentlyUsed}) {
+    auto options = options_of(3);
+    options.eviction = policy;
+    auto const table = GetParam().make(options);
+    EXPECT_EQ(table->evict_beyond_limit(), 0U);
+    import_into(*table, {.ids = {1, 2, 3, 4, 5},
+                         .tables = std::vector<std::uint32_t>(5, 0),
+                         .counts = {5, 4, 3, 2, 1},
+                         .steps = {1, 2, 3, 4, 5},
+                         .vectors = Vector(5 * kDim, 0.5F),
+                         .states = {}});
+    table->resume_step(5, 4);
+    EXPECT_EQ(table->evict_beyond_limit(), 2U);
+    auto left = table->list(0, kNumVirtualBuckets).ids;
+    std::ranges::sort(left);
+    bool const by_step = policy == EvictionPolicy::kLeastRecentlyUsed;
+    EXPECT_EQ(left, by_step ? (std::vector<std::uint64_t>{3, 4, 5}) : (std::vector<std::uint64_t>{1, 2, 3}));
+    EXPECT_EQ(table->statistics().evicted, 2U);
+    EXPECT_EQ(table->evict_beyond_limit(), 0U);
+  }
 }
 
 TEST_P(TableRecordsTest, KeysAreListedByBucketTableAndId) {

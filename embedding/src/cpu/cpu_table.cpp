@@ -92,6 +92,7 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
   workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     in_step(keys, first, end, [&](std::size_t i, Hash hash) {
       rows[i] = row_of(find_word(keys[i], hash));
+      if (rows[i] != RowId::kNone && is_expired(rows_.notes(rows[i]))) rows[i] = RowId::kNone;
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
     });
   });
@@ -218,6 +219,22 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
       });
 }
 
+void CpuTable::import_pending(Records const& records) {
+  auto const keys = records.keys();
+  expect_one_each(keys, records.tables.size(), "tables");
+  expect_one_each(keys, records.counts.size(), "counts");
+  std::lock_guard const lock(mutex_);
+  batch_.sort(keys, stripe_map_, *workers_);
+  in_stripes([](std::size_t) {},
+             [&](Stripe& stripe, std::size_t i, Hash hash) {
+               auto* const word = stripe.index.find_or_insert(keys[i], hash, [&] {
+                 ++stripe.num_pending;
+                 return pending_word(0);
+               });
+               if (is_pending(*word)) *word = pending_word(records.counts[i]);
+             });
+}
+
 CpuTable::LastOfEach CpuTable::last_of_each(Records const& records) {
   std::size_t const num_records = records.ids.size();
   if (options_.hot_count == 0) return {.counts = records.counts, .is_last = std::vector<bool>(num_records, true)};
@@ -238,6 +255,7 @@ void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeySta
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
   batch_.sort(keys, stripe_map_, *workers_);
+  if (options_.time_to_live > 0 && lookups.is_limited) remove_expired_of(keys);
   make_room(keys, lookups);
   in_stripes(announce, [&](Stripe& stripe, std::size_t i, Hash hash) {
     Key const key = keys[i];
@@ -319,7 +337,8 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
       in_stripes(nothing, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
         if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // So that it stays.
       });
-      evict_locked(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
+      evict_locked(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)),
+                   eviction_order());
       size = size_locked();
       plan_insertions(keys, lookups, room());
     }
@@ -402,6 +421,17 @@ void CpuTable::erase(Keys const& keys) {
                if (!is_row(word)) return;
                free_row(stripe, word);
                ++stripe.statistics.erased;
+             });
+}
+
+void CpuTable::remove_expired_of(Keys const& keys) {
+  in_stripes([](std::size_t) {},
+             [&](Stripe& stripe, std::size_t i, Hash hash) {
+               auto const word = stripe.index.find(keys[i], hash);
+               if (!is_row(word) || !is_expired(rows_.notes(row_of(word)))) return;
+               stripe.index.erase(keys[i], hash);
+               free_row(stripe, word);
+               ++stripe.statistics.expired;
              });
 }
 

@@ -7,6 +7,7 @@
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
 #include "stripe_map.hpp"
+#include "table_options.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,7 @@ class CpuTable final : public Table {
   [[nodiscard]] TableStatistics statistics() const override;
   [[nodiscard]] std::uint64_t generation() const override;
   void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
+  void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override;
   void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override;
   void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const override;
@@ -51,6 +53,8 @@ class CpuTable final : public Table {
   [[nodiscard]] Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const override;
   [[nodiscard]] Records export_records(Keys const& keys) const override;
   void import_records(Records const& records, std::span<KeyStatus> statuses) override;
+  void import_pending(Records const& records) override;
+  std::size_t evict_beyond_limit() override;
 
  private:
   struct Stripe {
@@ -114,9 +118,23 @@ class CpuTable final : public Table {
   void change_precision(Stripe& stripe, Key key, RowWord& word);
   [[nodiscard]] bool is_in_use(RowNotes const& notes) const { return notes.step >= oldest_in_use_; }
   [[nodiscard]] bool is_cold(std::uint32_t count) const { return count < options_.hot_count; }
-  std::size_t evict_locked(std::size_t num_rows);
-  void remove_expired();
-  void forget_pending();
+  [[nodiscard]] bool is_expired(RowNotes const& notes) const {
+    return options_.time_to_live > 0 &&
+           Expiry{.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live}(notes.step);
+  }
+  /// Which rows go first, and which stay.
+  struct EvictionOrder {
+    EvictionPolicy policy;
+    std::uint32_t oldest_in_use;
+  };
+  [[nodiscard]] EvictionOrder eviction_order() const { return {options_.eviction, oldest_in_use_}; }
+  std::size_t evict_locked(std::size_t num_rows, EvictionOrder const& order);
+  /// Removes the expired rows of keys of the sorted batch: lookups find them absent.
+  void remove_expired_of(Keys const& keys);
+  /// Removes the expired rows of the stripes that this step sweeps.
+  void sweep_expired(std::uint32_t step_before);
+  /// Forgets the pending keys of fewest lookups until `num_left` are left.
+  void forget_pending(std::size_t num_left);
   template <class Wanted>
   [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const;
   [[nodiscard]] TableSize size_locked() const;
@@ -132,7 +150,6 @@ class CpuTable final : public Table {
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::size_t next_to_expire_ = 0;  ///< The stripe that is looked through next for rows whose time is over.
 };
 
 }  // namespace headway::embedding

@@ -50,9 +50,10 @@ Records CpuTable::export_records(Keys const& keys) const {
   records.vectors.resize(keys.size() * dim);
   records.states.resize(keys.size() * width);
   std::vector<RowId> rows(keys.size());
-  find(keys, rows, {});
   std::shared_lock const lock(mutex_);
   workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    // Not by find(): an expired row is a record until it is removed, so that a table that imports it is the same.
+    for (std::size_t i = first; i < end; ++i) rows[i] = row_of(find_word(keys[i], hash_of(keys[i])));
     for (std::size_t i = first; i < end; ++i) {
       if (rows[i] == RowId::kNone) {
         throw comm::UsageError("key " + std::to_string(keys[i].id) + " of table " + std::to_string(keys[i].table) +

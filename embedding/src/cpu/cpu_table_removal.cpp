@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <mutex>
-#include <string>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace headway::embedding {
 
@@ -21,52 +22,83 @@ Score score_of(EvictionPolicy policy, RowNotes const& notes, Key key) {
   return {policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step, hash_of(key).low};
 }
 
-}  // namespace
-
-void CpuTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
-  std::lock_guard const lock(mutex_);
-  expect_step(step_, step, oldest_in_use);
-  step_ = step;
-  oldest_in_use_ = oldest_in_use;
-  if (options_.time_to_live > 0) remove_expired();
-  auto const size = size_locked();
-  if (options_.eviction != EvictionPolicy::kNone && size.rows > options_.high_water) evict_locked(options_.low_water);
-  if (size.pending > options_.max_pending) forget_pending();
-}
-
-std::size_t CpuTable::evict(std::size_t num_rows) {
-  comm::expects(options_.eviction != EvictionPolicy::kNone, "the table has no policy of eviction");
-  std::lock_guard const lock(mutex_);
-  return evict_locked(num_rows);
-}
-
-std::size_t CpuTable::evict_locked(std::size_t num_rows) {
-  std::size_t const size = size_locked().rows;
-  if (size <= num_rows) return 0;
-  std::vector<std::vector<Score>> parts(stripes_.size());
-  workers_->run(stripes_.size(), [&](std::size_t number) {
-    parts[number].reserve(stripes_[number].num_rows);
-    std::as_const(stripes_[number].index).for_each([&](Key key, RowWord word) {
-      if (!is_row(word)) return;
-      auto const& notes = rows_.notes(row_of(word));
-      if (!is_in_use(notes)) parts[number].push_back(score_of(options_.eviction, notes, key));
-    });
-  });
+/// The last of the least `num_wanted(count)` of all `count` scores; none if none is wanted. Gives the memory back.
+template <class NumWanted>
+std::optional<Score> last_of_least(std::vector<std::vector<Score>>& parts, NumWanted num_wanted) {
   std::vector<Score> scores;
   for (auto& part : parts) {
     scores.insert(scores.end(), part.begin(), part.end());
     part = {};
   }
-  std::size_t const num_evicted = std::min(size - num_rows, scores.size());
-  if (num_evicted == 0) return 0;
-  auto const last = scores.begin() + static_cast<std::ptrdiff_t>(num_evicted) - 1;
+  std::size_t const count = num_wanted(scores.size());
+  if (count == 0) return std::nullopt;
+  auto const last = scores.begin() + static_cast<std::ptrdiff_t>(count) - 1;
   std::nth_element(scores.begin(), last, scores.end());
+  return *last;
+}
+
+}  // namespace
+
+void CpuTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+  std::lock_guard const lock(mutex_);
+  expect_step(step_, step, oldest_in_use);
+  auto const before = std::exchange(step_, step);
+  oldest_in_use_ = oldest_in_use;
+  if (options_.time_to_live > 0) sweep_expired(before);
+  auto const size = size_locked();
+  if (options_.eviction != EvictionPolicy::kNone && size.rows > options_.high_water) {
+    evict_locked(options_.low_water, eviction_order());
+  }
+  if (size.pending > options_.max_pending) forget_pending(pending_low_water(options_.max_pending));
+}
+
+void CpuTable::resume_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+  std::lock_guard const lock(mutex_);
+  expect_step(step_, step, oldest_in_use);
+  step_ = step;
+  oldest_in_use_ = oldest_in_use;
+}
+
+std::size_t CpuTable::evict(std::size_t num_rows) {
+  comm::expects(options_.eviction != EvictionPolicy::kNone, "the table has no policy of eviction");
+  std::lock_guard const lock(mutex_);
+  return evict_locked(num_rows, eviction_order());
+}
+
+std::size_t CpuTable::evict_beyond_limit() {
+  std::lock_guard const lock(mutex_);
+  return evict_locked(options_.max_rows, {policy_of_limit(options_.eviction), kNoStepInUse});
+}
+
+std::size_t CpuTable::evict_locked(std::size_t num_rows, EvictionOrder const& order) {
+  std::size_t const size = size_locked().rows;
+  if (size <= num_rows) return 0;
+  // No value: the row stays.
+  auto const score_of_row = [&](Key key, RowWord word) -> std::optional<Score> {
+    auto const& notes = rows_.notes(row_of(word));
+    if (notes.step >= order.oldest_in_use) return std::nullopt;
+    // An expired row is as good as gone, however often it was looked up.
+    if (is_expired(notes)) return Score{0, hash_of(key).low};
+    return score_of(order.policy, notes, key);
+  };
+  std::vector<std::vector<Score>> parts(stripes_.size());
+  workers_->run(stripes_.size(), [&](std::size_t number) {
+    parts[number].reserve(stripes_[number].num_rows);
+    std::as_const(stripes_[number].index).for_each([&](Key key, RowWord word) {
+      if (!is_row(word)) return;
+      if (auto const score = score_of_row(key, word)) parts[number].push_back(*score);
+    });
+  });
+  std::size_t num_evicted = 0;
+  auto const last =
+      last_of_least(parts, [&](std::size_t count) { return num_evicted = std::min(size - num_rows, count); });
+  if (!last) return 0;
   workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
     stripe.index.erase_if([&](Key key, RowWord word) {
       if (!is_row(word)) return false;
-      auto const& notes = rows_.notes(row_of(word));
-      if (is_in_use(notes) || score_of(options_.eviction, notes, key) > *last) return false;
+      auto const score = score_of_row(key, word);
+      if (!score || *score > *last) return false;
       free_row(stripe, word);
       ++stripe.statistics.evicted;
       return true;
@@ -75,24 +107,38 @@ std::size_t CpuTable::evict_locked(std::size_t num_rows) {
   return num_evicted;
 }
 
-void CpuTable::remove_expired() {
-  // One stripe a step, so that no step takes long.
-  auto& stripe = stripes_[next_to_expire_++ % stripes_.size()];
-  stripe.index.erase_if([&](Key, RowWord word) {
-    if (!is_row(word)) return false;
-    auto const& notes = rows_.notes(row_of(word));
-    if (is_in_use(notes) || step_ - notes.step <= options_.time_to_live) return false;
-    free_row(stripe, word);
-    ++stripe.statistics.expired;
-    return true;
+void CpuTable::sweep_expired(std::uint32_t step_before) {
+  auto const sweep = sweep_of(step_before, step_, stripes_.size());
+  workers_->run(sweep.count, [&](std::size_t i) {
+    auto& stripe = stripes_[(sweep.first + i) % stripes_.size()];
+    stripe.index.erase_if([&](Key, RowWord word) {
+      if (!is_row(word) || !is_expired(rows_.notes(row_of(word)))) return false;
+      free_row(stripe, word);
+      ++stripe.statistics.expired;
+      return true;
+    });
   });
 }
 
-void CpuTable::forget_pending() {
+void CpuTable::forget_pending(std::size_t num_left) {
+  auto const score_of_pending = [](Key key, RowWord word) { return Score{pending_count_of(word), hash_of(key).low}; };
+  std::vector<std::vector<Score>> parts(stripes_.size());
+  workers_->run(stripes_.size(), [&](std::size_t number) {
+    parts[number].reserve(stripes_[number].num_pending);
+    std::as_const(stripes_[number].index).for_each([&](Key key, RowWord word) {
+      if (is_pending(word)) parts[number].push_back(score_of_pending(key, word));
+    });
+  });
+  auto const last = last_of_least(parts, [num_left](std::size_t count) { return count - std::min(count, num_left); });
+  if (!last) return;
   workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
-    stripe.index.erase_if([](Key, RowWord word) { return is_pending(word); });
-    stripe.statistics.forgotten += std::exchange(stripe.num_pending, 0);
+    stripe.index.erase_if([&](Key key, RowWord word) {
+      if (!is_pending(word) || score_of_pending(key, word) > *last) return false;
+      --stripe.num_pending;
+      ++stripe.statistics.forgotten;
+      return true;
+    });
   });
 }
 

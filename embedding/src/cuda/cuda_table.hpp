@@ -11,6 +11,7 @@
 #include "headway/embedding/cuda_place.hpp"
 #include "headway/embedding/table.hpp"
 #include "stripe_map.hpp"
+#include "table_options.hpp"
 
 #include <array>
 #include <cstddef>
@@ -41,6 +42,7 @@ class CudaTable final : public Table {
   [[nodiscard]] TableStatistics statistics() const override;
   [[nodiscard]] std::uint64_t generation() const override { return generation_; }
   void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
+  void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) override;
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override;
   void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) override;
   void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const override;
@@ -59,6 +61,8 @@ class CudaTable final : public Table {
   [[nodiscard]] Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const override;
   [[nodiscard]] Records export_records(Keys const& keys) const override;
   void import_records(Records const& records, std::span<KeyStatus> statuses) override;
+  void import_pending(Records const& records) override;
+  std::size_t evict_beyond_limit() override;
 
   // What follows is for the table's own files; nvcc wants functions with kernels in them public, and their types.
   struct Stripe {
@@ -125,12 +129,27 @@ class CudaTable final : public Table {
   void make_room(Plan const& plan, std::uint32_t const* num_wanted, cudaStream_t stream);
 
   // Removals
+  [[nodiscard]] Expiry expiry() const {
+    return {.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live};
+  }
   /// Evicts in the order of the policy. @param num_too_many on the device: how many rows
   void evict_async(std::uint32_t const* num_too_many, cudaStream_t stream);
   /// Evicts until `num_left` are left, if there are more than `num_allowed`.
   void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
-  void remove_expired_async(cudaStream_t stream);
+  /// Removes the keys of the least scores, and of equal ones those of the lowest hash.
+  /// @param scores gives kStays for what does not go @param most_scores that there may be
+  /// @param num_too_many on the device: how many keys
+  template <class Scores>
+  void remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
+                          std::uint64_t TableStatistics::*counter, cudaStream_t stream);
+  /// Removes the expired rows of the stripes that this step sweeps.
+  void sweep_expired_async(std::uint32_t step_before, cudaStream_t stream);
+  /// Removes the expired rows of these keys: lookups find them absent.
+  void remove_expired_async(Keys const& keys, cudaStream_t stream);
   void forget_pending_async(cudaStream_t stream);
+  /// Erases those of the keys for which `goes(word)`.
+  template <class Goes>
+  void erase_keys_async(Keys const& keys, Goes goes, std::uint64_t TableStatistics::*counter, cudaStream_t stream);
   template <class Goes>
   void erase_if(StripeRange const& range, Goes goes, std::uint64_t TableStatistics::*counter, cudaStream_t stream);
   struct Listed {
@@ -158,7 +177,6 @@ class CudaTable final : public Table {
   std::unique_ptr<CudaDeduplicator> deduplicator_;
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
   std::uint64_t generation_ = 0;
-  std::size_t next_to_expire_ = 0;
 };
 
 }  // namespace headway::embedding

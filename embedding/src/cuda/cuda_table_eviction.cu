@@ -19,21 +19,28 @@ namespace {
 constexpr std::uint64_t kStays = ~std::uint64_t{0};
 
 /// What goes first has the least score. Of equal ones those of the lowest hash.
-struct Scores {
+struct RowScores {
   RowsView rows;
   std::uint32_t oldest_in_use;
   EvictionPolicy policy;
+  Expiry is_expired;
 
   __device__ std::uint64_t operator()(RowWord word) const {
     if (!is_row(word)) return kStays;
     DeviceRowNotes const notes = rows.notes(row_of(word));
     if (notes.step >= oldest_in_use) return kStays;
+    if (is_expired(notes.step)) return 0;  // As good as gone, however often it was looked up.
     std::uint64_t const step = notes.step, count = notes.count;
     return policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step;
   }
 };
 
-/// Collects the scores of all rows that may go.
+/// Pending keys of fewest lookups go first.
+struct PendingScores {
+  __device__ std::uint64_t operator()(RowWord word) const { return is_pending(word) ? pending_count_of(word) : kStays; }
+};
+
+/// Collects the scores of all keys that may go.
 struct AllScores {
   std::uint32_t const* num_too_many;
 
@@ -52,7 +59,7 @@ struct HashesOfLastScore {
 };
 
 /// A warp looks at 32 buckets, and puts what they have of `Values` in one place.
-template <class Values>
+template <class Scores, class Values>
 struct Collector {
   Scores scores;
   Values values;
@@ -88,7 +95,8 @@ struct Collector {
   }
 };
 
-struct IsEvicted {
+template <class Scores>
+struct IsAmongLeast {
   Scores scores;
   Selected const* last_score;
   Selected const* last_hash;  ///< Of those with the last score.
@@ -103,29 +111,53 @@ struct IsEvicted {
 
 }  // namespace
 
-void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stream) {
-  std::size_t const most_scores = std::min(num_rows_at_most(), rows_.num_rows());
+template <class Scores>
+void CudaTable::remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
+                                   std::uint64_t TableStatistics::*counter, cudaStream_t stream) {
   RadixSelection const by_score(most_scores, stream), by_hash(most_scores, stream);
-  Scores const scores{rows_.view(), oldest_in_use_, options_.eviction};
-  for_each_bucket_async(all_stripes(), Collector<AllScores>{scores, {num_too_many}, by_score.collected()}, stream,
-                        "collect scores");
+  for_each_bucket_async(all_stripes(), Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()},
+                        stream, "collect scores");
   by_score.select_async(num_too_many, stream);
-  for_each_bucket_async(all_stripes(), Collector<HashesOfLastScore>{scores, {by_score.last()}, by_hash.collected()},
-                        stream, "collect hashes");
+  for_each_bucket_async(all_stripes(),
+                        Collector<Scores, HashesOfLastScore>{scores, {by_score.last()}, by_hash.collected()}, stream,
+                        "collect hashes");
   by_hash.select_async(&by_score.last()->num_wanted, stream);
-  erase_if(all_stripes(), IsEvicted{scores, by_score.last(), by_hash.last()}, &TableStatistics::evicted, stream);
+  erase_if(all_stripes(), IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last()}, counter, stream);
 }
 
-void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
-  DeviceBuffer<std::uint32_t> const num_too_many(1, stream);
+void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stream) {
+  remove_least_async(RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()},
+                     std::min(num_rows_at_most(), rows_.num_rows()), num_too_many, &TableStatistics::evicted, stream);
+}
+
+namespace {
+
+/// On the device: how many of `TableState::*size` are to go until `num_left` are left, if there are more than
+/// `num_allowed`; else 0.
+DeviceBuffer<std::uint32_t> count_surplus_async(TableState const* state, std::uint32_t TableState::*size,
+                                                std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
+  DeviceBuffer<std::uint32_t> num_too_many(1, stream);
   for_each_async(
       1,
-      [num_allowed, num_left, state = state_.data(), num_too_many = num_too_many.data()] __device__(std::uint64_t) {
-        std::uint64_t const num_rows = state->num_rows;
-        *num_too_many = num_rows > num_allowed ? static_cast<std::uint32_t>(num_rows - num_left) : 0;
+      [num_allowed, num_left, size = &(state->*size), num_too_many = num_too_many.data()] __device__(std::uint64_t) {
+        *num_too_many = *size > num_allowed ? static_cast<std::uint32_t>(*size - num_left) : 0;
       },
-      stream, "count rows that are too many");
+      stream, "count what is too much");
+  return num_too_many;
+}
+
+}  // namespace
+
+void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
+  auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_rows, num_allowed, num_left, stream);
   evict_async(num_too_many.data(), stream);
+}
+
+void CudaTable::forget_pending_async(cudaStream_t stream) {
+  std::size_t const most = options_.max_pending;
+  auto const num_too_many =
+      count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most), stream);
+  remove_least_async(PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream);
 }
 
 std::size_t CudaTable::evict(std::size_t num_rows) {
@@ -135,6 +167,18 @@ std::size_t CudaTable::evict(std::size_t num_rows) {
   if (num_rows_at_most() <= num_rows) return 0;
   evict_async(num_rows, num_rows, call.stream());
   return wait(call.stream()).statistics.evicted - before;
+}
+
+std::size_t CudaTable::evict_beyond_limit() {
+  Call const call(*this);
+  cudaStream_t const stream = call.stream();
+  std::size_t const most = options_.max_rows;
+  auto const before = wait(stream).statistics.evicted;
+  if (num_rows_at_most() <= most) return 0;
+  auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_rows, most, most, stream);
+  remove_least_async(RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
+                     num_rows_at_most(), num_too_many.data(), &TableStatistics::evicted, stream);
+  return wait(stream).statistics.evicted - before;
 }
 
 }  // namespace headway::embedding

@@ -11,11 +11,55 @@
 #include <cub/device/device_scan.cuh>
 
 #include <algorithm>
-#include <string>
+#include <unordered_map>
+#include <vector>
 
 namespace headway::embedding {
 
 namespace {
+
+/// The last record of each key: ids, tables and counts.
+Records last_records(Records const& records) {
+  struct HashKey {
+    std::size_t operator()(Key key) const { return hash_of(key).low; }
+  };
+  std::unordered_map<Key, std::size_t, HashKey> place_of;
+  Records last;
+  auto const keys = records.keys();
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    auto const [at, is_new] = place_of.try_emplace(keys[i], last.ids.size());
+    if (!is_new) {
+      last.counts[at->second] = records.counts[i];
+      continue;
+    }
+    last.ids.push_back(records.ids[i]);
+    last.tables.push_back(records.tables[i]);
+    last.counts.push_back(records.counts[i]);
+  }
+  return last;
+}
+
+/// The word of a key that waits, or of the slot that it now has; nullptr if it has a row, or there is no slot for it.
+__device__ RowWord* claim_or_find_pending(IndexView const& index, Key key, TableState& state) {
+  Hash const hash = hash_of(key);
+  while (true) {
+    auto const place = find_place(index.walk(hash), key, LoadNewest());
+    if (place.bucket == nullptr) {  // Only ids that were made to have one hash fill a stripe.
+      count_one(&state.statistics.refused);
+      return nullptr;
+    }
+    if (is_row(place.word)) return nullptr;
+    if (is_pending(place.word)) return place.address();
+    auto* const word = reinterpret_cast<std::uint32_t*>(place.address());
+    auto const expected = static_cast<std::uint32_t>(place.word);
+    if (atomicCAS(word, expected, static_cast<std::uint32_t>(kClaimed)) != expected) continue;
+    place.bucket->set_key(static_cast<std::size_t>(place.slot), key);
+    std::uint32_t const stripe = index.stripe_of(hash);
+    if (place.word == RowWord::kEmpty) atomicAdd(&state.used[stripe], 1U);
+    atomicAdd(&state.live[stripe], 1U);
+    return place.address();
+  }
+}
 
 template <class T>
 void fill_with_zeros(DeviceBuffer<T> const& buffer, cudaStream_t stream) {
@@ -120,6 +164,7 @@ void CudaTable::insert_or_assign(Keys const& keys, std::span<float const> vector
 
 void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream) {
   if (keys.size() == 0) return;
+  if (options_.time_to_live > 0 && rules.is_limited) remove_expired_async(keys, stream);
   bool const has_room = num_rows_at_most() + keys.size() <= most_rows(rules);
   if (options_.hot_count > 0) ++generation_;  // Rows may be promoted.
   prepare(keys.size(), rules, stream);
@@ -326,6 +371,39 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
       },
       stream, "write state");
   copy_to_host(device_statuses, statuses, stream);
+}
+
+void CudaTable::import_pending(Records const& records) {
+  auto const all = records.keys();
+  expect_one_each(all, records.tables.size(), "tables");
+  expect_one_each(all, records.counts.size(), "counts");
+  auto const last = last_records(records);
+  std::size_t const num_keys = last.ids.size();
+  if (num_keys == 0) return;
+  Call const call(*this);
+  cudaStream_t const stream = call.stream();
+  auto const ids = copy_to_device(std::span(last.ids), stream);
+  auto const tables = copy_to_device(std::span(last.tables), stream);
+  auto const counts = copy_to_device(std::span(last.counts), stream);
+  DeviceBuffer<RowWord*> words(num_keys, stream);
+  grow_stripes(num_keys, stream);
+  auto const keys = view_of({.ids = ids.span(), .tables = tables.span(), .counts = counts.span()});
+  // Slots are claimed first and get their words in a second kernel: until then others pass them by.
+  for_each_async(
+      num_keys,
+      [keys, index = index(), words = words.data(), state = state_.data()] __device__(std::uint64_t i) {
+        words[i] = claim_or_find_pending(index, keys.key(static_cast<std::uint32_t>(i)), *state);
+      },
+      stream, "claim slots of pending keys");
+  for_each_async(
+      num_keys,
+      [keys, words = words.data(), state = state_.data()] __device__(std::uint64_t i) {
+        if (words[i] == nullptr) return;
+        if (*words[i] == kClaimed) count_pending(*state, true);
+        *words[i] = pending_word(keys.count(static_cast<std::uint32_t>(i)));
+      },
+      stream, "write counts of pending keys");
+  mirror_.record(state_.data(), num_keys, stream);
 }
 
 }  // namespace headway::embedding

@@ -15,10 +15,13 @@ void CudaTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatu
   Call const call(*this);
   for_each_async(
       keys.size(),
-      [batch = view_of(keys), index = index(), rows = rows.data(),
+      [batch = view_of(keys), index = index(), is_expired = expiry(), table_rows = rows_.view(), rows = rows.data(),
        statuses = statuses.empty() ? nullptr : statuses.data()] __device__(std::uint64_t i) {
         bool const is_known = i < batch.size();
-        RowId const row = is_known ? row_of(find_word(index, batch.key(static_cast<std::uint32_t>(i)))) : RowId::kNone;
+        RowId row = is_known ? row_of(find_word(index, batch.key(static_cast<std::uint32_t>(i)))) : RowId::kNone;
+        if (is_expired.time_to_live > 0 && row != RowId::kNone && is_expired(table_rows.notes(row).step)) {
+          row = RowId::kNone;
+        }
         rows[i] = row;
         if (statuses != nullptr) statuses[i] = row == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
       },

@@ -8,6 +8,9 @@
 #include "expect_batch.hpp"
 #include "table_options.hpp"
 
+#include <algorithm>
+#include <utility>
+
 namespace headway::embedding {
 
 namespace {
@@ -26,35 +29,29 @@ __device__ void give_up_row(TableState& state, FreeLists const& lists, RowId row
 }
 
 struct IsExpired {
-  IsInUse is_in_use;
-  std::uint32_t step, time_to_live;
+  RowsView rows;
+  Expiry expiry;
 
   [[nodiscard]] __device__ bool is_idle() const { return false; }
-  __device__ bool operator()(Key /*key*/, RowWord word) const {
-    return is_row(word) && !is_in_use(word) && step - is_in_use.rows.notes(row_of(word)).step > time_to_live;
-  }
+  __device__ bool operator()(RowWord word) const { return is_row(word) && expiry(rows.notes(row_of(word)).step); }
+  __device__ bool operator()(Key /*key*/, RowWord word) const { return (*this)(word); }
 };
 
-struct IsForgotten {
-  std::uint32_t const* are_too_many;
-
-  [[nodiscard]] __device__ bool is_idle() const { return *are_too_many == 0; }
-  __device__ bool operator()(Key /*key*/, RowWord word) const { return is_pending(word); }
+struct IsAny {
+  __device__ bool operator()(RowWord /*word*/) const { return true; }
 };
 
 }  // namespace
 
-void CudaTable::erase(Keys const& keys) {
-  expect_one_each(keys, keys.size(), "keys");
-  Call const call(*this);
-  cudaStream_t const stream = call.stream();
-  if (keys.size() == 0) return;
+template <class Goes>
+void CudaTable::erase_keys_async(Keys const& keys, Goes goes, std::uint64_t TableStatistics::*counter,
+                                 cudaStream_t stream) {
   ++generation_;
   rows_.grow_lists();
   for_each_async(
       keys.size(),
-      [batch = view_of(keys), index = index(), lists = rows_.free_lists(),
-       state = state_.data()] __device__(std::uint64_t i) {
+      [batch = view_of(keys), index = index(), lists = rows_.free_lists(), state = state_.data(), goes,
+       counter = &(state_.data()->statistics.*counter)] __device__(std::uint64_t i) {
         if (i >= batch.size()) return;
         Key const key = batch.key(static_cast<std::uint32_t>(i));
         Hash const hash = hash_of(key);
@@ -66,6 +63,7 @@ void CudaTable::erase(Keys const& keys) {
             continue;
           }
           RowWord const word = bucket.word(slot);
+          if (!goes(word)) return;
           // Of threads with the same key one takes it out.
           auto* const at = reinterpret_cast<std::uint32_t*>(&walk.bucket()->words[static_cast<std::size_t>(slot)]);
           auto const before = static_cast<std::uint32_t>(word);
@@ -76,45 +74,55 @@ void CudaTable::erase(Keys const& keys) {
             return;
           }
           give_up_row(*state, lists, row_of(word));
-          count_one(&state->statistics.erased);
+          count_one(counter);
           return;
         }
       },
-      stream, "erase");
+      stream, "erase keys");
   settle_free_rows_async(state_.data(), rows_.free_lists(), stream);
-  mirror_.record(state_.data(), 0, stream);
+}
+
+void CudaTable::erase(Keys const& keys) {
+  expect_one_each(keys, keys.size(), "keys");
+  Call const call(*this);
+  if (keys.size() == 0) return;
+  erase_keys_async(keys, IsAny{}, &TableStatistics::erased, call.stream());
+  mirror_.record(state_.data(), 0, call.stream());
 }
 
 void CudaTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   Call const call(*this);
   cudaStream_t const stream = call.stream();
   expect_step(step_, step, oldest_in_use);
-  step_ = step;
+  auto const before = std::exchange(step_, step);
   oldest_in_use_ = oldest_in_use;
   bool const expires = options_.time_to_live > 0;
   bool const evicts = options_.eviction != EvictionPolicy::kNone && num_rows_at_most() > options_.high_water;
   bool const forgets = num_pending_at_most() > options_.max_pending;
-  if (expires) remove_expired_async(stream);
+  if (expires) sweep_expired_async(before, stream);
   if (evicts) evict_async(options_.high_water, options_.low_water, stream);
   if (forgets) forget_pending_async(stream);
   if (expires || evicts || forgets) mirror_.record(state_.data(), 0, stream);
 }
 
-void CudaTable::remove_expired_async(cudaStream_t stream) {
-  std::size_t const stripe = next_to_expire_++ % stripes_.size();  // One a step, so that no step takes long.
-  erase_if(stripes(stripe, 1),
-           IsExpired{.is_in_use = {rows_.view(), oldest_in_use_}, .step = step_, .time_to_live = options_.time_to_live},
-           &TableStatistics::expired, stream);
+void CudaTable::resume_step(std::uint32_t step, std::uint32_t oldest_in_use) {
+  Call const call(*this);
+  expect_step(step_, step, oldest_in_use);
+  step_ = step;
+  oldest_in_use_ = oldest_in_use;
 }
 
-void CudaTable::forget_pending_async(cudaStream_t stream) {
-  DeviceBuffer<std::uint32_t> const are_too_many(1, stream);
-  for_each_async(
-      1,
-      [state = state_.data(), most = options_.max_pending, are_too_many = are_too_many.data()] __device__(
-          std::uint64_t) { *are_too_many = state->num_pending > most ? 1 : 0; },
-      stream, "look at pending keys");
-  erase_if(all_stripes(), IsForgotten{are_too_many.data()}, &TableStatistics::forgotten, stream);
+void CudaTable::sweep_expired_async(std::uint32_t step_before, cudaStream_t stream) {
+  auto const sweep = sweep_of(step_before, step_, stripes_.size());
+  IsExpired const is_expired{rows_.view(), expiry()};
+  std::size_t const num_to_last = std::min(sweep.count, stripes_.size() - sweep.first);
+  erase_if(stripes(sweep.first, num_to_last), is_expired, &TableStatistics::expired, stream);
+  if (num_to_last == sweep.count) return;
+  erase_if(stripes(0, sweep.count - num_to_last), is_expired, &TableStatistics::expired, stream);
+}
+
+void CudaTable::remove_expired_async(Keys const& keys, cudaStream_t stream) {
+  erase_keys_async(keys, IsExpired{rows_.view(), expiry()}, &TableStatistics::expired, stream);
 }
 
 namespace {

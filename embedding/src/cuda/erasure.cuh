@@ -11,13 +11,6 @@
 
 namespace headway::embedding {
 
-struct IsInUse {
-  RowsView rows;
-  std::uint32_t oldest_in_use;
-
-  __device__ bool operator()(RowWord word) const { return rows.notes(row_of(word)).step >= oldest_in_use; }
-};
-
 /// What a slot becomes that loses its key: empty if no probe ever went on from the bucket.
 __device__ inline RowWord word_without_key(WideBucket const& bucket) {
   bool has_empty = false;

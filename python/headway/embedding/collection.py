@@ -224,6 +224,11 @@ class HashTableCollection(nn.Module):
         for table in tables:
             table.begin_step(step + 1, max(step + 1 - self._lookahead, 0))
 
+    def _resume_step(self, tables: Iterable[Table], step: int) -> None:
+        """As ``_begin_step()`` of tables that were loaded, which removes nothing."""
+        for table in tables:
+            table.resume_step(step + 1, max(step + 1 - self._lookahead, 0))
+
     def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         bags = [
             None if values is None else BagGradients(values, each.offsets, each.weights)
@@ -317,10 +322,10 @@ class HashTableCollection(nn.Module):
     def _go_on_with(self, tables: Sequence[Table], *, step: int) -> None:
         kept = [table for table in tables if table in self.tables]
         # All or nothing: what may fail of new tables comes before they replace others.
-        self._begin_step([table for table in tables if table not in kept], step)
+        self._resume_step([table for table in tables if table not in kept], step)
         self.tables[:], self.step = tables, step
         self.drop_gradients()
-        self._begin_step(kept, step)
+        self._resume_step(kept, step)
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -97,6 +98,20 @@ def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
         by_number[number] = table.name
         groups.setdefault(merge_key(table), []).append(table)
     return [MergedTable(tuple(group)) for group in groups.values()]
+
+
+def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
+    """Evicts the rows beyond ``max_rows`` that were loaded, and warns of it.
+
+    Ranks that share a limit may have a tenth more than their share, so that fewer ranks may read more rows than fit.
+    """
+    evicted = table.evict_beyond_limit()
+    if evicted > 0:
+        warnings.warn(
+            f"table {'+'.join(names)}: {evicted} loaded rows did not fit into max_rows and were evicted, those of "
+            "fewest lookups first unless the table has another policy; load with a larger max_rows to keep them",
+            stacklevel=2,
+        )
 
 
 def group_of_tables(groups: Iterable[MergedTable]) -> Mapping[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from headway import _embedding
 from headway._embedding import Keys, KeyStatus, Table
 from headway.embedding.keys import owned_by
-from headway.embedding.merging import table_number
+from headway.embedding.merging import keep_within_limit, table_number
 from headway.embedding.table_records import AnyRecords, Listing, LiveRecords, Records, RecordsElsewhere, TablePart
 
 NUM_CHUNKS = 256
@@ -78,7 +78,7 @@ def take_records(
 
 
 def import_records(part: TablePart, read: ReadRecords) -> None:
-    """Puts records into the table of ``part``, which is empty.
+    """Puts records into the table of ``part``, which has none of their keys. Nothing counts as a lookup.
 
     Raises:
         MemoryError: there is no room for all of them.
@@ -90,10 +90,13 @@ def import_records(part: TablePart, read: ReadRecords) -> None:
         statuses = part.table.import_records(Keys(records.ids_K[own], table=number), columns)
         if (statuses == KeyStatus.NO_ROOM.value).any():
             raise MemoryError(f"table {name}: there is no room for its records")
+    for name, records in read:
+        number = table_number(name)
         waiting = owned_by(Keys(records.pending_P, table=number), part.rank, part.num_ranks)
         if len(waiting) > 0:
             keys = Keys(records.pending_P[waiting], table=number, counts=records.pending_counts_P[waiting])
-            part.table.find_or_insert(keys.to(part.table.device))
+            part.table.import_pending(keys)
+    keep_within_limit(part.names, part.table)
 
 
 def updates_of(read: ReadRecords) -> int:

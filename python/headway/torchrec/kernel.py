@@ -105,7 +105,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         """
         part = replace(self.part, table=self._build(), updates=updates_of(read))
         import_records(part, read)
-        _begin_step(part.table, part.updates)
+        part.table.resume_step(part.updates + 1, part.updates)
         return part
 
     def replace_by(self, part: TablePart) -> None:

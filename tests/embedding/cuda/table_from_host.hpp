@@ -29,6 +29,9 @@ class TableFromHost final : public Table {
   [[nodiscard]] TableStatistics statistics() const override { return table_->statistics(); }
   [[nodiscard]] std::uint64_t generation() const override { return table_->generation(); }
   void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) override { table_->begin_step(step, oldest_in_use); }
+  void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) override {
+    table_->resume_step(step, oldest_in_use);
+  }
   void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const override {
     OnDevice const on_device(keys);
     Result<RowId> to_rows(rows);
@@ -104,6 +107,8 @@ class TableFromHost final : public Table {
   void import_records(Records const& records, std::span<KeyStatus> statuses) override {
     table_->import_records(records, statuses);
   }
+  void import_pending(Records const& records) override { table_->import_pending(records); }
+  std::size_t evict_beyond_limit() override { return table_->evict_beyond_limit(); }
 
  private:
   struct OnDevice {

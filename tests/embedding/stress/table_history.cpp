@@ -202,7 +202,7 @@ void TableHistory::play_one() {
     void (TableHistory::*play)();
     std::uint64_t weight;
   };
-  static constexpr std::array<Choice, 11> kChoices{{
+  static constexpr std::array<Choice, 13> kChoices{{
       {"begin_step", &TableHistory::begin_step, 40},
       {"find", &TableHistory::find, 16},
       {"find_or_insert", &TableHistory::find_or_insert, 60},
@@ -212,7 +212,9 @@ void TableHistory::play_one() {
       {"evict", &TableHistory::evict, 6},
       {"halve_counts", &TableHistory::halve_counts, 5},
       {"import_records", &TableHistory::import_records, 6},
-      {"move in parts", &TableHistory::move_in_parts, 2},
+      {"import_pending", &TableHistory::import_pending, 3},
+      {"evict_beyond_limit", &TableHistory::evict_beyond_limit, 2},
+      {"move in parts", &TableHistory::move_in_parts, 6},
       {"clear", &TableHistory::clear, 1},
   }};
   std::uint64_t total = 0;
@@ -317,11 +319,25 @@ void TableHistory::import_records() {
   expect_same("statuses", batch.statuses, oracle_.import_records(records));
 }
 
+void TableHistory::import_pending() {
+  auto const batch = draw_batch();
+  Records records;
+  records.ids = batch.ids;
+  records.tables = batch.tables;
+  for (std::size_t i = 0; i < batch.ids.size(); ++i) records.counts.push_back(draw_count());
+  table_->import_pending(records);
+  oracle_.import_pending(records);
+}
+
+void TableHistory::evict_beyond_limit() {
+  expect_same("evicted beyond the limit", table_->evict_beyond_limit(), oracle_.evict_beyond_limit());
+}
+
 void TableHistory::move_in_parts() {
   auto copy = make_table();
   Oracle oracle(plan_.options);
-  copy->begin_step(step_, oldest_in_use_);
-  oracle.begin_step(step_, oldest_in_use_);
+  copy->resume_step(step_, oldest_in_use_);
+  oracle.resume_step(step_, oldest_in_use_);
   auto const num_parts = static_cast<std::uint32_t>(1 + below(8));
   for (std::uint32_t part = 0; part < num_parts; ++part) {
     std::uint32_t const first = first_bucket_of(part, num_parts), end = first_bucket_of(part + 1, num_parts);
@@ -331,11 +347,15 @@ void TableHistory::move_in_parts() {
     expect_same("statuses of a part", statuses, oracle.import_records(records));
     compare_pending(first, end);
     auto const waiting = table_->list_pending(first, end);
-    std::vector<RowId> rows(waiting.ids.size());
-    statuses.resize(rows.size());
-    copy->find_or_insert(waiting.keys(), rows, statuses);
-    expect_same("statuses of keys that wait", statuses, oracle.find_or_insert(waiting.keys()));
+    copy->import_pending(waiting);
+    oracle.import_pending(waiting);
   }
+  expect_same("rows after a restart", oracle.rows.size(), oracle_.rows.size());
+  for (auto const& [id, row] : oracle.rows) {
+    expect_same("lookups after a restart", row.count, oracle_.rows.at(id).count);
+    expect_same("step after a restart", row.step, oracle_.rows.at(id).step);
+  }
+  if (oracle.pending != oracle_.pending) throw Difference("other keys wait after a restart");
   table_ = std::move(copy);
   oracle_ = std::move(oracle);
   forget_rows();

@@ -55,6 +55,8 @@ class TableHistory {
   void halve_counts();
   void clear();
   void import_records();
+  void import_pending();
+  void evict_beyond_limit();
   /// Continues with a copy, which gets everything in parts as other ranks would.
   void move_in_parts();
 

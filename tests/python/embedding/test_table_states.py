@@ -193,7 +193,7 @@ def test_a_table_that_is_new_to_a_checkpoint_is_refused_or_keeps_what_it_has(tmp
     assert same(records_of(other.tables), [theirs[0], before[1]])
 
 
-@pytest.mark.parametrize("call", ["import_records", "begin_step"])
+@pytest.mark.parametrize("call", ["import_records", "resume_step"])
 @pytest.mark.parametrize("dim", [8, 4])
 def test_an_error_in_one_table_leaves_all_as_they_were(monkeypatch: pytest.MonkeyPatch, dim: int, call: str) -> None:
     model, state = trained(), trained(range(4)).state_dict()

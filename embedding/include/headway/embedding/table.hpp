@@ -75,10 +75,13 @@ struct TableOptions {
   /// With more rows a step begins with evicting rows until `low_water` are left; so does an insertion that would go
   /// beyond max_rows.
   std::size_t high_water = kUnlimited, low_water = kUnlimited;
-  std::uint32_t time_to_live = 0;  ///< Rows not looked up for more steps than these are removed, bit by bit; 0: never.
+  /// Rows not looked up for more steps than these are expired: their keys are absent at lookup, and the rows are
+  /// evicted first. Each step removes those of one 64th of the table, chosen by the step. 0: rows never expire.
+  std::uint32_t time_to_live = 0;
 
   std::uint32_t min_count = 1;  ///< Lookups after which a key gets a row.
-  /// Keys that wait for one. With more of them a step begins with forgetting all.
+  /// Keys that wait for one. With more of them a step begins with forgetting those of fewest lookups, and of equal ones
+  /// those of the lowest hash, until three quarters of this number are left.
   std::size_t max_pending = kUnlimited;
   std::uint32_t hot_count = 0;  ///< Rows of fewer lookups have their vector in bfloat16.
 
@@ -142,7 +145,11 @@ class Table {
   /// step may be any number that grows: also seconds. Rows that are too many or too old are removed.
   /// @throws comm::UsageError if a step is less than the one before, or less than `oldest_in_use`
   virtual void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
-  /// Where the rows of keys are; kNone where there is none. Keys may repeat.
+  /// Continues at `step` of a table whose records are or will be imported. Removes nothing: the table that wrote them
+  /// already did.
+  /// @throws comm::UsageError as begin_step() does
+  virtual void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
+  /// Where the rows of keys are; kNone where there is none or it is expired. Keys may repeat.
   /// @param rows (keys.size())
   /// @param statuses (keys.size()), or empty
   /// @throws comm::UsageError if sizes do not agree; likewise below
@@ -200,6 +207,14 @@ class Table {
   /// then, added up. A row that is there is promoted as if it were looked up in this step as often as the record says,
   /// and never demoted. In both cases count and step are then those of the record alone.
   virtual void import_records(Records const& records, std::span<KeyStatus> statuses) = 0;
+  /// Makes keys wait for a row with exactly these counts, however large: gives no row and counts no lookup. Keys that
+  /// have a row keep it and are passed over, so rows must be imported before. Of a key that repeats the last one holds.
+  /// @param records ids, tables and counts, as of list_pending(); other columns are ignored
+  virtual void import_pending(Records const& records) = 0;
+  /// After imports, when no step uses a row: evicts the rows beyond max_rows in the order of the policy, or those of
+  /// fewest lookups if there is none.
+  /// @returns how many
+  virtual std::size_t evict_beyond_limit() = 0;
 };
 
 /// A table in memory of the host.

@@ -18,7 +18,7 @@ from headway.embedding.checkpoint.background import in_background
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
 from headway.embedding.keys import owned_by, part_of
-from headway.embedding.merging import MergedTable, group_of_tables, table_numbers
+from headway.embedding.merging import MergedTable, group_of_tables, keep_within_limit, table_numbers
 
 
 def load(
@@ -79,10 +79,14 @@ def _read_all(
         records = _read_block(folder, block, manifest.groups[block.group])
         return records.take(owned_by(records.keys, rank, num_ranks)) if num_ranks > 1 else records
 
+    # Keys that wait for a row come after all rows: what has a row does not wait.
+    wanted.sort(key=lambda block: block.pending)
     with ThreadPoolExecutor(1) as reader:
         for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
             for group, part in _by_group(records, manifest.groups[block.group]["tables"], group_of):
                 _import(part, tables[group], pending=block.pending)
+    for merged, table in zip(groups, tables, strict=True):
+        keep_within_limit([each.name for each in merged.tables], table)
 
 
 def _expect_fitting(
@@ -158,7 +162,7 @@ def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, in
 
 def _import(records: _Records, table: Table, *, pending: bool) -> None:
     if pending:
-        table.find_or_insert(records.keys.to(table.device))
+        table.import_pending(records.keys)
         return
     counts, steps, vectors, states = records.columns
     table.import_records(records.keys, (counts, steps, vectors, states))
