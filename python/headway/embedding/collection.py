@@ -29,7 +29,7 @@ from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
-from headway.embedding.table_records import TablePart
+from headway.embedding.table_records import Listing, TablePart
 
 #: Backward passes without a step after which we ask whether a step was forgotten.
 _MANY_GRADIENTS = 64
@@ -253,15 +253,25 @@ class HashTableCollection(nn.Module):
 
     # Checkpoints
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, replace: bool = False) -> None:
         """Makes ``folder`` the checkpoint of all tables: ids, vectors, the optimizer's state, counts and steps.
 
         All ranks call it between steps. The learning rates are in ``optimizer.state_dict()``.
 
+        Args:
+            replace: whether a checkpoint with tables that this collection does not have may be replaced.
         Raises:
-            CheckpointError: a rank could not write; what was in the folder before is still good.
+            CheckpointError: a rank could not write, a table changed while it was written, or the folder has the
+                checkpoint of other tables; what was in the folder before is still good.
         """
-        checkpoint.save(Path(folder), self.groups, self.tables, step=self.step, process_group=self.process_group)
+        checkpoint.save(
+            Path(folder),
+            self.groups,
+            self.tables,
+            step=self.step,
+            process_group=self.process_group,
+            replace=replace,
+        )
 
     def load(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
         """Replaces all tables by those of a checkpoint that any number of ranks wrote; all ranks call it.
@@ -269,12 +279,24 @@ class HashTableCollection(nn.Module):
         Args:
             folder: of ``save()``.
             strict: the checkpoint must have the tables of this collection and no others; else those that it has not
-                are empty, and others are passed over.
+                keep what they have, and others are passed over.
         Raises:
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
         tables = self._build_tables()
-        step = checkpoint.load(Path(folder), self.groups, tables, process_group=self.process_group, strict=strict)
+        step, names = checkpoint.load(
+            Path(folder), self.groups, tables, process_group=self.process_group, strict=strict
+        )
+        for number, part in enumerate(self._parts()):
+            kept = [name for name in part.names if name not in names]
+            if len(kept) == len(part.names):
+                tables[number] = part.table
+            elif kept:
+                listing = Listing(part)
+                read = [(name, listing.read(name, part.buckets)) for name in kept]
+                import_records(replace(part, table=tables[number]), read)
+            if kept:
+                step = max(step, self.step)
         self._go_on_with(tables, step=step)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 from headway.embedding import (
     Adagrad,
     Adam,
@@ -117,11 +118,12 @@ def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[nump
     return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]
 
 
-def make_one(**table: Any) -> HashTableCollection:
+def make_one(process_group: dist.ProcessGroup | None = None, **table: Any) -> HashTableCollection:
     """With one table, whose vectors begin as 0."""
     return HashTableCollection(
         tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0), **table)],
         features=[FeatureConfig("f", table="t")],
+        process_group=process_group,
     )
 
 

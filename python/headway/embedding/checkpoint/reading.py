@@ -28,11 +28,11 @@ def load(
     *,
     process_group: dist.ProcessGroup | None,
     strict: bool,
-) -> int:
+) -> tuple[int, frozenset[str]]:
     """Reads into empty tables what this rank owns; all ranks call it.
 
     Returns:
-        the step of the checkpoint.
+        the step of the checkpoint, and the names of its tables.
     Raises:
         CheckpointError: on any rank a file is missing, truncated or altered, or tables do not fit; ``strict``: there
             are others.
@@ -53,7 +53,7 @@ def load(
     errors = [each for each in gather(error, process_group) if each is not None]
     if errors or manifest is None:
         raise CheckpointError("; ".join(dict.fromkeys(errors)))
-    return int(manifest.step)
+    return int(manifest.step), frozenset(name for group in manifest.groups for name in group["tables"])
 
 
 def _read_all(

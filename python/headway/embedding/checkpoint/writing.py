@@ -41,22 +41,28 @@ def save(
     *,
     step: int,
     process_group: dist.ProcessGroup | None,
+    replace: bool = False,
 ) -> None:
     """Writes the tables of all ranks; all of them call it.
 
+    Args:
+        replace: whether a checkpoint with other tables may be replaced.
     Raises:
-        CheckpointError: a rank could not write, or another save is under way; the checkpoint that was there is good.
+        CheckpointError: a rank could not write, a table changed meanwhile, another save is under way, or the folder has
+            other tables; the checkpoint that was there is good.
     """
     rank = 0 if process_group is None else process_group.rank()
     name = f"tables-{common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
     with contextlib.ExitStack() as stack:
-        error = common(_begin_save(folder, stack) if rank == 0 else None, process_group)
+        names = {table.name for group in groups for table in group.tables}
+        error = common(_begin_save(folder, stack, None if replace else names) if rank == 0 else None, process_group)
         _refuse(folder, [error])
         is_done = False
         try:
             blocks: list[Block] = []
             try:
-                blocks = _write_file(folder / name, tables)
+                with _expect_unchanged(groups, tables):
+                    blocks = _write_file(folder / name, tables)
             except Exception as failure:  # Whatever it is, the others must hear of it.
                 error = f"rank {rank}: {type(failure).__name__}: {failure}"
             parts = gather((error, blocks), process_group)
@@ -85,8 +91,26 @@ def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
         raise CheckpointError(f"the checkpoint {folder} could not be written: {'; '.join(said)}")
 
 
-def _begin_save(folder: Path, stack: contextlib.ExitStack) -> str | None:
-    """Makes the folder ours until ``stack`` ends, and removes what a save that was cut off left; says what is wrong."""
+@contextlib.contextmanager
+def _expect_unchanged(groups: Sequence[MergedTable], tables: Sequence[Table]) -> Iterator[None]:
+    """Raises RuntimeError if a table has changed in between, so that what was read is of more than one state."""
+    before = [table.num_changes() for table in tables]
+    yield
+    changed = [
+        group.name for group, table, number in zip(groups, tables, before, strict=True) if table.num_changes() != number
+    ]
+    if changed:
+        raise RuntimeError(
+            f"lookups or updates of other threads changed the tables {', '.join(changed)} while they were written: "
+            "call save() between steps"
+        )
+
+
+def _begin_save(folder: Path, stack: contextlib.ExitStack, names: set[str] | None) -> str | None:
+    """Makes the folder ours until ``stack`` ends, and removes what a save that was cut off left; says what is wrong.
+
+    With ``names`` the folder must have no checkpoint with other tables.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sync_folder(folder.parent)
@@ -97,7 +121,14 @@ def _begin_save(folder: Path, stack: contextlib.ExitStack) -> str | None:
     except OSError as failure:
         return f"rank 0: {failure}"
     try:
-        named = {block.file for block in Manifest.read(folder).blocks}
+        manifest = Manifest.read(folder)
+        others = {name for group in manifest.groups for name in group["tables"]}.difference(names or ())
+        if names is not None and others:
+            return (
+                f"it has a checkpoint with the tables {', '.join(sorted(others))}, which this collection does not "
+                "have: save into another folder, or with replace=True"
+            )
+        named = {block.file for block in manifest.blocks}
     except CheckpointError:
         named = set()
         if (folder / MANIFEST_NAME).exists():
