@@ -36,6 +36,8 @@ COMMON_PREFIX = "common_features"
 _FEATURE_SEPARATOR = b"\x01"
 _ID_SEPARATOR = b"\x02"
 _VALUE_SEPARATOR = b"\x03"
+_LARGEST_ID = (1 << 63) - 1  # The store has columns of int64.
+_ID_DIGITS = len(str(_LARGEST_ID))
 _FIELD_BYTES = frozenset(field.encode() for field in FIELDS)
 _ORDERED_FIELD_BYTES = tuple(field.encode() for field in FIELDS)
 _WEIGHTED_FIELD_BYTES = tuple(field.encode() for field in WEIGHTED_FIELDS)
@@ -48,7 +50,7 @@ def parse_features(text: bytes, *, expected_count: int) -> Features:
     """Reads a list of features and keeps the one of largest value for each known field.
 
     Raises:
-        MalformedLineError: a feature is incomplete, or their number is not ``expected_count``.
+        MalformedLineError: a feature is incomplete or its id beyond int64, or their number is not ``expected_count``.
     """
     parts = text.split(_FEATURE_SEPARATOR) if text else []
     if len(parts) != expected_count:
@@ -63,7 +65,7 @@ def parse_features(text: bytes, *, expected_count: int) -> Features:
             continue
         value = _parse_value(value_text)
         if field not in kept or value > kept[field][1]:
-            kept[field] = (int(id_text), value)
+            kept[field] = (_parse_id(id_text), value)
     return kept
 
 
@@ -118,8 +120,14 @@ def _split(line: bytes, *, num_fields: int) -> list[bytes]:
     return fields
 
 
+def _parse_id(digits: bytes) -> int:
+    if len(digits) > _ID_DIGITS or int(digits) > _LARGEST_ID:
+        raise MalformedLineError(f"id {digits[:24]!r} does not fit int64")
+    return int(digits)
+
+
 def _parse_count(text: bytes) -> int:
-    if not text.isdigit():
+    if not text.isdigit() or len(text) > _ID_DIGITS:
         raise MalformedLineError(f"number of features {text[:24]!r} is not a number")
     return int(text)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from dlrm_examples.bls_dlrm.log_format import DataError
+from dlrm_examples.dynamic_ctr.id_columns import id_values
 
 
 def find_csv_files(directory: Path, stem: str) -> list[Path]:
@@ -55,6 +56,9 @@ def read_csv(paths: Sequence[Path], *, integers: Sequence[str] = (), texts: Sequ
 
 
 def integer_column(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    """(E,) values of a column of integers."""
-    values: npt.NDArray[np.int64] = table.column(name).to_numpy()
-    return values
+    """(E,) values of a column of integers.
+
+    Raises:
+        DataError: the column has another type or a null.
+    """
+    return id_values(table.column(name), where=f"column {name!r}")

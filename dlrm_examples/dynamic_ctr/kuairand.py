@@ -31,6 +31,7 @@ from dlrm_examples.dynamic_ctr.columns import (
     single,
 )
 from dlrm_examples.dynamic_ctr.csv_files import find_csv_files, integer_column, read_csv
+from dlrm_examples.dynamic_ctr.id_columns import id_lists, id_values
 from dlrm_examples.dynamic_ctr.log import Feature, Jagged, Log
 
 LOG_STEM = "log_standard"
@@ -119,19 +120,28 @@ def _read_histories(directory: Path) -> Events:
     """Videos shown before the log. Each counts as shown at its user's last one: later than it was, so never too early.
 
     Raises:
-        DataError: a file cannot be read or lacks a column.
+        DataError: a file cannot be read, lacks a column, or has ids that are not integers or do not fit int64.
     """
-    parts = [(np.empty(0, dtype=np.int64),) * 3]
+    parts = [Events(*(np.empty(0, dtype=np.int64),) * 3)]
     for path in sorted(directory.glob("histories*.parquet")):
         try:
             table = pq.read_table(path, columns=["user_id", "last_time_ms", "watch_seq"])
-            items = table.column("watch_seq").combine_chunks()
-            row = pc.list_parent_indices(items).to_numpy()
-            user_ids, last_ms = (integer_column(table, name)[row] for name in ("user_id", "last_time_ms"))
-            parts.append((user_ids, last_ms, items.flatten().to_numpy()))
         except (OSError, KeyError, pa.ArrowException) as error:
             raise DataError(f"{path}: {error}") from error
+        parts.append(_events_of(path, table))
     return Events(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _events_of(path: Path, table: pa.Table) -> Events:
+    """One event for each video of each list."""
+    lacking = [name for name in ("user_id", "last_time_ms", "watch_seq") if name not in table.column_names]
+    if lacking:
+        raise DataError(f"{path}: no column {', '.join(lacking)}")
+    user_ids, last_ms = (
+        id_values(table.column(name), where=f"{path}: column {name!r}") for name in ("user_id", "last_time_ms")
+    )
+    items, row = id_lists(table.column("watch_seq"), where=f"{path}: column 'watch_seq'")
+    return Events(user_ids[row], last_ms[row], items)
 
 
 def _pause(user_ids: Ids, time_ms: Ids) -> Jagged:

@@ -55,6 +55,9 @@ def test_of_a_repeated_field_the_first_of_the_largest_values_is_kept() -> None:
         (SKELETON.replace(",2,", ",3,"), "2 features, but the line announces 3"),
         (SKELETON.replace("\x03", ":"), "feature"),
         (SKELETON.replace("99\x031.0", "99\x03nan"), "value"),
+        (SKELETON.replace("99\x03", f"{2**63}\x03"), "id b'9223372036854775808' does not fit int64"),
+        (SKELETON.replace("99\x03", "9" * 5000 + "\x03"), "id b'999999999999999999999999' does not fit int64"),
+        (SKELETON.replace(",2,", f",{'9' * 5000},"), "number of features"),
     ],
 )
 def test_a_malformed_line_says_what_is_wrong(broken: str, reason: str) -> None:

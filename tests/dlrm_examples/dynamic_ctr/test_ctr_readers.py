@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from kuairand_files import DAY_MS, FIRST_MS, LOG_COLUMNS, VIDEO_COLUMNS, write_csv, write_features
 
 from dlrm_examples.bls_dlrm.log_format import DataError
@@ -64,6 +66,81 @@ def test_a_history_from_before_the_log_is_seen_only_after_its_last_time(tmp_path
     assert ids(read_log(tmp_path, max_history=2), "recent_videos") == [[], [71, 72], [80, 81]]
 
 
+def write_histories(directory: Path, *, users: pa.Array, last_ms: pa.Array, videos: pa.Array) -> Path:
+    write_log(directory, [(1, 4, 10, 0, 0), (2, 5, 10, 0, 0)])
+    path = directory / "histories_first.parquet"
+    pq.write_table(pa.table({"user_id": users, "last_time_ms": last_ms, "watch_seq": videos}), path)
+    return path
+
+
+BEYOND_FLOAT64 = [2**53 + 1, 2**53 + 3, 2**62 + 1]
+EARLIER = [FIRST_MS - 9, FIRST_MS - 8]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+@pytest.mark.parametrize("list_of", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 3)])
+def test_ids_of_histories_keep_every_bit_whatever_integers_they_are(
+    tmp_path: Path, kind: pa.DataType, list_of: Callable[[pa.DataType], pa.DataType]
+) -> None:
+    videos = pa.array([BEYOND_FLOAT64, BEYOND_FLOAT64[::-1]], list_of(kind))
+    write_histories(tmp_path, users=pa.array([1, 2], kind), last_ms=pa.array(EARLIER, kind), videos=videos)
+    log = read_log(tmp_path, max_history=9)
+
+    assert ids(log, "recent_videos") == [BEYOND_FLOAT64, BEYOND_FLOAT64[::-1]]
+    assert log.columns["video_id"].values.dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint16(), pa.int32()])
+def test_ids_of_histories_may_be_narrow_integers(tmp_path: Path, kind: pa.DataType) -> None:
+    videos = pa.array([[7], []], pa.list_(kind))
+    write_histories(tmp_path, users=pa.array([1, 2], kind), last_ms=pa.array(EARLIER), videos=videos)
+    assert ids(read_log(tmp_path, max_history=9), "recent_videos") == [[7], []]
+
+
+def test_ids_of_histories_may_be_categories_of_integers(tmp_path: Path) -> None:
+    users = pa.array([1, 2]).dictionary_encode()  # Parquet gives the integers back.
+    write_histories(tmp_path, users=users, last_ms=pa.array(EARLIER), videos=pa.array([[7], [8]]))
+    assert ids(read_log(tmp_path, max_history=9), "recent_videos") == [[7], [8]]
+
+
+GOOD = {"users": pa.array([1, 2]), "last_ms": pa.array(EARLIER), "videos": pa.array([[7], [8]])}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("users", pa.array([1, 2**63], pa.uint64()), "'user_id': ids must fit int64"),
+        ("users", pa.array([1.0, 2.0]), "'user_id': .*type double"),
+        ("users", pa.array([1, None]), "'user_id': 1 of 2 values are null"),
+        ("users", pa.array([None, None]), "'user_id': .*type null"),
+        ("users", pa.array(["1", "2"]), "'user_id': .*type string"),
+        ("users", pa.array(["1", "2"]).dictionary_encode(), "'user_id': .*type dictionary"),
+        ("users", pa.array([True, False]), "'user_id': .*type bool"),
+        ("last_ms", pa.array(EARLIER, pa.timestamp("ms")), "'last_time_ms': .*type timestamp"),
+        ("last_ms", pa.array([FIRST_MS, None]), "'last_time_ms': 1 of 2 values are null"),
+        ("videos", pa.array([[7], [2**64 - 1]], pa.list_(pa.uint64())), "'watch_seq': ids must fit int64"),
+        ("videos", pa.array([[7.0], [8.5]]), "'watch_seq': .*type double"),
+        ("videos", pa.array([[7, None], [8]]), "'watch_seq': 1 of 3 values are null"),
+        ("videos", pa.array([[7], None]), "'watch_seq': 1 of 2 values are null"),
+        ("videos", pa.array([7, 8]), "'watch_seq': lists of integers are needed, but the column has type int64"),
+    ],
+)
+def test_a_column_of_histories_that_has_no_int64_ids_is_an_error(
+    tmp_path: Path, column: str, values: pa.Array, reason: str
+) -> None:
+    path = write_histories(tmp_path, **{**GOOD, column: values})
+    with pytest.raises(DataError, match=reason) as raised:
+        read_log(tmp_path, max_history=9)
+    assert str(path) in str(raised.value)
+
+
+def test_histories_without_a_column_are_an_error(tmp_path: Path) -> None:
+    write_log(tmp_path, [(1, 4, 10, 0, 0)])
+    pq.write_table(pa.table({"user_id": [1], "watch_seq": [[7]]}), tmp_path / "histories.parquet")
+    with pytest.raises(DataError, match=r"histories\.parquet: .*last_time_ms"):
+        read_log(tmp_path, max_history=9)
+
+
 def test_features_of_a_row_do_not_depend_on_rows_at_its_time_or_later(kuairand_directory: Path, tmp_path: Path) -> None:
     lines = (kuairand_directory / "log_standard_pure.csv").read_text().splitlines(keepends=True)
     (tmp_path / "log_standard.csv").write_text("".join(lines[:2001]))
@@ -80,6 +157,13 @@ def test_features_of_a_row_do_not_depend_on_rows_at_its_time_or_later(kuairand_d
     [
         ("log_standard_pure.csv.gz", LOG_COLUMNS[:-1], [[1, 2, 0, 5, 1, 1, 9]], "'tab'"),
         ("log_standard_pure.csv.gz", LOG_COLUMNS, [["x", 2, 0, 5, 1, 1, 9, 1]], "invalid value 'x'"),
+        (
+            "log_standard_pure.csv.gz",
+            LOG_COLUMNS,
+            [[2**63, 2, 0, 5, 1, 1, 9, 1]],
+            "invalid value '9223372036854775808'",
+        ),
+        ("log_standard_pure.csv.gz", LOG_COLUMNS, [["1.5", 2, 0, 5, 1, 1, 9, 1]], "invalid value '1.5'"),
         ("log_standard_pure.csv.gz", LOG_COLUMNS, [["", 2, 0, 5, 1, 1, 9, 1]], "empty field in column 'user_id'"),
         ("log_standard_pure.csv.gz", LOG_COLUMNS, [[1, 2, 0, 5, 2, 1, 9, 1]], "neither 0 nor 1"),
         ("log_standard_pure.csv.gz", LOG_COLUMNS, [[1, 2, 0]], "Expected 8 columns, got 3"),
