@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -23,18 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm_examples.bls_dlrm.log_files import BLOCK_LINES, LineBlock, read_blocks
-from dlrm_examples.bls_dlrm.log_format import (
-    DataError,
-    LineParser,
-    LogFormat,
-    LogRow,
-    MalformedLineError,
-    MalformedLines,
-)
+from dlrm_examples.bls_dlrm.log_files import BLOCK_LINES, read_blocks
+from dlrm_examples.bls_dlrm.log_format import DataError, LogFormat, LogRow, MalformedLines
 from dlrm_examples.bls_dlrm.log_formats import format_named
+from dlrm_examples.bls_dlrm.usable_lines import UsableLines
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 """Part of the key of every store: raise it when the layout or the meaning of a column changes."""
 
 LABEL = "label"
@@ -49,10 +43,10 @@ class Manifest:
     source: str
     part_rows: dict[str, int]  # file name -> rows, in row order
     complete: bool  # False when only the first lines of the source were converted
-    lines_limit: int  # lines converted at most; 0 when complete
     max_ids: tuple[int, ...]  # largest id of each sparse column; 0 where there is none
     malformed_count: int
     malformed_reports: tuple[str, ...]
+    passed_over: tuple[str, ...]  # files without a usable row, with the reason
 
     @property
     def num_rows(self) -> int:
@@ -103,18 +97,17 @@ def open_or_convert(
         source: log file or directory.
         log_format: how to read it.
         store_root: directory that holds the stores; created if missing.
-        num_rows: rows that the caller will use; None converts the whole log. With a limit only as many lines as that,
-            rounded up to blocks, are converted.
+        num_rows: rows that the caller will use; None converts the whole log. With a limit blocks of lines are converted
+            until there are as many usable rows. Files whose first block has none are read last.
         num_workers: processes that convert, each its own share of the lines.
         strict: a malformed line is an error.
     Raises:
         DataError: the source cannot be read, has no usable row, or has a malformed line and ``strict`` is set.
     """
-    max_blocks = None if num_rows is None else -(-num_rows // BLOCK_LINES)
     key = _source_key(source, log_format)
-    log = _find_store(store_root, key, max_blocks)
+    log = _find_store(store_root, key, num_rows)
     if log is None:
-        log = _convert(source, log_format, store_root, key, max_blocks, num_workers)
+        log = _convert(source, log_format, store_root, key, num_rows, num_workers)
     if strict and log.manifest.malformed_count:
         reports = log.manifest.malformed_reports
         raise DataError(f"{log.manifest.malformed_count} malformed lines (--strict); the first: {reports[0]}")
@@ -139,17 +132,12 @@ def _source_key(source: Path, log_format: LogFormat) -> str:
     return digest.hexdigest()[:24]
 
 
-def _store_path(store_root: Path, key: str, max_blocks: int | None) -> Path:
-    return store_root / f"{key}-{'all' if max_blocks is None else max_blocks}"
-
-
-def _find_store(store_root: Path, key: str, max_blocks: int | None) -> ColumnarLog | None:
+def _find_store(store_root: Path, key: str, num_rows: int | None) -> ColumnarLog | None:
     for path in sorted(store_root.glob(f"{key}-*")):
         log = _read_store(path)
         if log is None:
             continue
-        enough = max_blocks is not None and log.manifest.lines_limit >= max_blocks * BLOCK_LINES
-        if log.manifest.complete or enough:
+        if log.manifest.complete or (num_rows is not None and log.manifest.num_rows >= num_rows):
             return log
     return None
 
@@ -158,7 +146,7 @@ def _read_store(path: Path) -> ColumnarLog | None:
     """Opens a store; None if it is damaged, so that it is made again."""
     try:
         fields = json.loads((path / "manifest.json").read_text())
-        for name in ("max_ids", "malformed_reports"):
+        for name in ("max_ids", "malformed_reports", "passed_over"):
             fields[name] = tuple(fields[name])
         manifest = Manifest(**fields)
     except (OSError, ValueError, KeyError, TypeError):
@@ -170,17 +158,17 @@ def _read_store(path: Path) -> ColumnarLog | None:
 
 @dataclass(frozen=True)
 class _Share:
-    """What one worker converted."""
+    """Blocks that one worker converted."""
 
     part_rows: dict[str, int]
     max_ids: tuple[int, ...]
-    malformed: MalformedLines
+    lines: UsableLines
     joined_malformed: MalformedLines
     num_blocks: int
 
 
 def _convert(
-    source: Path, log_format: LogFormat, store_root: Path, key: str, max_blocks: int | None, num_workers: int
+    source: Path, log_format: LogFormat, store_root: Path, key: str, num_rows: int | None, num_workers: int
 ) -> ColumnarLog:
     """Converts into a temporary directory, then moves it to its place, so that no reader sees half a store."""
     try:
@@ -189,10 +177,10 @@ def _convert(
     except OSError as error:
         raise DataError(f"{store_root}: cannot keep the converted data there: {error.strerror}") from error
     try:
-        shares = _convert_shares(source, log_format, building, max_blocks, num_workers)
-        manifest = _merge(shares, source, log_format, max_blocks)
+        shares, complete = _convert_rows(source, log_format, building, num_rows, num_workers)
+        manifest = _merge(shares, source, log_format, complete=complete)
         (building / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
-        path = _store_path(store_root, key, None if manifest.complete else max_blocks)
+        path = store_root / f"{key}-{'all' if complete else manifest.num_rows}"
         shutil.rmtree(path, ignore_errors=True)
         building.rename(path)
     except OSError as error:
@@ -202,33 +190,58 @@ def _convert(
     return ColumnarLog(path, manifest)
 
 
+def _convert_rows(
+    source: Path, log_format: LogFormat, target: Path, num_rows: int | None, num_workers: int
+) -> tuple[list[_Share], bool]:
+    """Converts blocks until there are ``num_rows`` usable rows; tells whether the log ended before."""
+    shares: list[_Share] = []
+    first, end = 0, None if num_rows is None else _blocks_of(num_rows)
+    while True:
+        added = _convert_shares(source, log_format, target, (first, end), num_workers)
+        shares += added
+        if num_rows is None or end is None or sum(share.num_blocks for share in added) < end - first:
+            return shares, True
+        found = sum(share.lines.total_rows() for share in shares)
+        if found >= num_rows:
+            return shares, False
+        # The blocks so far tell how many rows a block has. Without any row, twice as many blocks are read.
+        more = -(-(num_rows - found) * end // found) if found else end
+        first, end = end, end + more
+
+
+def _blocks_of(num_lines: int) -> int:
+    return -(-num_lines // BLOCK_LINES)
+
+
 def _convert_shares(
-    source: Path, log_format: LogFormat, target: Path, max_blocks: int | None, num_workers: int
+    source: Path, log_format: LogFormat, target: Path, blocks: tuple[int, int | None], num_workers: int
 ) -> list[_Share]:
+    """Converts blocks from the first of ``blocks`` to the one in front of the second."""
     source_bytes = sum(path.stat().st_size for path in log_format.list_row_files(source))
     if num_workers == 1 or source_bytes < 4 << 20:
-        return [_convert_share(source, log_format.name, target, max_blocks, 0, 1)]
+        return [_convert_share(source, log_format.name, target, blocks, 0, 1)]
     with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         tasks = [
-            pool.submit(_convert_share, source, log_format.name, target, max_blocks, shard, num_workers)
+            pool.submit(_convert_share, source, log_format.name, target, blocks, shard, num_workers)
             for shard in range(num_workers)
         ]
         return [task.result() for task in tasks]
 
 
 def _convert_share(
-    source: Path, format_name: str, target: Path, max_blocks: int | None, shard: int, num_shards: int
+    source: Path, format_name: str, target: Path, blocks: tuple[int, int | None], shard: int, num_shards: int
 ) -> _Share:
     log_format = format_named(format_name)
-    malformed, joined_malformed = MalformedLines(), MalformedLines()
+    lines, joined_malformed = UsableLines(), MalformedLines()
     parse = log_format.make_line_parser(source, joined_malformed)
     part_rows: dict[str, int] = {}
     max_ids = np.zeros(len(log_format.sparse_names), dtype=np.int64)
     num_blocks = 0
-    row_files = log_format.list_row_files(source)
-    for block in read_blocks(row_files, shard=shard, num_shards=num_shards, max_blocks=max_blocks):
+    row_files = lines.usable_first(log_format.list_row_files(source), parse)
+    first, end = blocks
+    for block in read_blocks(row_files, shard=shard, num_shards=num_shards, first_block=first, end_block=end):
         num_blocks += 1
-        rows = list(parse_block(block, parse, malformed))
+        rows = lines.parse(block, parse)
         if not rows:
             continue
         table = _to_table(rows, log_format)
@@ -237,16 +250,7 @@ def _convert_share(
         part_rows[part] = table.num_rows
         ids = [table.column(name).fill_null(0).to_numpy() for name in log_format.sparse_names]
         max_ids = np.maximum(max_ids, [column.max() for column in ids])
-    return _Share(part_rows, tuple(int(value) for value in max_ids), malformed, joined_malformed, num_blocks)
-
-
-def parse_block(block: LineBlock, parse: LineParser, malformed: MalformedLines) -> Iterable[LogRow]:
-    """The rows of a block; lines that cannot be read are counted in ``malformed`` and left out."""
-    for offset, line in enumerate(block.lines):
-        try:
-            yield parse(line)
-        except MalformedLineError as error:
-            malformed.add(block.path, block.first_line_number + offset, str(error))
+    return _Share(part_rows, tuple(int(value) for value in max_ids), lines, joined_malformed, num_blocks)
 
 
 def _to_table(rows: list[LogRow], log_format: LogFormat) -> pa.Table:
@@ -258,23 +262,22 @@ def _to_table(rows: list[LogRow], log_format: LogFormat) -> pa.Table:
     return pa.table(columns)
 
 
-def _merge(shares: list[_Share], source: Path, log_format: LogFormat, max_blocks: int | None) -> Manifest:
-    malformed = MalformedLines()
+def _merge(shares: list[_Share], source: Path, log_format: LogFormat, *, complete: bool) -> Manifest:
+    malformed, lines = MalformedLines(), UsableLines()
     malformed.extend(shares[0].joined_malformed)  # every worker read the same joined files
     part_rows: dict[str, int] = {}
     for share in shares:
-        malformed.extend(share.malformed)
+        lines.extend(share.lines)
         part_rows |= share.part_rows
-    num_blocks = sum(share.num_blocks for share in shares)
-    complete = max_blocks is None or num_blocks < max_blocks
+    malformed.extend(lines.malformed_lines())
     return Manifest(
         store_version=STORE_VERSION,
         format_name=log_format.name,
         source=str(source.resolve()),
         part_rows=dict(sorted(part_rows.items())),
         complete=complete,
-        lines_limit=0 if complete or max_blocks is None else max_blocks * BLOCK_LINES,
         max_ids=tuple(int(value) for value in np.max([share.max_ids for share in shares], axis=0)),
         malformed_count=malformed.count,
         malformed_reports=tuple(malformed.reports),
+        passed_over=tuple(lines.passed_over()),
     )

@@ -71,6 +71,8 @@ class Comparison:
             self._note(f"{log.manifest.malformed_count} malformed lines were left out, the first:")
             for report in log.manifest.malformed_reports[:5]:
                 self._note(f"  {report}")
+        for note in log.manifest.passed_over[:5]:
+            self._note(f"passed over {note}")
         return log
 
     def generated_log(self, format_name: str) -> Path:

@@ -24,47 +24,68 @@ TERABYTE_CARDINALITIES = (
 )
 # fmt: on
 
-_LINE = re.compile(
-    rb"([01])" + rb"\t(-?[0-9]{1,18}|)" * NUM_INTEGERS + rb"\t([0-9a-fA-F]{0,8})" * NUM_CATEGORIES + rb"\r?\n?"
-)
-_INTEGER = re.compile(rb"(-?[0-9]{1,18})?")
-_CATEGORY = re.compile(rb"[0-9a-fA-F]{0,8}")
+_INTEGER = rb"-?[0-9]{1,18}|"
+CATEGORY_DIGITS = 8
+"""Hexadecimal digits of a published category."""
 
 
-def parse_line(line: bytes) -> LogRow:
+def line_parser(*, category_digits: int) -> LineParser:
     """Reads one line; integers may be negative, any of the last 39 fields may be empty, also at the end of the line.
 
+    Args:
+        category_digits: most hexadecimal digits of a category, up to 16. A category with 16 digits is an unsigned
+            64-bit number and becomes the int64 with the same bits.
     Raises:
-        MalformedLineError: the line does not have 40 fields of the right kind.
+        MalformedLineError: (the parser) the line does not have 40 fields of the right kind.
     """
-    match = _LINE.fullmatch(line)
-    if match is None:
-        raise MalformedLineError(_reason(line))
-    fields = match.groups()
-    return LogRow(
-        label=int(fields[0]),
-        dense=tuple([int(text) if text else None for text in fields[1 : 1 + NUM_INTEGERS]]),
-        sparse=tuple([int(text, 16) if text else None for text in fields[1 + NUM_INTEGERS :]]),
+    category = rb"[0-9a-fA-F]{0,%d}" % category_digits
+    whole_line = re.compile(
+        rb"([01])"
+        + (rb"\t(" + _INTEGER + rb")") * NUM_INTEGERS
+        + (rb"\t(" + category + rb")") * NUM_CATEGORIES
+        + rb"\r?\n?"
     )
 
+    def parse(line: bytes) -> LogRow:
+        match = whole_line.fullmatch(line)
+        if match is None:
+            raise MalformedLineError(_reason(line, category_digits))
+        fields = match.groups()
+        return LogRow(
+            label=int(fields[0]),
+            dense=tuple([int(text) if text else None for text in fields[1 : 1 + NUM_INTEGERS]]),
+            sparse=tuple([_category(text) if text else None for text in fields[1 + NUM_INTEGERS :]]),
+        )
 
-def _reason(line: bytes) -> str:
+    return parse
+
+
+def _category(text: bytes) -> int:
+    value = int(text, 16)
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _reason(line: bytes, category_digits: int) -> str:
     fields = line.rstrip(b"\r\n").split(b"\t")
     if len(fields) != NUM_FIELDS:
         return f"{len(fields)} tab-separated fields, expected {NUM_FIELDS}"
     if fields[0] not in (b"0", b"1"):
         return f"label {_shown(fields[0])} is neither 0 nor 1"
     for number, text in enumerate(fields[1 : 1 + NUM_INTEGERS], start=1):
-        if not _INTEGER.fullmatch(text):
+        if not re.fullmatch(_INTEGER, text):
             return f"integer {number} is {_shown(text)}"
     for number, text in enumerate(fields[1 + NUM_INTEGERS :], start=1):
-        if not _CATEGORY.fullmatch(text):
-            return f"category {number} is {_shown(text)}, not a hexadecimal number of up to 8 digits"
+        if not re.fullmatch(rb"[0-9a-fA-F]*", text) or len(text) > category_digits:
+            return f"category {number} is {_shown(text)}, not a hexadecimal number of up to {category_digits} digits"
     return "stray line end inside the line"
 
 
 def _shown(text: bytes) -> str:
     return repr(text[:24].decode("ascii", errors="backslashreplace"))
+
+
+parse_line = line_parser(category_digits=CATEGORY_DIGITS)
+"""Reads one line of a published log."""
 
 
 def _list_row_files(source: Path) -> list[Path]:

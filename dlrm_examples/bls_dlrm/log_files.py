@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,8 @@ class LineBlock(NamedTuple):
 def list_log_files(source: Path, *, suffixes: tuple[str, ...]) -> list[Path]:
     """Log files of ``source``: itself if it is a file, else the files in that directory that end in ``suffixes``.
 
+    Hidden files of a directory are not listed: editors, macOS and downloads leave such files beside the data.
+
     Raises:
         DataError: there is no such path, or no such file in the directory.
     """
@@ -35,20 +38,35 @@ def list_log_files(source: Path, *, suffixes: tuple[str, ...]) -> list[Path]:
     if not source.is_dir():
         raise DataError(f"{source}: no such file or directory")
     endings = tuple(suffix + compression for suffix in suffixes for compression in ("", ".gz"))
-    found = sorted(path for path in source.iterdir() if path.is_file() and path.name.endswith(endings))
+    found = sorted(
+        path
+        for path in source.iterdir()
+        if path.is_file() and path.name.endswith(endings) and not path.name.startswith(".")
+    )
     if not found:
         raise DataError(f"{source}: no file ending in {', '.join(endings)} in this directory")
     return found
 
 
 def read_blocks(
-    paths: Iterable[Path], *, shard: int = 0, num_shards: int = 1, max_blocks: int | None = None
+    paths: Iterable[Path],
+    *,
+    shard: int = 0,
+    num_shards: int = 1,
+    first_block: int = 0,
+    end_block: int | None = None,
 ) -> Iterator[LineBlock]:
     """Every ``num_shards``-th block of the files, starting at block ``shard``.
 
     The readers with shard 0 to ``num_shards - 1`` together see each line exactly once, in blocks whose content does not
-    depend on ``num_shards``. ``max_blocks`` limits the blocks of all readers together.
+    depend on ``num_shards``. A UTF-8 byte order mark at the begin of a file is no part of its first line.
 
+    Args:
+        paths: plain or gzip-compressed files, in reading order.
+        shard: number of this reader.
+        num_shards: readers.
+        first_block: blocks in front of it, of all readers, are passed over.
+        end_block: the block behind the last one of all readers; None: the end of the last file.
     Raises:
         DataError: a file cannot be read or decompressed.
     """
@@ -57,10 +75,11 @@ def read_blocks(
         first_line_number = 1
         try:
             with _open(path) as stream:
+                _skip_byte_order_mark(stream)
                 while lines := list(islice(stream, BLOCK_LINES)):
-                    if max_blocks is not None and index >= max_blocks:
+                    if end_block is not None and index >= end_block:
                         return
-                    if index % num_shards == shard:
+                    if index >= first_block and index % num_shards == shard:
                         yield LineBlock(index, path, first_line_number, lines)
                     first_line_number += len(lines)
                     index += 1
@@ -70,3 +89,8 @@ def read_blocks(
 
 def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _skip_byte_order_mark(stream: IO[bytes]) -> None:
+    if stream.read(len(BOM_UTF8)) != BOM_UTF8:
+        stream.seek(0)

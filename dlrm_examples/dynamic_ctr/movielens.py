@@ -37,6 +37,8 @@ def read_movielens(path: Path, *, max_history: int) -> Log:
         ratings = rows.column("rating").to_numpy().astype(np.float32)
     except ValueError as error:
         raise DataError(f"{path}: column 'rating': {error}") from error
+    if not np.isfinite(ratings).all():
+        raise DataError(f"{path}: column 'rating': {ratings[~np.isfinite(ratings)][0]} is not a finite number")
     rated = Events(user_ids, time_s, movie_ids)
     return Log(
         features=FEATURES,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+from codecs import BOM_UTF8
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +173,106 @@ def test_only_as_many_lines_as_needed_are_converted(tmp_path: Path, small_blocks
     whole = open_or_convert(source, CRITEO, store_root=tmp_path / "store")
     assert numbers_in(whole) == list(range(40))
     assert open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=3).manifest.num_rows >= 8
+
+
+def test_blocks_are_converted_until_there_are_enough_usable_rows(tmp_path: Path, small_blocks: int) -> None:
+    source = tmp_path / "log.tsv"
+    source.write_text("".join(criteo_line(number) if number % 3 == 0 else "broken\n" for number in range(90)))
+
+    log = open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=7)
+
+    assert numbers_in(log)[:7] == [0, 3, 6, 9, 12, 15, 18]
+    assert not log.manifest.complete
+    assert open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=7) == log
+    assert open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=31).manifest.complete
+
+
+def test_rows_behind_many_unusable_lines_are_found(tmp_path: Path, small_blocks: int) -> None:
+    source = tmp_path / "log.tsv"
+    source.write_text("broken\n" * 37 + "".join(criteo_line(number) for number in range(20)))
+    log = open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=5)
+
+    assert numbers_in(log)[:5] == [0, 1, 2, 3, 4]
+    assert log.manifest.malformed_count == 37
+
+
+def kaggle_folder(folder: Path) -> Path:
+    """Criteo's challenge as it is unpacked: only the last of three files in the order of names has rows."""
+    write_lines(folder / "train.txt", range(10))
+    (folder / "readme.txt").write_text("Display Advertising Challenge\n")
+    (folder / "test.txt").write_text("".join(criteo_line(number)[2:] for number in range(30)))
+    return folder
+
+
+@pytest.mark.parametrize("num_rows", [None, 9])
+def test_files_without_a_usable_row_are_passed_over(tmp_path: Path, small_blocks: int, num_rows: int | None) -> None:
+    source = kaggle_folder(tmp_path / "dac")
+    log = open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=num_rows, strict=True)
+
+    assert numbers_in(log) == list(range(10))
+    assert log.manifest.malformed_count == 0
+    lines_read = 30 if num_rows is None else small_blocks
+    assert log.manifest.passed_over == (
+        f"{source}/readme.txt: no usable row in the 1 lines read; "
+        f"{source}/readme.txt:1: 1 tab-separated fields, expected 40",
+        f"{source}/test.txt: no usable row in the {lines_read} lines read; "
+        f"{source}/test.txt:1: 39 tab-separated fields, expected 40",
+    )
+
+
+def test_workers_pass_over_the_same_files_as_one(tmp_path: Path) -> None:
+    source = tmp_path / "dac"
+    write_lines(source / "train.txt", range(60_000))
+    (source / "readme.txt").write_text("Display Advertising Challenge\n")
+
+    one = open_or_convert(source, CRITEO, store_root=tmp_path / "one", num_rows=20_000)
+    two = open_or_convert(source, CRITEO, store_root=tmp_path / "two", num_rows=20_000, num_workers=2)
+
+    assert one.manifest == two.manifest
+    assert numbers_in(two)[:20_000] == list(range(20_000))
+    assert len(two.manifest.passed_over) == 1
+
+
+def test_hidden_files_of_a_directory_are_not_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "day_0.tsv", range(3))
+    for name in (".day_0.tsv", "._day_0.tsv", ".hidden.txt.gz"):
+        write_lines(tmp_path / "in" / name, range(50, 60))
+    assert numbers_in(open_or_convert(tmp_path / "in", CRITEO, store_root=tmp_path / "store")) == [0, 1, 2]
+
+
+def test_a_directory_of_hidden_files_alone_has_no_log(tmp_path: Path) -> None:
+    write_lines(tmp_path / ".day_0.tsv", range(3))
+    with pytest.raises(DataError, match=r"no file ending in \.tsv"):
+        list_log_files(tmp_path, suffixes=(".tsv",))
+    assert list_log_files(tmp_path / ".day_0.tsv", suffixes=(".tsv",)) == [tmp_path / ".day_0.tsv"]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(
+    tmp_path: Path, small_blocks: int, compress: Callable[[bytes], bytes]
+) -> None:
+    text = "".join(criteo_line(number) for number in range(6)).encode()
+    source = tmp_path / ("log.tsv" if compress is bytes else "log.tsv.gz")
+    source.write_bytes(compress(BOM_UTF8 + text))
+
+    assert [block.lines for block in read_blocks([source])] == [
+        text.splitlines(keepends=True)[:4],
+        text.splitlines(keepends=True)[4:],
+    ]
+    assert numbers_in(open_or_convert(source, CRITEO, store_root=tmp_path / "store")) == list(range(6))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef", b"\xef\xbb", b"a", b"ab\n"])
+def test_a_file_shorter_than_a_byte_order_mark_is_read_whole(tmp_path: Path, content: bytes) -> None:
+    source = tmp_path / "log.tsv"
+    source.write_bytes(content)
+    assert [line for block in read_blocks([source]) for line in block.lines] == content.splitlines(keepends=True)
+
+
+def test_a_file_of_a_byte_order_mark_alone_is_empty(tmp_path: Path) -> None:
+    source = tmp_path / "log.tsv"
+    source.write_bytes(BOM_UTF8)
+    assert list(read_blocks([source])) == []
 
 
 @pytest.mark.parametrize(

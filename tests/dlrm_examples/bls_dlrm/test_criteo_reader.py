@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlrm_examples.bls_dlrm.criteo import NUM_CATEGORIES, NUM_INTEGERS, parse_line
+from dlrm_examples.bls_dlrm.criteo import NUM_CATEGORIES, NUM_INTEGERS, line_parser, parse_line
 from dlrm_examples.bls_dlrm.log_format import MalformedLineError
 
 
@@ -36,6 +36,19 @@ def test_missing_fields_are_missing_also_at_the_end_of_the_line() -> None:
 
     assert row.dense == (*[None] * 12, 5)
     assert row.sparse == (10, *[None] * 25)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("123456789", 0x123456789), ("7" + "f" * 15, 2**63 - 1), ("8" + "0" * 15, -(2**63)), ("F" * 15 + "e", -2)],
+)
+def test_categories_may_have_16_digits_where_the_caller_wants_them(text: str, value: int) -> None:
+    assert line_parser(category_digits=16)(line(categories=[text] + ["0"] * 25)).sparse[0] == value
+
+
+def test_a_category_of_more_digits_than_wanted_is_malformed() -> None:
+    with pytest.raises(MalformedLineError, match="hexadecimal number of up to 16 digits"):
+        line_parser(category_digits=16)(line(categories=["1" * 17] + ["0"] * 25))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,9 +201,10 @@ def test_movielens_is_sorted_by_time_and_may_end_lines_as_windows_does(tmp_path:
     assert read_log(tmp_path, max_history=3).labels.tolist() == log.labels.tolist()
 
 
-def test_a_rating_that_is_no_number_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,10,good,300\n")
-    with pytest.raises(DataError, match=r"'rating'.*good"):
+@pytest.mark.parametrize("rating", ["good", "nan", "inf", "-inf", ""])
+def test_a_rating_that_is_no_number_is_an_error(tmp_path: Path, rating: str) -> None:
+    (tmp_path / "ratings.csv").write_text(f"userId,movieId,rating,timestamp\n1,9,4,300\n1,10,{rating},300\n")
+    with pytest.raises(DataError, match=rf"ratings\.csv: .*'rating'.*{rating}"):
         read_log(tmp_path, max_history=3)
 
 
@@ -216,6 +218,54 @@ def test_criteo_keeps_the_order_of_lines_and_gives_missing_values_an_id(tmp_path
     assert ids(log, "category_1") == [[0xFFFFFFFF], [-1]]
     assert log.labels.tolist() == [[1], [0]]
     assert log.user_ids is None
+
+
+def criteo_line(*, label: str = "1\t", category: str = "") -> bytes:
+    return (label + "\t".join(["3"] * 13 + [category] + [""] * 25) + "\r\n").encode()
+
+
+def test_criteo_passes_over_files_without_a_row_and_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("Display Advertising Challenge\n")
+    (tmp_path / "test.txt").write_bytes(criteo_line(label="") * 3)
+    (tmp_path / "train.txt").write_bytes(criteo_line(category="a") * 5)
+    (tmp_path / ".train.txt").write_bytes(criteo_line(category="b") * 5)
+    log = read_log(tmp_path, max_history=3)
+
+    assert ids(log, "category_1") == [[10]] * 5
+    assert log.remark.startswith(f"passed over {tmp_path}/readme.txt: no usable row in the 1 lines read")
+    assert f"passed over {tmp_path}/test.txt: no usable row in the 3 lines read" in log.remark
+
+
+def test_a_malformed_line_in_a_file_of_criteo_with_rows_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "readme.txt").write_text("Display Advertising Challenge\n")
+    (tmp_path / "train.txt").write_bytes(criteo_line() + b"broken\n")
+    with pytest.raises(DataError, match=r"^1 malformed lines; the first: .*train\.txt:2: "):
+        read_log(tmp_path, max_history=3)
+
+
+def test_a_byte_order_mark_of_criteo_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "day_0.tsv").write_bytes(BOM_UTF8 + criteo_line() * 4)
+    assert read_log(tmp_path, max_history=3).num_examples == 4
+
+
+def test_a_byte_order_mark_of_ratings_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_bytes(BOM_UTF8 + b"userId,movieId,rating,timestamp\n1,10,4.0,300\n")
+    assert ids(read_log(tmp_path, max_history=3), "user_id") == [[1]]
+
+
+def test_categories_of_criteo_may_have_64_bits(tmp_path: Path) -> None:
+    categories = ("7" + "f" * 15, "8" + "0" * 15, "fffffffffffffffe", "20000000000001")
+    (tmp_path / "day_0.tsv").write_bytes(b"".join(criteo_line(category=each) for each in categories))
+    log = read_log(tmp_path, max_history=3)
+
+    assert ids(log, "category_1") == [[2**63 - 1], [-(2**63)], [-2], [2**53 + 1]]
+    assert ids(log, "category_2") == [[-1]] * 4
+
+
+def test_the_category_of_criteo_that_stands_for_a_missing_value_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "day_0.tsv").write_bytes(criteo_line(category="f" * 16))
+    with pytest.raises(DataError, match="ffffffffffffffff"):
+        read_log(tmp_path, max_history=3)
 
 
 def test_a_malformed_line_of_criteo_is_named(tmp_path: Path) -> None:
