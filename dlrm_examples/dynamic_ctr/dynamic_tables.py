@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from headway.embedding import Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
+from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
 
 from dlrm_examples.dynamic_ctr.group import gather
 from dlrm_examples.dynamic_ctr.log import Feature, Jagged
@@ -56,7 +56,7 @@ class DynamicTables:
             features=[
                 FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
             ],
-            process_group=group,
+            process_group=LOCAL if group is None else group,
             gradient_reduction="sum",  # a rank's loss is its part of the batch's mean
             seed=settings.seed,
         )

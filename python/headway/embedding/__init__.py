@@ -6,8 +6,7 @@
 
     tables = HashTableCollection(
         tables=[TableConfig(name, dim=64, optimizer=Adam(lr=1e-3)) for name in ("user", "item")],
-        features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")],
-        process_group=dist.group.WORLD)
+        features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")])
     vectors = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # by feature, (batch, 64)
     loss.backward()
     tables.optimizer.step()
@@ -31,8 +30,10 @@ from headway.embedding.config import (
     Uniform,
 )
 from headway.embedding.lookup_function import PendingBatch
+from headway.embedding.process_groups import LOCAL
 
 __all__ = [
+    "LOCAL",
     "Adagrad",
     "Adam",
     "CheckpointError",

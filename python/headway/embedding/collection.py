@@ -13,11 +13,11 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from headway._embedding import Table, Workers
 from headway.embedding import checkpoint
+from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.devices import resolve_device
@@ -27,6 +27,7 @@ from headway.embedding.lookup import Lookup
 from headway.embedding.lookup_function import PendingBatch, hand_out
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
+from headway.embedding.process_groups import GroupOrLocal, resolve_group
 from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
 from headway.embedding.table_records import Listing, TablePart
@@ -43,13 +44,14 @@ class HashTableCollection(nn.Module):
     """Looks ids up in tables that take any 64-bit id, and learns their vectors.
 
     Tables of equal configuration without limits are merged; ranks of ``process_group`` share the ids out, and look up,
-    exchange and learn together, so all of them must call alike. ``optimizer`` updates the tables; with ``eval()`` a
-    lookup inserts and counts nothing.
+    exchange and learn together, so all of them must call alike. They make it together too, with the same arguments except
+    ``num_threads``. ``optimizer`` updates the tables; with ``eval()`` a lookup inserts and counts nothing.
 
     Args:
         tables: what tables there are.
         features: what is looked up in them.
-        process_group: for tensors of ``device``; None: this rank has all ids.
+        process_group: for tensors of ``device``; None: the world group if there is one. With ``LOCAL``, or without a
+            world group, this rank has all ids.
         dedup: whether duplicates are found before the exchange (``first``), at the owner (``second``), or ``both``.
             Vectors do not depend on it but for the rounding of sums, nor do counts.
         gradient_reduction: ``mean`` divides the sum over ranks by their number, as DDP does; ``sum`` does not.
@@ -64,7 +66,8 @@ class HashTableCollection(nn.Module):
             for the sizes of exchanges.
 
     Raises:
-        ValueError: names are used twice, a feature's table does not exist, or an option is not for this device.
+        ValueError: names are used twice, a feature's table does not exist, an option is not for this device, or ranks
+            of the group have different arguments. Where one rank raises, all do.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class HashTableCollection(nn.Module):
         *,
         tables: Iterable[TableConfig],
         features: Iterable[FeatureConfig],
-        process_group: dist.ProcessGroup | None = None,
+        process_group: GroupOrLocal = None,
         dedup: Dedup = "both",
         gradient_reduction: Literal["mean", "sum"] = "mean",
         lookahead: int = 1,
@@ -82,12 +85,40 @@ class HashTableCollection(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self.process_group = resolve_group(process_group)
+        with agreement("HashTableCollection", self.process_group) as settings:
+            tables, features = list(tables), list(features)
+            self._make(tables, features, dedup, gradient_reduction, lookahead, seed, num_threads, strict, device)
+            settings.update(settings_of(tables, features))
+            settings.update(
+                {
+                    "dedup": dedup,
+                    "gradient_reduction": gradient_reduction,
+                    "lookahead": str(lookahead),
+                    "seed": str(seed),
+                    "strict": str(strict),
+                    "device": self.device.type,
+                }
+            )
+
+    def _make(
+        self,
+        tables: list[TableConfig],
+        features: list[FeatureConfig],
+        dedup: Dedup,
+        gradient_reduction: Literal["mean", "sum"],
+        lookahead: int,
+        seed: int,
+        num_threads: int | None,
+        strict: bool,
+        device: torch.device | str | None,
+    ) -> None:
+        """Makes what there is on this rank, without an exchange."""
         self.device = resolve_device(device)
         self.groups = merge_tables(tables)
-        self.features = list(features)
-        self.process_group = process_group
-        self.rank = 0 if process_group is None else process_group.rank()
-        self.num_ranks = 1 if process_group is None else process_group.size()
+        self.features = features
+        self.rank = 0 if self.process_group is None else self.process_group.rank()
+        self.num_ranks = 1 if self.process_group is None else self.process_group.size()
         self.step = 0  #: updates so far
         if gradient_reduction not in ("mean", "sum"):
             raise ValueError(f"gradient_reduction must be mean or sum, not {gradient_reduction!r}")
@@ -105,7 +136,7 @@ class HashTableCollection(nn.Module):
         self.tables = self._build_tables()
         self._lookup = ShardedLookup(
             self.tables,
-            group=process_group,
+            group=self.process_group,
             dedup=dedup,
             workers=self._workers,
             device=self.device,

@@ -15,6 +15,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import PoolingType
 
 from headway._embedding import Workers
+from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import MergedTable
 from headway.torchrec.settings import KEY_AND_NOTE_BYTES, DynamicTable
@@ -59,11 +60,24 @@ class _DynamicSharder:
     ) -> Any:
         if not self._is_dynamic(module):
             return super().shard(module, params, env, device, module_fqn)  # type: ignore[misc]
-        self._expect_feasible(module, env, device)
-        fused_params = {**(self.fused_params or {}), SETTINGS: (self.tables, self.seed)}  # type: ignore[attr-defined]
-        sharded = self._dynamic_type(module, params, env, fused_params, device, module_fqn=module_fqn)
-        sharded.strict = self.strict
+        with agreement(f"dynamic tables of {module_fqn or type(module).__name__}", env.process_group) as settings:
+            self._expect_feasible(module, env, device)
+            fused_params = {**(self.fused_params or {}), SETTINGS: (self.tables, self.seed)}  # type: ignore[attr-defined]
+            sharded = self._dynamic_type(module, params, env, fused_params, device, module_fqn=module_fqn)
+            sharded.strict = self.strict
+            settings.update(self._settings_of(module, params, sharded))
         return sharded
+
+    def _settings_of(self, module: Any, params: Mapping[str, ParameterSharding], sharded: Any) -> dict[str, str]:
+        """What all ranks must have in common, with the features of each table in the place of ``FeatureConfig``s."""
+        configs = {config.name: config for config in configs_of(module)}
+        resolved = {config.name: config for kernel in sharded.kernels() for config in kernel.merged.tables}
+        settings = settings_of([resolved[name] for name in configs], [])
+        for name, config in configs.items():
+            settings[f"features of table {name}"] = ", ".join(config.feature_names)
+            settings[f"pooling of table {name}"] = str(getattr(config, "pooling", None))
+            settings[f"plan of table {name}"] = f"{params[name].sharding_type} on ranks {params[name].ranks}"
+        return settings | {"seed": str(self.seed), "strict": str(self.strict)}
 
     def _is_dynamic(self, module: Any) -> bool:
         names = [config.name for config in configs_of(module)]

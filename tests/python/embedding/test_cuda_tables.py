@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
 from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Workers, reorder, route
-from headway.embedding import Eviction, HashTableCollection, NoRoomError, Optimizer, Sgd
+from headway.embedding import LOCAL, Eviction, HashTableCollection, NoRoomError, Optimizer, Sgd
 from headway.embedding.keys import take_as_unique
 from table_cases import (
     OPTIMIZERS,
@@ -110,7 +110,7 @@ def learn_weights(rank: int) -> None:
             weights = [torch.linspace(-1, 1, len(batch[name][0]), device=each) for name in ("user", "item", "tags")]
             for name, of_feature in zip(("user", "item", "tags"), weights, strict=True):
                 batch[name] = (*batch[name][:2], of_feature.requires_grad_())
-            tables = make_tables(device=each, dedup=dedup, process_group=None if each == CPU else group)
+            tables = make_tables(device=each, dedup=dedup, process_group=LOCAL if each == CPU else group)
             found.append([gradient.cpu() for gradient in torch.autograd.grad(real_loss(tables(batch)), weights)])
         torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 

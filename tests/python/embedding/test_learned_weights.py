@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from headway.embedding import HashTableCollection
+from headway.embedding import LOCAL, HashTableCollection
 from headway.embedding.merging import table_numbers
 from headway.embedding.sharded_lookup import ShardedLookup
 from rank_processes import BACKENDS, run_ranks
@@ -81,7 +81,7 @@ def test_gradients_are_the_slope_of_the_loss() -> None:
 def differ_from_one_rank(rank: int) -> list[float]:
     """By how much gradients differ from those that one rank has, by kind of deduplication."""
     batch = weighted_batch(rank)
-    alone = gradients_of(make_tables(), batch)
+    alone = gradients_of(make_tables(process_group=LOCAL), batch)
     result = []
     for dedup in DEDUPS:
         found = gradients_of(make_tables(dedup=dedup, process_group=dist.group.WORLD), batch)
