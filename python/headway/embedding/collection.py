@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,12 +18,12 @@ from headway._embedding import Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.anchor import Anchor, mark_of
-from headway.embedding.config import FeatureConfig, TableConfig
+from headway.embedding.config import FeatureConfig, TableConfig, learning_rate_of
 from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, columns_of
 from headway.embedding.gradient import BagGradients, Gradient
 from headway.embedding.lookup import Lookup
-from headway.embedding.lookup_function import PendingBatch, hand_out
+from headway.embedding.lookup_function import PendingBatch, hand_out, is_recomputation
 from headway.embedding.merging import group_of_tables, merge_tables
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
@@ -186,12 +185,16 @@ class HashTableCollection(nn.Module):
         """
         columns = columns_of(features)
         inputs, learned_weights = zip(*(group.join(columns) for group in self._features_of), strict=True)
-        lookup = self._lookup.begin([each.keys for each in inputs], inserts=self.training)
+        inserts = self.training and not is_recomputation()
+        lookup = self._lookup.begin([each.keys for each in inputs], inserts=inserts)
         return PendingBatch(list(inputs), list(learned_weights), lookup)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
         """Vectors of a batch; with ``eval()`` nothing is inserted and counted, whether gradients are wanted or not.
+
+        A lookup inside a backward pass, as activation checkpointing repeats it, gives the same vectors and counts
+        nothing.
 
         Returns:
             by feature, (B, dim) where it is pooled, else (K, dim) with a row for each id.
@@ -199,6 +202,8 @@ class HashTableCollection(nn.Module):
             NoRoomError: with ``strict``, after the exchange, so that no rank waits for another one.
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
+        if is_recomputation():
+            batch.lookup.inserts = False
         # Of backward passes before, whose memory others may write to from now on, as replayed CUDA graphs do.
         for gradients in self._gradients:
             for gradient in gradients:
@@ -222,12 +227,11 @@ class HashTableCollection(nn.Module):
             rates: of the merged tables.
             divisors: of their gradients.
         Raises:
-            ValueError: a rate is not finite; nothing is updated then.
+            ValueError: a rate is negative or not finite; nothing is updated then.
             RuntimeError: gradients were changed in place since the backward pass; nothing is updated then.
         """
         for group, rate in zip(self.groups, rates, strict=True):
-            if not math.isfinite(rate):
-                raise ValueError(f"the learning rate of table {group.name} must be finite, not {rate}")
+            learning_rate_of(rate, f"the learning rate of table {group.name}")
         for gradients in self._gradients:
             for gradient in gradients:
                 gradient.expect_unchanged()
@@ -396,6 +400,12 @@ class HashTableCollection(nn.Module):
     def extra_repr(self) -> str:
         tables = ", ".join(f"{group.name} (dim {group.config.dim})" for group in self.groups)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a HashTableCollection cannot be pickled, as its tables belong to this process: save() and load(), or "
+            "state_dict() and load_state_dict(), carry them"
+        )
 
 
 def _expect_room(lookup: Lookup) -> None:

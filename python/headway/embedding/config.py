@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, SupportsIndex
 
 from headway import _embedding
 
@@ -53,6 +53,21 @@ class Normal:
 Initializer = Constant | Uniform | Normal
 
 
+def learning_rate_of(value: Any, what: str) -> float:
+    """The number that an argument stands for; a tensor of one number is one.
+
+    Raises:
+        ValueError: it is no number, not finite, or negative; the message begins with ``what``.
+    """
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} must be a number, not {value!r}") from None
+    if not (math.isfinite(rate) and rate >= 0):
+        raise ValueError(f"{what} must be finite and at least 0, not {rate}")
+    return rate
+
+
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """How rows learn, by the formulas of ``torch.optim``; rows without a gradient are passed over.
@@ -65,8 +80,7 @@ class Optimizer:
     decoupled_weight_decay: bool = False
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.lr):
-            raise ValueError(f"lr must be finite, not {self.lr}")
+        object.__setattr__(self, "lr", learning_rate_of(self.lr, "lr"))
         self.build()
 
     def build(self) -> _embedding.OptimizerOptions:
@@ -191,8 +205,8 @@ class TableConfig:
     hot_count: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a table needs a name")
+        _expect_name(self.name, "a table")
+        self._expect_kinds()
         if not 1 <= self.dim <= 1 << 20:
             raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")
         if self.eviction is not None and self.max_rows is None:
@@ -208,6 +222,24 @@ class TableConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ValueError(f"table {self.name}: {name} must be from {least} to {most}, not {value}")
+
+    def _expect_kinds(self) -> None:
+        """Takes only this module's optimizers, initializers and evictions, and only integers as numbers."""
+        for name, kinds, example in (
+            ("optimizer", (Sgd, Adagrad, Adam), "Adam(lr=1e-3)"),
+            ("initializer", (Constant, Uniform, Normal), "Uniform(-0.05, 0.05)"),
+            ("eviction", (Eviction, type(None)), 'Eviction(policy="lru")'),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise ValueError(
+                    f"table {self.name}: {name} must be one of headway.embedding, like {example}, not {value!r}"
+                )
+        for name in ("dim", "max_rows", "time_to_live", "min_count", "max_pending", "hot_count"):
+            value = getattr(self, name)
+            is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+            if not is_integer and not (value is None and name in ("max_rows", "max_pending")):
+                raise ValueError(f"table {self.name}: {name} must be an integer, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -226,5 +258,13 @@ class FeatureConfig:
     pooling: Pooling = field(default="sum", kw_only=True)
 
     def __post_init__(self) -> None:
+        _expect_name(self.name, "a feature")
+        if not isinstance(self.table, str):
+            raise ValueError(f"feature {self.name}: table must be the name of a table, not {self.table!r}")
         if self.pooling not in ("sum", "mean", None):
             raise ValueError(f"feature {self.name}: pooling must be sum, mean or None, not {self.pooling!r}")
+
+
+def _expect_name(name: object, what: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{what} needs a name, not {name!r}")

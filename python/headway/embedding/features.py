@@ -51,9 +51,18 @@ class FeatureGroup:
 
 
 def columns_of(features: Features) -> Mapping[str, Any]:
-    """The features by name; of a ``KeyedJaggedTensor`` a ``JaggedTensor`` each."""
+    """The features by name; of a ``KeyedJaggedTensor`` a ``JaggedTensor`` each.
+
+    Raises:
+        ValueError: the input is neither a mapping nor a ``KeyedJaggedTensor``.
+    """
     if isinstance(features, Mapping):
         return features
+    if not hasattr(features, "to_dict"):
+        raise ValueError(
+            "features must be a KeyedJaggedTensor, or a mapping of names to (values, lengths) as tensors, not "
+            f"{_described(features)}"
+        )
     by_name: Mapping[str, Any] = features.to_dict()
     return by_name
 
@@ -61,11 +70,39 @@ def columns_of(features: Features) -> Mapping[str, Any]:
 def _tensors_of(features: Mapping[str, Any], name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Ids, lengths and perhaps weights."""
     if name not in features:
-        raise ValueError(f"feature {name} is missing; there are: {', '.join(features)}")
-    feature = features[name]
-    if not isinstance(feature, Sequence):
+        raise ValueError(f"feature {name} is missing; there are: {', '.join(map(str, features))}")
+    ids, lengths, weights = _columns_of_one(features[name], name)
+    if not isinstance(ids, torch.Tensor) or not isinstance(lengths, torch.Tensor):
+        raise ValueError(
+            f"feature {name}: (values, lengths) as tensors are needed, not ({_described(ids)}, {_described(lengths)})"
+        )
+    if weights is not None and not isinstance(weights, torch.Tensor):
+        raise ValueError(f"feature {name}: weights must be a tensor, not {_described(weights)}")
+    return ids, lengths, weights
+
+
+def _columns_of_one(feature: Any, name: str) -> tuple[Any, Any, Any]:
+    if isinstance(feature, Sequence) and not isinstance(feature, str):
+        if len(feature) not in (2, 3):
+            raise ValueError(
+                f"feature {name}: values, lengths and perhaps weights are needed, not {len(feature)} tensors"
+            )
+        ids, lengths, *rest = feature
+        return ids, lengths, rest[0] if rest else None
+    if hasattr(feature, "weights_or_none"):
         return feature.values(), feature.lengths(), feature.weights_or_none()
-    if len(feature) not in (2, 3):
-        raise ValueError(f"feature {name}: values, lengths and perhaps weights are needed, not {len(feature)} tensors")
-    ids, lengths, *rest = feature
-    return ids, lengths, rest[0] if rest else None
+    hint = ""
+    if isinstance(feature, torch.Tensor):
+        hint = ": give the ids one list after the other, and the length of each list"
+        if feature.is_nested:
+            hint = ": give (nested.values(), nested.offsets().diff())"
+    raise ValueError(f"feature {name}: (values, lengths) as tensors are needed, not {_described(feature)}{hint}")
+
+
+def _described(value: Any) -> str:
+    """The kind of an argument, for messages."""
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if value.is_nested:
+        return "a nested tensor"
+    return f"a tensor of shape {tuple(value.shape)}"

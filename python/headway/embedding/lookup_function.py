@@ -27,6 +27,11 @@ class PendingBatch:
     lookup: Lookup
 
 
+def is_recomputation() -> bool:
+    """Whether this thread is inside a backward pass, where activation checkpointing runs a part of the model again."""
+    return torch._C._current_graph_task_id() != -1
+
+
 #: Takes the gradients of a batch: (B, D) by merged table, None of those that the loss does not depend on.
 TakeGradients = Callable[[PendingBatch, Sequence[torch.Tensor | None]], None]
 

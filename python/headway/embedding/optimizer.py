@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from headway.embedding.anchor import Anchor
+from headway.embedding.config import learning_rate_of
 from headway.embedding.merging import MergedTable
 
 
@@ -66,7 +67,10 @@ class TableOptimizer(torch.optim.Optimizer):
         grad_scale = getattr(self, "grad_scale", None)
         scale = 1.0 if grad_scale is None else float(grad_scale)
         self._tables().apply_gradients(
-            [float(group["lr"]) for group in self.param_groups],
+            [
+                learning_rate_of(group["lr"], f"the learning rate of table {group['name']}")
+                for group in self.param_groups
+            ],
             [scale / _unscaled_by(group["params"][0]) for group in self.param_groups],
         )
         return loss

@@ -18,6 +18,7 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from headway._embedding import KeyStatus, Table, UniqueKeys, Workers
 from headway.embedding.lookup import FoundRows
+from headway.embedding.lookup_function import is_recomputation
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
 from headway.embedding.table_records import TablePart
@@ -113,7 +114,8 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self.table, self.updates = part.table, part.updates
 
     def forward(self, unique: UniqueKeys) -> Lookup:
-        look = self.table.find_or_insert if self.training else self.table.find
+        inserts = self.training and not is_recomputation()
+        look = self.table.find_or_insert if inserts else self.table.find
         rows_W, self._statuses_W = look(unique.keys)
         return Lookup(self, unique, FoundRows(self.table, rows_W, self.table.generation))
 
