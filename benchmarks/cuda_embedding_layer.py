@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from benchmarks.harness.embedding_layers import (
     HEADWAY,
     SCATTER,
     draw_rows,
+    find_fbgemm,
     format_layers,
-    import_fbgemm,
     make_collection,
     make_points,
     table_names,
@@ -122,12 +123,9 @@ def measure(options: argparse.Namespace) -> list[Point]:
 def _measure_layers(work: Work) -> list[Point]:
     collection = _fill(work)
     layers = {HEADWAY: _make_headway(work, collection)}
-    if work.options.against != "none":
-        try:
-            layers[FBGEMM] = _make_fbgemm(work, collection)
-        except BenchmarkError:
-            if work.options.against is not None:
-                raise
+    fbgemm = find_fbgemm(work.options)
+    if fbgemm is not None:
+        layers[FBGEMM] = _make_fbgemm(work, collection, fbgemm)
     _check(work, layers)
     forward: dict[str, list[float]] = {name: [] for name in layers}
     step: dict[str, list[float]] = {name: [] for name in layers}
@@ -199,8 +197,8 @@ def _make_headway(work: Work, collection: HashTableCollection) -> Layer:
     )
 
 
-def _make_fbgemm(work: Work, collection: HashTableCollection) -> Layer:
-    options, fbgemm = work.options, import_fbgemm()
+def _make_fbgemm(work: Work, collection: HashTableCollection, fbgemm: Any) -> Layer:
+    options = work.options
     is_pooled = _POOLINGS[work.pooling] is not None
     kinds = {"row_wise_adagrad": fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD, "adam": fbgemm.EmbOptimType.ADAM}
     layer = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(

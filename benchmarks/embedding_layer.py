@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from benchmarks.harness.embedding_layers import (
     HEADWAY,
     SCATTER,
     draw_rows,
+    find_fbgemm,
     format_layers,
-    import_fbgemm,
     make_collection,
     make_points,
     table_names,
@@ -42,7 +43,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
-    parser = make_parser("embedding_layer", DESCRIPTION, ranks=(1,), rounds=20)
+    parser = make_parser("embedding_layer", DESCRIPTION, ranks=(1,), against=FBGEMM, rounds=20)
     for name, default, text in (
         ("--tables", 10, "that merge into one"),
         ("--rows", 100_000, "of a table"),
@@ -67,13 +68,16 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """Pooled and sequence output, each system.
 
     Raises:
-        BenchmarkError: the two do not agree, or FBGEMM is not installed.
+        BenchmarkError: the two do not agree, or FBGEMM is not installed and ``--against`` names it.
     """
     torch.set_num_threads(options.threads)
+    fbgemm = find_fbgemm(options)
     points = []
     for pooling in ("sum", None):
-        steps = {HEADWAY: _make_headway(options, pooling), FBGEMM: _make_fbgemm(options, pooling)}
-        _check(options, steps)
+        steps = {HEADWAY: _make_headway(options, pooling)}
+        if fbgemm is not None:
+            steps[FBGEMM] = _make_fbgemm(options, pooling, fbgemm)
+            _check(options, steps)
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         random = np.random.default_rng(1)
         for turn in range(options.rounds):
@@ -107,8 +111,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     return step
 
 
-def _make_fbgemm(options: argparse.Namespace, pooling: str | None) -> Step:
-    fbgemm = import_fbgemm()
+def _make_fbgemm(options: argparse.Namespace, pooling: str | None, fbgemm: Any) -> Step:
     # Its kernel for the CPU has no sequence output: bags of one id each give it.
     width = options.length if pooling else 1
     layer = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(

@@ -21,7 +21,7 @@ from headway import ops
 from torch import Tensor
 
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.embedding_layers import import_fbgemm
+from benchmarks.harness.embedding_layers import find_fbgemm
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel
@@ -68,7 +68,7 @@ class Work:
 
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
-    parser = make_parser("jagged_moves", DESCRIPTION, ranks=(32, 128, 512), rounds=15)
+    parser = make_parser("jagged_moves", DESCRIPTION, ranks=(32, 128, 512), against=FBGEMM, rounds=15)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     for name, default, text in (
         ("--features", 26, "of each sample"),
@@ -91,11 +91,11 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """The operations asked for, each system.
 
     Raises:
-        BenchmarkError: a device or FBGEMM is not there, or systems do not agree.
+        BenchmarkError: a device is not there, or FBGEMM where ``--against`` names it, or systems do not agree.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
-    import_fbgemm()
+    has_fbgemm = find_fbgemm(options) is not None
     torch.set_num_threads(options.threads)
     work = _make_work(options)
     params = {name: getattr(options, name) for name in _PARAMS} | {"rows": work.num_rows}
@@ -103,9 +103,31 @@ def measure(options: argparse.Namespace) -> list[Point]:
         params["device"] = torch.cuda.get_device_name()
     points = []
     for operation in _operations(work, options):
+        if not has_fbgemm or not _runs_fbgemm(operation, options):
+            operation.systems.pop(FBGEMM, None)
         _check(operation)
         points += _points_of(operation, params, _measure_operation(options, operation))
     return points
+
+
+def _runs_fbgemm(operation: Operation, options: argparse.Namespace) -> bool:
+    """Whether FBGEMM has the operation for the device: a package for CPUs has none for CUDA.
+
+    Raises:
+        BenchmarkError: it has not, and ``--against`` names it.
+    """
+    run = operation.systems.get(FBGEMM)
+    if run is None:
+        return False
+    try:
+        run()
+    except (NotImplementedError, AttributeError) as error:  # torch's errors for a missing kernel and operator
+        reason = str(error).splitlines()[0]
+        if options.against is not None:
+            raise BenchmarkError(f"{FBGEMM} has no {operation.name} for {options.device}: {reason}") from error
+        print(f"{FBGEMM} is left out of {operation.name}: {reason}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def _make_work(options: argparse.Namespace) -> Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import statistics
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ def import_fbgemm() -> Any:
                 ComputeDevice,
                 SplitTableBatchedEmbeddingBagsCodegen,
             )
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of the package does not load.
         raise BenchmarkError(f"FBGEMM is not installed: {error}") from error
     return SimpleNamespace(
         BoundsCheckMode=BoundsCheckMode,
@@ -80,6 +81,23 @@ def import_fbgemm() -> Any:
         PoolingMode=PoolingMode,
         SplitTableBatchedEmbeddingBagsCodegen=SplitTableBatchedEmbeddingBagsCodegen,
     )
+
+
+def find_fbgemm(options: argparse.Namespace) -> Any | None:
+    """The same, or None where it is to be left out: with ``--against none``, or where it is missing, with a note.
+
+    Raises:
+        BenchmarkError: ``--against`` names it, and it is not installed.
+    """
+    if options.against == "none":
+        return None
+    try:
+        return import_fbgemm()
+    except BenchmarkError as error:
+        if options.against is not None:
+            raise
+        print(f"{FBGEMM} is left out: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def make_points(
