@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -67,6 +69,46 @@ TEST(RowStore, FreedRowsAreUsedAgainFirst) {
   // But for those that were left of the last block, which come as they please.
   EXPECT_LE(freed.size(), RowStore::kBlockRows);
   EXPECT_EQ(store.num_rows(), before);
+}
+
+/// Bytes of the store's first chunk that are in memory.
+std::size_t resident_bytes(RowStore const& store) {
+  std::size_t const page = HugeMemory::kSmallPageBytes;
+  std::size_t const size = store.rows_per_chunk() * (store.row_bytes() + sizeof(RowNotes));
+  std::vector<unsigned char> states((size + page - 1) / page);
+  EXPECT_EQ(mincore(store.row(RowId{0}), size, states.data()), 0);
+  return page *
+         static_cast<std::size_t>(std::ranges::count_if(states, [](unsigned char each) { return (each & 1) != 0; }));
+}
+
+void take_and_sign(RowStore& store, std::size_t num_rows) {
+  RowAllocator allocator(store);
+  store.reserve(num_rows, 1);
+  for (std::size_t i = 0; i < num_rows; ++i) sign(store, allocator.allocate());
+}
+
+TEST(RowStore, FewRowsTakeLittleMemory) {
+  RowStore store(kRowBytes);
+  take_and_sign(store, 64);
+  EXPECT_LE(resident_bytes(store), 64U << 10);
+  EXPECT_LE(store.num_bytes(), 64U << 10);
+}
+
+TEST(RowStore, BytesAreNoFewerThanThoseInMemory) {
+  for (std::size_t const num_rows : {1U, 64U, 5'000U, 17'000U, 60'000U, 200'000U}) {
+    RowStore store(kRowBytes);
+    take_and_sign(store, num_rows);
+    EXPECT_GE(store.num_bytes(), resident_bytes(store)) << num_rows;
+    EXPECT_LE(store.num_bytes(), num_rows * (kRowBytes + sizeof(RowNotes) + 1) + 3 * HugeMemory::kPageBytes)
+        << num_rows;
+  }
+}
+
+TEST(RowStore, SmallPagesKeepTheirRowsWhenHugeOnesFollow) {
+  RowStore store(kRowBytes);
+  take_and_sign(store, 1'000);
+  take_and_sign(store, 100'000);
+  for (std::uint32_t id = 1; id <= 1'000; ++id) expect_signed(store, RowId{id});
 }
 
 TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {

@@ -8,7 +8,8 @@
 
 namespace headway::embedding {
 
-HugeMemory::HugeMemory(std::size_t num_bytes) : num_bytes_((num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes) {
+HugeMemory::HugeMemory(std::size_t num_bytes, Pages pages)
+    : num_bytes_((num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes), pages_(pages) {
   std::size_t const reserved = num_bytes_ + kPageBytes;  // Somewhere in it a huge page begins.
   void* const mapped =
       mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -18,7 +19,12 @@ HugeMemory::HugeMemory(std::size_t num_bytes) : num_bytes_((num_bytes + kPageByt
   data_ = begin + before;
   if (before > 0) munmap(begin, before);
   munmap(data_ + num_bytes_, kPageBytes - before);
-  madvise(data_, num_bytes_, MADV_HUGEPAGE);  // Where there are none, small pages do.
+  madvise(data_, num_bytes_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // Without any, small ones do.
+}
+
+void HugeMemory::use_huge_pages() {
+  pages_ = Pages::kHuge;
+  madvise(data_, num_bytes_, MADV_HUGEPAGE);
 }
 
 HugeMemory::~HugeMemory() {
@@ -28,6 +34,7 @@ HugeMemory::~HugeMemory() {
 void HugeMemory::swap(HugeMemory& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(num_bytes_, other.num_bytes_);
+  std::swap(pages_, other.pages_);
 }
 
 }  // namespace headway::embedding

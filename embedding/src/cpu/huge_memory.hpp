@@ -7,11 +7,12 @@ namespace headway::embedding {
 /// Zero-filled memory of whole huge pages, which the operating system provides when they are first touched.
 class HugeMemory {
  public:
-  static constexpr std::size_t kPageBytes = std::size_t{2} << 20;
+  static constexpr std::size_t kPageBytes = std::size_t{2} << 20, kSmallPageBytes = std::size_t{4} << 10;
+  enum class Pages { kHuge, kSmall };
 
   HugeMemory() = default;
-  /// Rounded up to pages. @throws std::bad_alloc
-  explicit HugeMemory(std::size_t num_bytes);
+  /// Rounded up to huge pages. @throws std::bad_alloc
+  explicit HugeMemory(std::size_t num_bytes, Pages pages = Pages::kHuge);
   HugeMemory(HugeMemory&& other) noexcept { swap(other); }
   HugeMemory& operator=(HugeMemory&& other) noexcept {
     swap(other);
@@ -19,14 +20,19 @@ class HugeMemory {
   }
   ~HugeMemory();
 
+  /// Pages that are touched from now on are huge, where their neighbours were not touched before. Keeps the contents.
+  void use_huge_pages();
+
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t size() const { return num_bytes_; }
+  [[nodiscard]] Pages pages() const { return pages_; }
 
  private:
   void swap(HugeMemory& other) noexcept;
 
   std::byte* data_ = nullptr;
   std::size_t num_bytes_ = 0;
+  Pages pages_ = Pages::kHuge;
 };
 
 }  // namespace headway::embedding

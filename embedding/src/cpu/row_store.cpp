@@ -28,15 +28,41 @@ RowStore::RowStore(std::size_t row_bytes) : row_bytes_(row_bytes), chunk_bits_(0
 void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
   // Each allocator may leave a part of a block, and the first block lacks a row.
   std::size_t const blocks = num_taken_ + num_rows / kBlockRows + num_allocators + 1;
-  std::size_t const blocks_per_chunk = rows_per_chunk() / kBlockRows;
-  std::size_t const chunks = (blocks + blocks_per_chunk - 1) / blocks_per_chunk + 1;
+  std::size_t const chunks = (blocks + blocks_per_chunk() - 1) / blocks_per_chunk() + 1;
   if (chunks * rows_per_chunk() > kNumIds) {
     throw std::length_error("a table has no more than " + std::to_string(kMostTableRows) + " rows on a rank");
   }
-  while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowNotes)));
-  for (std::size_t block = free_rows_.size(); block < chunks_.size() * blocks_per_chunk; ++block) {
-    free_rows_.push_back(all_of(block));
+  bool const is_small = (num_taken_ * kBlockRows + num_rows) * row_bytes_ < HugeMemory::kPageBytes;
+  auto const pages = is_small ? HugeMemory::Pages::kSmall : HugeMemory::Pages::kHuge;
+  while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowNotes)), pages);
+  if (!is_small) {
+    for (auto& chunk : chunks_) {
+      if (chunk.pages() == HugeMemory::Pages::kSmall) chunk.use_huge_pages();
+    }
   }
+  std::size_t const mapped = chunks_.size() * blocks_per_chunk();
+  if (mapped > free_rows_.capacity()) free_rows_.reserve(std::max(mapped, 2 * free_rows_.capacity()));
+}
+
+std::size_t RowStore::num_bytes() const {
+  std::size_t sum = free_rows_.size() * sizeof(std::uint64_t), rest = num_rows();
+  for (auto const& chunk : chunks_) {
+    std::size_t const rows = std::min(rest, rows_per_chunk());
+    sum += bytes_in(chunk, rows);
+    rest -= rows;
+  }
+  return sum;
+}
+
+std::size_t RowStore::bytes_in(HugeMemory const& chunk, std::size_t num_rows) const {
+  bool const is_small = chunk.pages() == HugeMemory::Pages::kSmall;
+  std::size_t const page = is_small ? HugeMemory::kSmallPageBytes : HugeMemory::kPageBytes;
+  auto const pages_of = [page](std::size_t begin, std::size_t size) {
+    return size == 0 ? 0 : round_up(begin + size, page) - begin / page * page;
+  };
+  std::size_t const notes_begin = rows_per_chunk() * row_bytes_;
+  return std::min(pages_of(0, num_rows * row_bytes_) + pages_of(notes_begin, num_rows * sizeof(RowNotes)),
+                  chunk.size());
 }
 
 void RowStore::clear() {
@@ -47,7 +73,8 @@ void RowStore::clear() {
 
 std::optional<std::size_t> RowStore::take_block() {
   std::lock_guard const lock(mutex_);
-  if (num_taken_ == free_rows_.size()) return std::nullopt;
+  if (num_taken_ == chunks_.size() * blocks_per_chunk()) return std::nullopt;
+  free_rows_.push_back(all_of(num_taken_));
   return num_taken_++;
 }
 
@@ -60,7 +87,7 @@ RowId RowAllocator::allocate() {
     blocks_.push_back(*taken);
   }
   std::size_t const block = blocks_.back();
-  auto& free_rows = store_->free_rows_[block];
+  auto& free_rows = store_->free_rows_of(block);
   auto const place = static_cast<std::size_t>(std::countr_zero(free_rows));
   free_rows &= free_rows - 1;
   if (free_rows == 0) blocks_.pop_back();
@@ -69,7 +96,7 @@ RowId RowAllocator::allocate() {
 
 void RowAllocator::free(RowId id) noexcept {
   std::size_t const block = static_cast<std::uint32_t>(id) / RowStore::kBlockRows;
-  auto& free_rows = store_->free_rows_[block];
+  auto& free_rows = store_->free_rows_of(block);
   if (free_rows == 0) blocks_.push_back(block);
   free_rows |= std::uint64_t{1} << static_cast<std::uint32_t>(id) % RowStore::kBlockRows;
 }

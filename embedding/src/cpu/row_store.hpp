@@ -21,6 +21,7 @@ struct RowNotes {
 
 /// The embedding structure: rows in chunks, each with the notes of its rows behind it. A chunk is mapped before it is
 /// needed, and costs nothing until its rows are written. Rows are handed out in blocks, each to one RowAllocator.
+/// Pages are huge as soon as there can be a huge page of rows, so that a small table does not take two of them.
 class RowStore {
  public:
   static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;
@@ -44,6 +45,8 @@ class RowStore {
   [[nodiscard]] std::size_t row_bytes() const { return row_bytes_; }
   /// Rows of all blocks that were taken.
   [[nodiscard]] std::size_t num_rows() const { return num_taken_ * kBlockRows; }
+  /// Pages that rows and notes of all taken blocks lie in, and the list of free rows.
+  [[nodiscard]] std::size_t num_bytes() const;
   [[nodiscard]] std::size_t num_chunks() const { return chunks_.size(); }
   [[nodiscard]] std::size_t rows_per_chunk() const { return std::size_t{1} << chunk_bits_; }
 
@@ -52,13 +55,20 @@ class RowStore {
 
   [[nodiscard]] std::size_t chunk_of(RowId id) const { return static_cast<std::uint32_t>(id) >> chunk_bits_; }
   [[nodiscard]] std::size_t place_of(RowId id) const { return static_cast<std::uint32_t>(id) & (rows_per_chunk() - 1); }
+  /// Reads no size, which another thread may change by taking a block.
+  [[nodiscard]] std::uint64_t& free_rows_of(std::size_t block) { return free_rows_.data()[block]; }
   /// Thread-safe; none: what was reserved is used up.
   [[nodiscard]] std::optional<std::size_t> take_block();
+  [[nodiscard]] std::size_t blocks_per_chunk() const { return rows_per_chunk() / kBlockRows; }
+  /// Bytes of the pages that the first `num_rows` rows of a chunk, and their notes, lie in.
+  [[nodiscard]] std::size_t bytes_in(HugeMemory const& chunk, std::size_t num_rows) const;
 
   std::size_t row_bytes_;
   int chunk_bits_;
   std::vector<HugeMemory> chunks_;
-  std::vector<std::uint64_t> free_rows_;  ///< Of each block that is mapped, a bit a row; used by who has the block.
+  /// A bit for each row of a taken block; used by the allocator that has the block. There is room for all mapped
+  /// blocks, so that adding one moves no other.
+  std::vector<std::uint64_t> free_rows_;
   std::mutex mutex_;
   std::size_t num_taken_ = 0;  ///< Blocks, under the mutex.
 };

@@ -107,7 +107,7 @@ void TableRows::update(RowId id, Key key, Step const& step, std::span<float cons
 
 std::size_t TableRows::num_bytes() const {
   std::size_t sum = 0;
-  for (auto const& store : stores_) sum += store.num_rows() * (store.row_bytes() + sizeof(RowNotes));
+  for (auto const& store : stores_) sum += store.num_bytes();
   return sum;
 }
 

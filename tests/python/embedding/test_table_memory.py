@@ -1,0 +1,47 @@
+"""Memory of small tables: few pages each, and no more than their statistics say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+#: Prints the resident bytes that 40 tables of 64 rows add, and the bytes that their statistics report.
+MEASURE = """
+import json, torch
+from headway.embedding import Adam, FeatureConfig, HashTableCollection, Sgd, TableConfig
+
+torch.set_num_threads(1)
+
+
+def resident_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+
+def make(count, optimizer):
+    names = [f"t{i}" for i in range(count)]
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=8 + i, optimizer=optimizer) for i, name in enumerate(names)],
+        features=[FeatureConfig(name, table=name) for name in names],
+    )
+    batch = {name: (torch.arange(64), torch.ones(64, dtype=torch.int64)) for name in names}
+    sum(vectors.sum() for vectors in tables(batch).values()).backward()
+    tables.optimizer.step()
+    return tables
+
+
+warm = make(3, Sgd(lr=0.1))
+before = resident_bytes()
+tables = make(40, Adam(lr=0.1))
+after = resident_bytes()
+reported = sum(each["key_bytes"] + each["row_bytes"] for each in tables.statistics()["tables"].values())
+print(json.dumps([after - before, reported]))
+"""
+
+
+def test_a_small_table_takes_little_memory_and_reports_it() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=60)
+    resident, reported = json.loads(done.stdout.splitlines()[-1])
+    assert resident < 40 * (1 << 20), f"{resident / 40:.0f} bytes a table"
+    # Beside tables there are tensors of the batch and the heap of the process.
+    assert resident < reported + (8 << 20), (resident, reported)
