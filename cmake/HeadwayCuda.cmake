@@ -34,7 +34,8 @@ if(problem)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "Kinds of GPU that kernels are compiled for")
+  # Code for sm_80 runs on all GPUs of its generation (8.x); PTX of sm_90 is for those to come.
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "Kinds of GPU that kernels are compiled for")
 endif()
 if(HEADWAY_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})

@@ -52,7 +52,7 @@ test_python() {
 
 measure_tables() {
   local table="$out/build/benchmarks/embedding/bench_embedding_cuda_table"
-  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DHEADWAY_BUILD_BENCHMARKS=ON \
+  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DHEADWAY_BUILD_BENCHMARKS=ON \
     ${HIERARCHICALKV:+-DHEADWAY_HIERARCHICALKV_INCLUDE_DIR="$HIERARCHICALKV"}
   if [ "$tests" = ON ]; then
     stage embedding_cuda_test 60 "$out/build/tests/embedding/embedding_cuda_test" --gtest_brief=1
@@ -80,7 +80,7 @@ attention() {
 
 measure_kernels() {
   local name definition
-  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DHEADWAY_BUILD_BENCHMARKS=ON
+  stage build 300 bash -c 'build "$@"' build -DHEADWAY_BUILD_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DHEADWAY_BUILD_BENCHMARKS=ON
   if [ "$tests" = ON ]; then
     for name in kernels jagged layer; do
       stage "${name}_cuda_test" 120 "$(find "$out/build/tests" -name "${name}_cuda_test")" --gtest_brief=1
