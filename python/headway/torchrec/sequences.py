@@ -34,7 +34,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignor
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         found: dict[str, JaggedTensor] = {}
         for vectors, features, names in self._shardings:
-            lengths_F = features.lengths().view(-1, features.stride()).unbind()
+            lengths_F = features.lengths().view(len(names), features.stride()).unbind()
             ids_F = self._ids_of(features, len(names))
             for name, lengths, vectors_KD, ids_K in zip(names, lengths_F, vectors.wait(), ids_F, strict=True):
                 found[name] = JaggedTensor(vectors_KD, lengths=lengths, weights=ids_K)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,10 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
 
 from headway.embedding import NoRoomError
+from headway.embedding.devices import resolve_device
 from headway.embedding.merging import merge_tables
 from headway.embedding.state_records import add_records, take_records
+from headway.torchrec.feature_order import FeatureOrder
 from headway.torchrec.kernel import MEMBER, TableKernel
 from headway.torchrec.sequences import SequencesAwaitable
 from headway.torchrec.settings import DynamicTable, GroupMember
@@ -69,6 +72,7 @@ class _DynamicCollection:
     _tables_attribute: str  #: of the submodule that has one for each table
     _lookups: list[Any]
     _env: ShardingEnv
+    _device: torch.device | None
 
     @classmethod
     def create_grouped_sharding_infos(cls, module: Any, *others: Any) -> dict[str, list[EmbeddingShardingInfo]]:
@@ -82,13 +86,23 @@ class _DynamicCollection:
         for lookup in self._lookups:
             yield from lookup._emb_modules
 
+    @functools.cached_property
+    def _feature_order(self) -> FeatureOrder:
+        names = (name for sharding in self._shardings() for name in sharding.feature_names())
+        return FeatureOrder(names, resolve_device(self._device))
+
+    def _shardings(self) -> Iterator[Any]:
+        """TorchRec's, in the order of the lookups."""
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
         """Nothing: new rows are initialised as their ids come."""
 
     # The batch goes from the exchange of ids to that of vectors with TorchRec's context.
 
-    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
-        awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, features)  # type: ignore[misc]
+    def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
+        ordered = self._feature_order.apply(features)
+        awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, ordered)  # type: ignore[misc]
         for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):
             sharding_ctx.batch = of_ids.batch
         return awaitable
@@ -147,6 +161,9 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
 
     _tables_attribute = "embeddings"
 
+    def _shardings(self) -> Iterator[Any]:
+        return iter(self._sharding_type_to_sharding.values())
+
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
         if isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key():
             raise ValueError(
@@ -190,6 +207,9 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
     def __init__(self, *arguments: Any, **others: Any) -> None:
         super().__init__(*arguments, **others)
         self._has_mean_pooling_callback = False  # Means come out of the exchange already.
+
+    def _shardings(self) -> Iterator[Any]:
+        return iter(self._embedding_shardings)
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable:
         if self._is_weighted and torch.is_grad_enabled() and isinstance(features, KeyedJaggedTensor):
