@@ -387,6 +387,9 @@ class HashTableCollection(nn.Module):
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a HashTableCollection cannot be pickled: pickle its state_dict(), or save() it")
+
     # What is inside
 
     def statistics(self) -> dict[str, Any]:

@@ -1,10 +1,7 @@
 """The records of tables in a ``state_dict()``, so that any number of ranks loads what any other number saved.
 
-A table has ``NUM_CHUNKS`` chunks of virtual buckets, each of two parts with names that never change: the part of the
-owner of its first bucket, and that of the owner of its last one, which is empty if the chunk has one owner. A rank has
-both names of every chunk that it owns a bucket of. It writes its own parts; the others have no items to write, and are
-there to be read. On loading a rank takes what it owns of what it has read. Records say which buckets they are of, so
-that a state without some of them is refused.
+Each table has one value, ``TableRecords``, of which a rank has the virtual buckets that it owns. On loading a rank
+takes what it owns of what it has read. Records say which buckets they are of, so a state that lacks some is refused.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ from headway import _embedding
 from headway._embedding import Keys, KeyStatus, Table
 from headway.embedding.keys import owned_by
 from headway.embedding.merging import keep_within_limit, table_number
-from headway.embedding.table_records import AnyRecords, Listing, LiveRecords, Records, RecordsElsewhere, TablePart
+from headway.embedding.table_records import Listing, LiveRecords, Records, TablePart
+from headway.embedding.table_state import TableRecords
 
-NUM_CHUNKS = 256
 RECORDS = "records"
-
-_BUCKETS_PER_CHUNK = _embedding.NUM_VIRTUAL_BUCKETS // NUM_CHUNKS
-_PARTS = frozenset(f"{chunk:03d}.{part}" for chunk in range(NUM_CHUNKS) for part in range(2))
 
 #: Tables, each with some of its records.
 ReadRecords = list[tuple[str, Records]]
@@ -31,7 +25,7 @@ ReadRecords = list[tuple[str, Records]]
 def add_records(parts: Iterable[TablePart], state: MutableMapping[str, Any], prefix: str) -> None:
     """Puts the records of all tables into a state, by ``prefix`` and the table's name."""
     for part in parts:
-        state.update((prefix + name, records) for name, records in _named_records(part))
+        state.update((f"{prefix}{table}.{RECORDS}", records) for table, records in _named_records(part))
 
 
 def take_records(
@@ -52,21 +46,17 @@ def take_records(
         by part, what it must have from now on: nothing if all of it stays as it is, as it does where records do not
         fit. A table that the state has not keeps what it has.
     """
-    ours = [name for name in state if name.startswith(prefix) and f".{RECORDS}." in name]
-    loaded: dict[str, dict[str, AnyRecords]] = {}
-    for name in ours:
-        short = name[len(prefix) :]
+    loaded: dict[str, TableRecords] = {}
+    for name in [name for name in state if name.startswith(prefix) and f".{RECORDS}" in name]:
+        table, end, rest = name[len(prefix) :].rpartition(f".{RECORDS}")
         records = state.pop(name)
-        if records is None:  # As what torch.distributed.checkpoint was not to load.
-            continue
-        table, part_of_chunk = short.rsplit(f".{RECORDS}.", 1)
-        if part_of_chunk not in _PARTS:
+        if rest or not end:
             unexpected_keys.append(name)
-            continue
-        if not isinstance(records, AnyRecords):
+        elif not isinstance(records, TableRecords):
             error_msgs.append(f"table {table}: {name} is a {type(records).__name__}, and no records")
             return [[] for _ in parts]
-        loaded.setdefault(table, {})[short] = records
+        else:
+            loaded[table] = records
     tables = [table for part in parts for table in part.names]
     missing_keys.extend(f"{prefix}{table}.{RECORDS}" for table in tables if table not in loaded)
     unexpected_keys.extend(f"{prefix}{table}.{RECORDS}" for table in loaded if table not in tables)
@@ -104,42 +94,26 @@ def updates_of(read: ReadRecords) -> int:
     return max((records.updates for _, records in read), default=0)
 
 
-def _named_records(part: TablePart) -> Iterator[tuple[str, AnyRecords]]:
-    """Names of a rank's records, and what is under them."""
+def _named_records(part: TablePart) -> Iterator[tuple[str, TableRecords]]:
+    """The records of a rank, by table."""
     listing = Listing(part)
     for table in part.names:
-        for name, buckets in _names_of(table, part):
-            yield name, RecordsElsewhere() if buckets is None else LiveRecords(listing, table, buckets)
+        yield table, TableRecords.of(LiveRecords(listing, table, part.buckets))
 
 
-def _names_of(table: str, part: TablePart) -> Iterator[tuple[str, tuple[int, int] | None]]:
-    """A table's names that a rank may read, each with the buckets of its own that it writes there."""
-    if part.num_ranks > NUM_CHUNKS:
-        raise ValueError(f"the state of tables is for at most {NUM_CHUNKS} ranks, not {part.num_ranks}")
-    begin, end = part.buckets
-    for chunk in range(begin // _BUCKETS_PER_CHUNK, -(-end // _BUCKETS_PER_CHUNK)):
-        first = chunk * _BUCKETS_PER_CHUNK
-        last = first + _BUCKETS_PER_CHUNK
-        has_first, has_last = begin <= first, end >= last
-        rest = (last, last) if has_first else (max(begin, first), last)
-        name = f"{table}.{RECORDS}.{chunk:03d}"
-        yield f"{name}.0", (first, min(end, last)) if has_first else None
-        yield f"{name}.1", rest if has_last else None
-
-
-def _read_records(part: TablePart, loaded: Mapping[str, Mapping[str, AnyRecords]]) -> ReadRecords:
+def _read_records(part: TablePart, loaded: Mapping[str, TableRecords]) -> ReadRecords:
     if not any(table in loaded for table in part.names):
         return []
     own = dict(_named_records(part))
     result: ReadRecords = []
     for table in part.names:
-        names = [name for name, _ in _names_of(table, part)]
-        source = loaded.get(table, own)
-        chosen = [records for name in names if name in source and (records := source[name].read()) is not None]
-        for records in chosen:
+        pieces = loaded.get(table, own[table]).pieces()
+        for records in pieces:
             _expect_fitting(part.table, table, records)
-        _expect_whole(part.buckets, table, chosen)
-        result.extend((table, records) for records in chosen)
+        # Ids of a table that had another name are in other buckets here.
+        keeps_buckets = all(records.table == table_number(table) for records in pieces)
+        _expect_whole(part.buckets if keeps_buckets else (0, _embedding.NUM_VIRTUAL_BUCKETS), table, pieces)
+        result.extend((table, records) for records in pieces)
     return result
 
 

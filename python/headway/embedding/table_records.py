@@ -1,20 +1,26 @@
-"""What is known of the keys of a table: of rows and of those that wait for one, as values of a ``state_dict()``.
+"""What is known of the keys of a table: of rows and of those that wait for one.
 
 K keys with rows, P keys that wait, D columns, S floats of an optimizer's state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy
 import torch
 
 from headway import _embedding
 from headway._embedding import Keys, Table
 from headway.embedding.merging import table_number, table_numbers
+
+#: The layout of ``Records.encode()``.
+_LAYOUT = 1
+_HEADER = 10  # int64 numbers: layout, routing version, updates, first bucket, end bucket, table, K, P, D, S
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Records:
     routing_version: int
     updates: int  #: of the table
     buckets: tuple[int, int]  #: whose keys are all there: the first, and the one behind the last
+    table: int  #: the number of the table, on which the buckets of its ids depend
     ids_K: torch.Tensor
     counts_K: torch.Tensor
     steps_K: torch.Tensor
@@ -49,46 +56,120 @@ class Records:
     pending_P: torch.Tensor
     pending_counts_P: torch.Tensor
 
-    def read(self) -> Records:
-        return self
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        return self.ids_K, self.counts_K, self.steps_K, self.vectors_KD, self.states_KS
+
+    @property
+    def num_values(self) -> int:
+        """How many floats there are, of vectors and of the optimizer's state."""
+        return self.vectors_KD.numel() + self.states_KS.numel()
+
+    def values(self) -> tuple[Any, ...]:
+        """Of all fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
+        """Those of some buckets; None: all."""
+        if table_buckets is None or table_buckets == self.buckets:
+            return self
+        begin, end = table_buckets
+        of_rows, of_pending = (_places_within(each, begin, end) for each in self._buckets_of_keys)
+        columns = [column[of_rows] for column in self.rows]
+        ids, counts, steps, vectors, states = columns
+        return replace(
+            self,
+            buckets=table_buckets,
+            ids_K=ids,
+            counts_K=counts,
+            steps_K=steps,
+            vectors_KD=vectors,
+            states_KS=states,
+            pending_P=self.pending_P[of_pending],
+            pending_counts_P=self.pending_counts_P[of_pending],
+        )
+
+    def clone(self) -> Records:
+        copies: list[Any] = [each.clone() if isinstance(each, torch.Tensor) else each for each in self.values()]
+        return Records(*copies)
+
+    @cached_property
+    def _buckets_of_keys(self) -> tuple[torch.Tensor, torch.Tensor]:
+        rows_K, pending_P = (_embedding.buckets_of(Keys(ids, table=self.table)) for ids in (self.ids_K, self.pending_P))
+        return rows_K, pending_P
+
+    def encode(self) -> torch.Tensor:
+        """(1, bytes) uint8: all of it, as ``decode()`` reads it."""
+        sizes = (len(self.ids_K), len(self.pending_P), self.vectors_KD.size(1), self.states_KS.size(1))
+        header = torch.tensor([_LAYOUT, self.routing_version, self.updates, *self.buckets, self.table, *sizes])
+        columns = (header, self.ids_K, self.pending_P, *self.rows[1:], self.pending_counts_P)
+        bytes_of_columns = [column.contiguous().view(-1).view(torch.uint8).numpy() for column in columns]
+        encoded = torch.empty(1, sum(map(len, bytes_of_columns)), dtype=torch.uint8)
+        numpy.concatenate(bytes_of_columns, out=encoded.numpy()[0])  # On this thread, as a save has it to itself.
+        return encoded
+
+    @classmethod
+    def decode(cls, encoded: torch.Tensor) -> Records:
+        """
+        Raises:
+            ValueError: it is of another layout, or truncated.
+        """
+        data = encoded.view(-1)
+        if data.dtype != torch.uint8 or len(data) < 8 * _HEADER:
+            raise ValueError("records of a table are truncated")
+        layout, routing, updates, first, end, table, K, P, D, S = data[: 8 * _HEADER].view(torch.int64).tolist()
+        if layout != _LAYOUT:
+            raise ValueError(f"records of a table have layout {layout}, not {_LAYOUT}: another version wrote them")
+        shapes = [(K,), (P,), (K,), (K,), (K, D), (K, S), (P,)]
+        types = [torch.int64] * 2 + [torch.int32] * 2 + [torch.float32] * 2 + [torch.int32]
+        columns, begin = [], 8 * _HEADER
+        for shape, dtype in zip(shapes, types, strict=True):
+            num_bytes = dtype.itemsize * torch.Size(shape).numel()
+            part = data[begin : begin + num_bytes]
+            if len(part) < num_bytes:
+                raise ValueError("records of a table are truncated")
+            columns.append(part.view(dtype).view(shape))
+            begin += num_bytes
+        ids, pending, counts, steps, vectors, states, pending_counts = columns
+        return cls(routing, updates, (first, end), table, ids, counts, steps, vectors, states, pending, pending_counts)
+
+
+def _places_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    return ((buckets >= begin) & (buckets < end)).nonzero().view(-1)
+
+
+def join_records(pieces: Sequence[Records], buckets: tuple[int, int]) -> Records:
+    """One for all the pieces, which have no keys in common."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return replace(first, buckets=buckets)
+    columns = [torch.cat(column) for column in zip(*(each.values()[4:] for each in pieces), strict=True)]
+    return Records(first.routing_version, first.updates, buckets, first.table, *columns)
 
 
 class LiveRecords:
-    """Records that are read out of the table when they are pickled: a chunk at a time."""
+    """Records of this rank that are read out of the table when somebody asks for them."""
 
     def __init__(self, listing: Listing, table: str, buckets: tuple[int, int]) -> None:
-        self._listing, self._table, self._buckets = listing, table, buckets
+        self._listing, self._table, self.buckets = listing, table, buckets
 
-    def read(self) -> Records:
-        return self._listing.read(self._table, self._buckets)
+    @property
+    def num_values(self) -> int:
+        return self._listing.num_values(self._table)
+
+    def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
+        """Those of some buckets; None: all of this rank."""
+        return self._listing.read(self._table, table_buckets or self.buckets)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        records = self.read()
-        return Records, tuple(getattr(records, field.name) for field in fields(records))
-
-
-class RecordsElsewhere:
-    """Stands for what another rank writes, and this one may read."""
-
-    def read(self) -> None:
-        return None
-
-    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
-        """The protocol of torch.distributed.checkpoint: nothing to write."""
-        return []
-
-
-AnyRecords = Records | LiveRecords | RecordsElsewhere
-
-# For torch.load() with weights_only.
-torch.serialization.add_safe_globals([Records, RecordsElsewhere])
+        return Records, self.read().values()
 
 
 class Listing:
     """The keys of merged tables as they are when they are first asked for, by virtual bucket."""
 
     def __init__(self, part: TablePart) -> None:
-        self._table, self._updates = part.table, part.updates
+        self._table, self._updates, self._names = part.table, part.updates, part.names
 
     @cached_property
     def _rows(self) -> tuple[Keys, list[int]]:
@@ -98,14 +179,29 @@ class Listing:
     def _pending(self) -> tuple[Keys, list[int]]:
         return _with_begins(self._table.list_pending(0, _embedding.NUM_VIRTUAL_BUCKETS))
 
+    def num_values(self, table: str) -> int:
+        """How many floats the rows of a table have."""
+        return self._num_rows[table] * (self._table.dim + self._table.state_size)
+
+    @cached_property
+    def _num_rows(self) -> dict[str, int]:
+        """By table."""
+        keys, _ = self._rows
+        if len(self._names) == 1:
+            return {self._names[0]: len(keys)}
+        assert keys.tables is not None, "listed keys have tables"
+        numbers, counts = torch.unique(keys.tables, return_counts=True)
+        by_number = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        return {name: by_number.get(int(table_numbers([name])), 0) for name in self._names}
+
     def read(self, table: str, buckets: tuple[int, int]) -> Records:
-        ids_K, _ = _select(*self._rows, table, buckets)
-        pending_P, pending_counts_P = _select(*self._pending, table, buckets)
+        ids_K, _ = self._select(*self._rows, table, buckets)
+        pending_P, pending_counts_P = self._select(*self._pending, table, buckets)
         columns = self._no_columns
         if len(ids_K) + len(pending_P) > 0:
             exported = self._table.export_records(Keys(ids_K, table=table_number(table)))
             columns = (ids_K, *exported, pending_P, pending_counts_P)
-        return Records(_embedding.ROUTING_VERSION, self._updates, buckets, *columns)
+        return Records(_embedding.ROUTING_VERSION, self._updates, buckets, table_number(table), *columns)
 
     @cached_property
     def _no_columns(self) -> tuple[torch.Tensor, ...]:
@@ -114,16 +210,19 @@ class Listing:
         vectors, states = values.view(0, self._table.dim), values.view(0, self._table.state_size)
         return ids, counts, counts, vectors, states, ids, counts
 
+    def _select(
+        self, keys: Keys, begins: list[int], table: str, buckets: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and counts of one table in these buckets."""
+        part: slice | torch.Tensor = slice(begins[buckets[0]], begins[buckets[1]])
+        ids, counts = keys.ids[part], torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[part]
+        if len(self._names) > 1:
+            assert keys.tables is not None, "listed keys have tables"
+            mine = keys.tables[part] == table_numbers([table])
+            ids, counts = ids[mine], counts if keys.counts is None else counts[mine]
+        return ids.contiguous(), counts.contiguous()
+
 
 def _with_begins(keys: Keys) -> tuple[Keys, list[int]]:
     _, counts = _embedding.route(keys, _embedding.NUM_VIRTUAL_BUCKETS)
     return keys, [0, *accumulate(counts.tolist())]
-
-
-def _select(keys: Keys, begins: list[int], table: str, buckets: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and counts of one table in these buckets."""
-    part = slice(begins[buckets[0]], begins[buckets[1]])
-    assert keys.tables is not None, "listed keys have tables"
-    mine = keys.tables[part] == table_numbers([table])
-    counts = torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[part][mine]
-    return keys.ids[part][mine].contiguous(), counts.contiguous()

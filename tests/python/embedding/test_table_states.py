@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from headway._embedding import Table
-from headway.embedding import Adam, HashTableCollection, RowWiseAdagrad, Sgd
+from headway._embedding import NUM_VIRTUAL_BUCKETS, Table
+from headway.embedding import Adam, FeatureConfig, HashTableCollection, RowWiseAdagrad, Sgd, TableConfig, table_state
 from headway.embedding.merging import table_numbers
 from headway.embedding.state_records import add_records
-from headway.embedding.table_records import RecordsElsewhere
+from headway.embedding.table_records import Records
+from headway.embedding.table_records import join_records as join_pieces
+from headway.embedding.table_state import TableRecords
 from rank_processes import run_ranks
 from table_cases import (
     integer_loss,
@@ -105,6 +108,112 @@ def test_what_goes_on_from_a_state_is_what_would_have_gone_on(passed_on: Callabl
     assert torch.equal(other.top.weight, model.top.weight)
 
 
+@pytest.mark.parametrize(
+    "passed_on",
+    [
+        lambda state: {name: value.clone() for name, value in state.items()},
+        lambda state: {name: value.cpu() for name, value in state.items()},
+        lambda state: {name: value.detach().to("cpu") for name, value in state.items()},
+        lambda state: {name: torch.clone(value).contiguous() for name, value in state.items()},
+    ],
+)
+def test_values_of_a_state_are_copied_as_tensors_are(passed_on: Callable[[Any], Any]) -> None:
+    model, other = trained(), trained(range(5, 6))
+    before, waiting = records_of(model.tables), pending_of(model.tables)
+    state = passed_on(model.state_dict())
+    train(model.tables, range(3, 5))
+    other.load_state_dict(state)
+    assert same(records_of(other.tables), before) and pending_of(other.tables) == waiting
+
+
+def test_values_of_a_state_tell_their_size_and_what_they_are_not() -> None:
+    model = trained()
+    state = model.state_dict()
+    assert sorted(name for name in state if name.startswith("tables.")) == [
+        f"tables.{name}.records" for name in ("cities", "items", "users")
+    ]
+    rows = sum(len(records[0]) for records in records_of(model.tables)[:1])
+    assert sum(state[f"tables.{name}.records"].numel() for name in ("items", "users")) == rows * (8 + 16)
+    records = state["tables.items.records"]
+    assert isinstance(records, torch.Tensor) and records.shape == records.size() == (NUM_VIRTUAL_BUCKETS,)
+    assert records.device.type == "cpu" and "TableRecords" in repr(records)
+    for wrong in (
+        lambda: torch.add(records, 1),
+        lambda: records.norm(),
+        lambda: torch.stack([records]),
+        records.tolist,
+    ):
+        with pytest.raises(TypeError, match=r"not for the records of a table.*read"):
+            wrong()
+    for cast in (records.half, lambda: records.to(torch.float16)):
+        with pytest.raises(TypeError, match="records of a table"):
+            cast()
+
+
+def test_a_model_with_tables_cannot_be_pickled_but_its_state() -> None:
+    with pytest.raises(TypeError, match=r"HashTableCollection cannot be pickled: pickle its state_dict\(\)"):
+        pickle.dumps(trained())
+
+
+def save_asynchronously(rank: int, folder: str) -> Any:
+    """What the tables learn after ``async_save()`` has returned is not saved."""
+    model = Model(dist.group.WORLD)
+    train(model.tables, range(2), rank)
+    future = dcp.async_save(model.state_dict(), checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
+    expected = records_of(model.tables)
+    train(model.tables, range(2, 4), rank)
+    future.result()
+    other = Model(dist.group.WORLD)
+    state = other.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder)
+    other.load_state_dict(state)
+    assert same(records_of(other.tables), expected)
+
+
+def test_an_asynchronous_save_has_what_was_there_when_it_began(tmp_path: Path) -> None:
+    run_ranks(save_asynchronously, 2, str(tmp_path), backend="gloo")
+
+
+def test_a_large_table_is_saved_and_read_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(table_state, "_PIECE_BYTES", 1 << 10)
+    model, other = trained(), trained(range(5, 6))
+    state = model.state_dict()
+    assert len(state["tables.items.records"].__create_write_items__("name", None)) > 4
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    loaded = other.state_dict()
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    dcp.save(loaded, checkpoint_id=tmp_path / "again", no_dist=True)  # As it was loaded, although not in tables.
+    again = other.state_dict()
+    dcp.load(again, checkpoint_id=tmp_path / "again", no_dist=True)
+    for each in (loaded, again):
+        other.load_state_dict(each)
+        assert same(records_of(other.tables), records_of(model.tables))
+        assert pending_of(other.tables) == pending_of(model.tables)
+
+
+def test_many_small_tables_are_few_objects(tmp_path: Path) -> None:
+    names = [f"table{number}" for number in range(26)]
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=8 + len(name) % 2, optimizer=Sgd(lr=1)) for name in names],
+        features=[FeatureConfig(name, table=name) for name in names],
+    )
+    state = tables.state_dict()
+    assert len(state) == len(names)
+    assert sum(len(each.__create_write_items__(name, each)) for name, each in state.items()) == len(names)
+
+
+def test_the_records_of_a_table_may_become_those_of_another_one_if_all_are_there() -> None:
+    model, other = trained(), trained(range(5, 6))
+    users, cities = (model.state_dict()[f"tables.{name}.records"] for name in ("users", "cities"))
+    state = model.state_dict() | {"tables.items.records": users}
+    other.load_state_dict(state)
+    assert sorted(of_table("items", records_of(other.tables)[0])[0]) == sorted(users.read().ids_K)
+    part = TableRecords.of(replace(users.read(), buckets=(0, NUM_VIRTUAL_BUCKETS - 1)))
+    expect_refusal(model, state | {"tables.items.records": part}, "a part of its records is missing, from bucket 16383")
+    expect_refusal(model, state | {"tables.items.records": cities}, "table items: its records have 4 columns")
+
+
 def expect_refusal(model: Model, state: dict[str, Any], message: str) -> None:
     before, waiting = records_of(model.tables), pending_of(model.tables)
     with pytest.raises(RuntimeError, match=message):
@@ -113,24 +222,50 @@ def expect_refusal(model: Model, state: dict[str, Any], message: str) -> None:
     assert model.tables.step == 3
 
 
+def in_pieces(*pieces: Records) -> TableRecords:
+    """Records as a checkpoint gives them that has these pieces."""
+    records = TableRecords.of(pieces[0])
+    (chunk,) = records.__create_chunk_list__()
+    assert chunk.offsets == torch.Size([pieces[0].buckets[0]])
+    for piece in pieces:
+        records.receive(piece.encode())
+    return records
+
+
 def test_a_state_that_lacks_records_is_refused_by_name() -> None:
     model, states = trained(), through_a_file(trained(range(4)).state_dict())
-    part = "tables.items.records.085.0"
+    name = "tables.items.records"
+    whole: Records = states[name].read()
+    first, second, third = (whole.read(each) for each in ((0, 5440), (5440, 9000), (9000, NUM_VIRTUAL_BUCKETS)))
+    assert same([join_pieces([first, second, third], whole.buckets).rows], [whole.rows])
     missing = r"table items: a part of its records is missing, from bucket 5440 on"
-    expect_refusal(model, {name: each for name, each in states.items() if name != part}, missing)
-    expect_refusal(model, states | {part: RecordsElsewhere()}, missing)
-    full = next(name for name, each in states.items() if ".items." in name and len(each.ids_K) > 0)
-    shortened = replace(states[full], steps_K=states[full].steps_K[1:])
-    expect_refusal(model, states | {full: shortened}, "table items: a column of its records is truncated")
-    earlier = through_a_file(trained(range(2)).state_dict())
-    expect_refusal(model, states | {part: earlier[part]}, r"table items: its records are of \[2, 4\] updates")
-    no_records = r"table items: tables.items.records.085.0 is a Tensor, and no records"
-    expect_refusal(model, states | {part: torch.zeros(3)}, no_records)
-    strange = replace(states[part], routing_version=9)
-    expect_refusal(model, states | {part: strange}, "table items: its records are of routing 9, not 1")
-    of_a_rank = {name: each for name, each in states.items() if ".records." not in name}
+    expect_refusal(model, states | {name: in_pieces(first, third)}, missing)
+    expect_refusal(model, states | {name: TableRecords.of(first)}, missing)
+    nothing = TableRecords.of(whole)
+    nothing.__create_chunk_list__()
+    expect_refusal(model, states | {name: nothing}, "a part of its records is missing, from bucket 0 on")
+    shortened = TableRecords.of(replace(whole, steps_K=whole.steps_K[1:]))
+    expect_refusal(model, states | {name: shortened}, "table items: a column of its records is truncated")
+    earlier = trained(range(2)).state_dict()[name].read()
+    mixed = in_pieces(first, earlier.read((5440, NUM_VIRTUAL_BUCKETS)))
+    expect_refusal(model, states | {name: mixed}, r"table items: its records are of \[2, 4\] updates")
+    no_records = r"table items: tables.items.records is a Tensor, and no records"
+    expect_refusal(model, states | {name: torch.zeros(3)}, no_records)
+    strange = TableRecords.of(replace(whole, routing_version=9))
+    expect_refusal(model, states | {name: strange}, "table items: its records are of routing 9, not 1")
+    of_a_rank = {each: value for each, value in states.items() if not each.endswith(".records")}
     add_records([replace(each, rank=1, num_ranks=2) for each in model.tables._parts()], of_a_rank, "tables.")
     expect_refusal(model, of_a_rank, "a part of its records is missing, from bucket 0 on")
+
+
+def test_pieces_that_are_truncated_or_of_another_layout_are_refused() -> None:
+    encoded = trained().state_dict()["tables.items.records"].read().encode()
+    for cut in (encoded[:, :-1], encoded[:, :40]):
+        with pytest.raises(ValueError, match="truncated"):
+            Records.decode(cut)
+    encoded[0, 0] = 7
+    with pytest.raises(ValueError, match="layout 7, not 1"):
+        Records.decode(encoded)
 
 
 def test_states_of_other_tables_are_refused_by_name() -> None:
@@ -141,14 +276,14 @@ def test_states_of_other_tables_are_refused_by_name() -> None:
                 {name.removeprefix("tables."): each for name, each in state.items() if name.startswith("tables.")}
             )
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "tables.more.records"'):
-        trained().load_state_dict(state | {"tables.more.records.000.0": state["tables.users.records.000.0"]})
+        trained().load_state_dict(state | {"tables.more.records": state["tables.users.records"]})
 
 
 @pytest.mark.parametrize("part", ["256.0", "085.2", "85.0", "other"])
 def test_records_under_names_that_no_state_has_are_unexpected(part: str) -> None:
     model, other = trained(), trained(range(5, 6))
     strange = f"tables.items.records.{part}"
-    state = model.state_dict() | {strange: model.state_dict()["tables.items.records.085.0"]}
+    state = model.state_dict() | {strange: model.state_dict()["tables.items.records"]}
     with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: "{re.escape(strange)}"\.'):
         trained().load_state_dict(state)
     assert other.load_state_dict(state, strict=False).unexpected_keys == [strange]
@@ -187,9 +322,7 @@ def test_a_table_that_is_new_to_a_checkpoint_is_refused_or_keeps_what_it_has(tmp
         dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
     planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
     dcp.load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "tables.cities.records"'):
-        trained().load_state_dict(dict(state))
-    other.load_state_dict(state, strict=False)
+    other.load_state_dict(state)  # As with other tensors that a partial load leaves alone.
     assert same(records_of(other.tables), [theirs[0], before[1]])
 
 

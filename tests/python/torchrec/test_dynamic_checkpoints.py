@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from dynamic_models import (
 from headway._embedding import Keys, KeyStatus, Table, route
 from headway.embedding import Adagrad, Adam, Optimizer
 from headway.embedding.merging import table_number
-from headway.embedding.table_records import Records
+from headway.embedding.table_state import TableRecords
 from rank_processes import BACKENDS, run_ranks
 
 #: By table and id: count, step, vector, state.
@@ -40,8 +41,9 @@ def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
     rows: Rows = {}
     pending: dict[tuple[str, int], int] = {}
     for name, records in parallel.state_dict().items():
-        if ".records." not in name or (read := records.read()) is None:
+        if not name.endswith(".records"):
             continue
+        read = records.read()
         table = name.split(".")[2]
         columns = (read.counts_K, read.steps_K, read.vectors_KD, read.states_KS)
         for id, *values in zip(read.ids_K.tolist(), *(column.tolist() for column in columns), strict=True):
@@ -169,7 +171,7 @@ def load_one_table(rank: int) -> None:
     train(parallel, rank, first=0, end=2)
     train(other, rank, first=2, end=3)
     (theirs, _), (before, _) = rows_of(parallel), rows_of(other)
-    state = {name: value for name, value in parallel.state_dict().items() if ".user.records." not in name}
+    state = {name: value for name, value in parallel.state_dict().items() if not name.endswith(".user.records")}
     missing = other.load_state_dict(state, strict=False).missing_keys
     assert [name.split(".")[-2:] for name in missing] == [["user", "records"]]
     after, _ = rows_of(other)
@@ -193,19 +195,18 @@ def refuse(rank: int) -> None:
     state = parallel.state_dict()
     with pytest.raises(RuntimeError, match=r"table item: its records have 4 columns and 8 values .* not 4 and 4"):
         other(Adagrad(lr=0.1)).load_state_dict(dict(state))
-    name = next(name for name, records in state.items() if ".item.records." in name and records.read() is not None)
+    name = next(name for name, records in state.items() if name.endswith(".item.records"))
     records = state[name].read()
-    strange = dict(state) | {
-        name: Records(99, *(getattr(records, field) for field in list(records.__match_args__)[1:]))
-    }
+    strange = dict(state) | {name: TableRecords.of(replace(records, routing_version=99))}
     with pytest.raises(RuntimeError, match="routing 99, not 1"):
         parallel.load_state_dict(dict(strange))
-    del strange[name]
-    with pytest.raises(RuntimeError, match="table item: a part of its records is missing, from bucket"):
+    begin, end = records.buckets
+    strange[name] = TableRecords.of(records.read((begin, end - 1)))
+    with pytest.raises(RuntimeError, match=f"table item: a part of its records is missing, from bucket {end - 1}"):
         parallel.load_state_dict(dict(strange))
     with pytest.raises(RuntimeError, match="Unexpected key"):
-        sharded_collection(parallel).load_state_dict({"embeddings.other.records.000.0": records})
-    none = {name: value for name, value in state.items() if ".records." not in name}
+        sharded_collection(parallel).load_state_dict({"embeddings.other.records": state[name]})
+    none = {name: value for name, value in state.items() if not name.endswith(".records")}
     with pytest.raises(RuntimeError, match="Missing key"):
         sharded_collection(parallel).load_state_dict({})
     assert parallel.load_state_dict(none, strict=False).missing_keys

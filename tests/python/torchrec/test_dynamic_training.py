@@ -89,7 +89,8 @@ def count_lookups(rank: int) -> dict[int, int]:
     parallel(next(batches(rank)))
     found: dict[int, int] = {}
     for name, records in parallel.state_dict().items():
-        if ".item.records." in name and (read := records.read()) is not None:
+        if name.endswith(".item.records"):
+            read = records.read()
             found.update(zip(read.ids_K.tolist(), read.counts_K.tolist(), strict=True))
     return found
 
