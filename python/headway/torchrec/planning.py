@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
-from torchrec.distributed.types import ModuleSharder, ShardingEnv
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
 from headway.embedding.devices import resolve_device
 from headway.torchrec.settings import DynamicTable
@@ -44,6 +46,40 @@ class _Enumerator(EmbeddingEnumerator):  # type: ignore[misc]
         allowed = [each for each in allowed_compute_kernels if (each == KERNEL) == (name in self._dynamic)]
         kernels: list[str] = super()._filter_compute_kernels(name, allowed, sharding_type)
         return kernels
+
+
+class _Planner(EmbeddingShardingPlanner):  # type: ignore[misc]
+    """Fails on all ranks where planning fails, which is done on the first one: TorchRec leaves the others waiting."""
+
+    def collective_plan(
+        self, module: torch.nn.Module, sharders: Any = None, pg: dist.ProcessGroup | None = None
+    ) -> ShardingPlan:
+        group = dist.group.WORLD if pg is None else pg
+        if group is None:
+            raise ValueError("torch.distributed is not initialised")
+        plan, error = None, None
+        if group.rank() == 0:
+            try:
+                plan = self.plan(module, get_default_sharders() if sharders is None else sharders)
+            except Exception as failure:
+                error = failure
+        outcome = [(plan, None if error is None else _portable(error))]
+        dist.broadcast_object_list(outcome, group=group, group_src=0)
+        plan, theirs = outcome[0]
+        if error is not None:
+            raise error
+        if theirs is not None:
+            raise theirs
+        return plan
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself if it can be pickled."""
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"planning failed: {type(error).__name__}: {error}")
+    return copy
 
 
 def sharders(tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False) -> list[ModuleSharder]:
@@ -85,9 +121,7 @@ def planner(
         EmbeddingStorageEstimator(topology=topology, constraints=merged),
     ]
     enumerator = _Enumerator(tables, topology=topology, batch_size=batch_size, constraints=merged, estimator=estimators)
-    return EmbeddingShardingPlanner(
-        topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=merged, **others
-    )
+    return _Planner(topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=merged, **others)
 
 
 def _constrain(

@@ -16,6 +16,7 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignor
         vectors: of each sharding; gives (K, D) for each of its features.
         features: of each sharding, as they were looked up.
         names: of what is given, by sharding.
+        others: sequences of other shardings; None: there are none.
         need_indices: whether ids are given as weights.
     """
 
@@ -25,14 +26,16 @@ class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignor
         features: Sequence[KeyedJaggedTensor],
         names: Sequence[Sequence[str]],
         *,
+        others: Awaitable[dict[str, JaggedTensor]] | None = None,
         need_indices: bool,
     ) -> None:
         super().__init__()
         self._shardings = list(zip(vectors, features, names, strict=True))
+        self._others = others
         self._need_indices = need_indices
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
-        found: dict[str, JaggedTensor] = {}
+        found: dict[str, JaggedTensor] = {} if self._others is None else self._others.wait()
         for vectors, features, names in self._shardings:
             lengths_F = features.lengths().view(len(names), features.stride()).unbind()
             ids_F = self._ids_of(features, len(names))

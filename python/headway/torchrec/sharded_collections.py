@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,38 +14,55 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTLi
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
 
 from headway.embedding import NoRoomError
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import merge_tables
 from headway.embedding.state_records import add_records, take_records
+from headway.torchrec.exchange import CountsAwaitable, OwnKeysAwaitable
 from headway.torchrec.feature_order import FeatureOrder
 from headway.torchrec.kernel import MEMBER, TableKernel
 from headway.torchrec.sequences import SequencesAwaitable
 from headway.torchrec.settings import DynamicTable, GroupMember
-from headway.torchrec.sharding import DynamicSharding
+from headway.torchrec.sharding import DynamicSharding, TableLookup
 
 #: Where ``DynamicTable``s by name, and the seed, travel in fused_params from the sharder to here.
 SETTINGS = "headway_settings"
+
+#: The sharding type of dynamic tables within a collection, which may have static tables that are row-wise, too.
+DYNAMIC = "headway_dynamic"
 
 KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
 SHARDING = ShardingType.ROW_WISE.value
 
 
-def resolve_settings(module: Any, sharding_infos: Mapping[str, list[EmbeddingShardingInfo]]) -> None:
-    """Puts what is known of each table in the place of TorchRec's fused_params, whose every entry was looked at."""
+def resolve_settings(
+    module: Any, sharding_infos: Mapping[str, list[EmbeddingShardingInfo]]
+) -> dict[str, list[EmbeddingShardingInfo]]:
+    """Puts what is known of each dynamic table in the place of TorchRec's fused_params, and looks at their every entry.
+
+    Returns:
+        by sharding type the static tables, and under ``DYNAMIC`` the dynamic ones.
+    """
     configs = {config.name: config for config in configs_of(module)}
-    infos = [info for infos in sharding_infos.values() for info in infos]
+    result: dict[str, list[EmbeddingShardingInfo]] = {}
     resolved = []
-    for info in infos:
-        name = info.embedding_config.name
-        _expect_plan(name, info.param_sharding)
-        tables, seed = info.fused_params.pop(SETTINGS)
-        settings: DynamicTable = tables[name]
-        config = settings.resolve(configs[name], info.fused_params)
-        info.fused_params = {MEMBER: GroupMember(config, seed)}
-        resolved.append(config)
+    for sharding_type, infos in sharding_infos.items():
+        for info in infos:
+            name = info.embedding_config.name
+            tables, seed = info.fused_params.pop(SETTINGS)
+            if name not in tables:
+                result.setdefault(sharding_type, []).append(info)
+                continue
+            _expect_plan(name, info.param_sharding)
+            settings: DynamicTable = tables[name]
+            config = settings.resolve(configs[name], info.fused_params)
+            info.fused_params = {MEMBER: GroupMember(config, seed)}
+            resolved.append(config)
+            result.setdefault(DYNAMIC, []).append(info)
     merge_tables(resolved)  # Names may give one number.
+    return result
 
 
 def configs_of(module: Any) -> list[Any]:
@@ -70,6 +87,8 @@ class _DynamicCollection:
 
     strict = False  #: whether ids without room raise NoRoomError
     _tables_attribute: str  #: of the submodule that has one for each table
+    _configs_attribute: str  #: of the tables' configurations
+    module_sharding_plan: Mapping[str, Any]
     _lookups: list[Any]
     _env: ShardingEnv
     _device: torch.device | None
@@ -78,13 +97,13 @@ class _DynamicCollection:
     def create_grouped_sharding_infos(cls, module: Any, *others: Any) -> dict[str, list[EmbeddingShardingInfo]]:
         infos: dict[str, list[EmbeddingShardingInfo]]
         infos = super().create_grouped_sharding_infos(module, *others)  # type: ignore[misc]
-        resolve_settings(module, infos)
-        return infos
+        return resolve_settings(module, infos)
 
     def kernels(self) -> Iterator[TableKernel]:
-        """Of this rank; one for each group of merged tables."""
+        """Of this rank; one for each group of merged dynamic tables."""
         for lookup in self._lookups:
-            yield from lookup._emb_modules
+            if isinstance(lookup, TableLookup):
+                yield from lookup._emb_modules
 
     @functools.cached_property
     def _feature_order(self) -> FeatureOrder:
@@ -96,7 +115,14 @@ class _DynamicCollection:
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Nothing: new rows are initialised as their ids come."""
+        """Initialises static tables; new rows of dynamic ones are initialised as their ids come."""
+        every: list[Any] = getattr(self, self._configs_attribute)
+        plan = self.module_sharding_plan
+        setattr(self, self._configs_attribute, [each for each in every if plan[each.name].compute_kernel != KERNEL])
+        try:
+            super().reset_parameters()  # type: ignore[misc]
+        finally:
+            setattr(self, self._configs_attribute, every)
 
     # The batch goes from the exchange of ids to that of vectors with TorchRec's context.
 
@@ -104,7 +130,8 @@ class _DynamicCollection:
         ordered = self._feature_order.apply(features)
         awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, ordered)  # type: ignore[misc]
         for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):
-            sharding_ctx.batch = of_ids.batch
+            if isinstance(of_ids, CountsAwaitable | OwnKeysAwaitable):
+                sharding_ctx.batch = of_ids.batch
         return awaitable
 
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> Awaitable:
@@ -160,6 +187,7 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
     """A sharded ``EmbeddingCollection``: a vector for each id."""
 
     _tables_attribute = "embeddings"
+    _configs_attribute = "_embedding_configs"
 
     def _shardings(self) -> Iterator[Any]:
         return iter(self._sharding_type_to_sharding.values())
@@ -180,12 +208,24 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
 
     def _sequences(self, theirs: EmbeddingCollectionAwaitable) -> SequencesAwaitable:
         """In the place of an awaitable that takes the vectors of all features together and splits them."""
-        return SequencesAwaitable(
-            theirs._awaitables_per_sharding,
-            theirs._features_per_sharding,
-            self._embedding_names_per_sharding,
+        dynamic = [isinstance(lookup, TableLookup) for lookup in self._lookups]
+
+        def ours(values: Sequence[Any]) -> list[Any]:
+            return [value for value, is_ours in zip(values, dynamic, strict=True) if is_ours]
+
+        found = SequencesAwaitable(
+            ours(theirs._awaitables_per_sharding),
+            ours(theirs._features_per_sharding),
+            ours(self._embedding_names_per_sharding),
+            others=None if all(dynamic) else theirs,
             need_indices=self._need_indices,
         )
+        for name in ("_awaitables_per_sharding", "_features_per_sharding", "_embedding_names_per_sharding"):
+            values = zip(getattr(theirs, name), dynamic, strict=True)
+            setattr(theirs, name, [value for value, is_ours in values if not is_ours])
+        if theirs._sharding_types:
+            theirs._sharding_types = [each for each in theirs._sharding_types if each != DYNAMIC]
+        return found
 
     @classmethod
     def create_embedding_sharding(
@@ -195,18 +235,41 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
         env: ShardingEnv,
         device: torch.device | None = None,
         qcomm_codecs_registry: Any = None,
-    ) -> DynamicSharding:
-        return DynamicSharding(sharding_infos, env, device)
+    ) -> Any:
+        if sharding_type == DYNAMIC:
+            return DynamicSharding(sharding_infos, env, device)
+        return super().create_embedding_sharding(sharding_type, sharding_infos, env, device, qcomm_codecs_registry)
 
 
 class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagCollection):  # type: ignore[misc]
     """A sharded ``EmbeddingBagCollection``: a sum or mean for each bag, taken where the bag is."""
 
     _tables_attribute = "embedding_bags"
+    _configs_attribute = "_embedding_bag_configs"
 
     def __init__(self, *arguments: Any, **others: Any) -> None:
         super().__init__(*arguments, **others)
-        self._has_mean_pooling_callback = False  # Means come out of the exchange already.
+        self._leave_means_to_exchange()
+
+    def _leave_means_to_exchange(self) -> None:
+        """Means of dynamic tables come out of the exchange already: TorchRec divides those of static tables alone."""
+        plan = self.module_sharding_plan
+        configs = [config for config in self._embedding_bag_configs if plan[config.name].sharding_type == SHARDING]
+        of_kind: dict[bool, set[str]] = {True: set(), False: set()}
+        for config in configs:
+            of_kind[plan[config.name].compute_kernel == KERNEL].update(config.feature_names)
+        means = set(self._pooling_type_to_rs_features[PoolingType.MEAN.value])
+        both = sorted(of_kind[True] & of_kind[False] & means)
+        if both:
+            raise ValueError(
+                f"the features {', '.join(both)} have a mean in a dynamic table and in a row-wise static one, which "
+                "TorchRec cannot divide apart: put one of the tables into a collection of its own"
+            )
+        ours = [name for name in self._pooling_type_to_rs_features[PoolingType.MEAN.value] if name in of_kind[True]]
+        theirs = [name for name in self._pooling_type_to_rs_features[PoolingType.MEAN.value] if name not in ours]
+        self._pooling_type_to_rs_features[PoolingType.MEAN.value] = theirs
+        self._pooling_type_to_rs_features[PoolingType.SUM.value] += ours
+        self._has_mean_pooling_callback = bool(theirs)
 
     def _shardings(self) -> Iterator[Any]:
         return iter(self._embedding_shardings)
@@ -232,8 +295,12 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
         device: torch.device | None = None,
         permute_embeddings: bool = False,
         qcomm_codecs_registry: Any = None,
-    ) -> DynamicSharding:
-        return DynamicSharding(sharding_infos, env, device)
+    ) -> Any:
+        if MEMBER in sharding_infos[0].fused_params:
+            return DynamicSharding(sharding_infos, env, device)
+        return super().create_embedding_bag_sharding(
+            sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+        )
 
 
 def statistics(model: torch.nn.Module) -> dict[str, dict[str, int]]:

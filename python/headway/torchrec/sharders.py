@@ -36,7 +36,7 @@ class _DynamicSharder:
     """What both sharders do in the same way; before TorchRec's class among their bases.
 
     Args:
-        tables: the dynamic tables by name; those of a collection are dynamic all together or not at all.
+        tables: the dynamic tables by name; a collection may have static tables besides.
         seed: of initial vectors.
         strict: raise ``headway.embedding.NoRoomError`` on all ranks where an id gets no row because a table is full.
         others: TorchRec's arguments.
@@ -80,12 +80,7 @@ class _DynamicSharder:
         return settings | {"seed": str(self.seed), "strict": str(self.strict)}
 
     def _is_dynamic(self, module: Any) -> bool:
-        names = [config.name for config in configs_of(module)]
-        dynamic = [name for name in names if name in self.tables]
-        if dynamic and len(dynamic) < len(names):
-            rest = ", ".join(name for name in names if name not in self.tables)
-            raise ValueError(f"a collection has dynamic tables, but {rest} are not: put them into one of their own")
-        return bool(dynamic)
+        return any(config.name in self.tables for config in configs_of(module))
 
     def _expect_feasible(self, module: Any, env: ShardingEnv, device: torch.device | None) -> None:
         if torch.device(module.device).type != "meta":
@@ -102,6 +97,8 @@ class _DynamicSharder:
         parameters: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)  # type: ignore[misc]
         if self._is_dynamic(module):
             for config in configs_of(module):
+                if config.name not in self.tables:
+                    continue
                 setattr(parameters[config.name], _MARK, (self.tables[config.name], config))
         return parameters
 
@@ -165,5 +162,6 @@ class DynamicEmbeddingBagCollectionSharder(_DynamicSharder, EmbeddingBagCollecti
 
     def _expect_feasible(self, module: EmbeddingBagCollection, env: ShardingEnv, device: torch.device | None) -> None:
         super()._expect_feasible(module, env, device)
-        if module.is_weighted() and any(config.pooling == PoolingType.MEAN for config in configs_of(module)):
+        dynamic = [config for config in configs_of(module) if config.name in self.tables]
+        if module.is_weighted() and any(config.pooling == PoolingType.MEAN for config in dynamic):
             raise ValueError("there is no weighted mean, as in torch.nn.EmbeddingBag")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import headway.torchrec
 import pytest
 import torch
+import torch.distributed as dist
 from dynamic_models import (
     CPU,
     META,
@@ -159,8 +161,6 @@ def test_static_collections_stay_with_torchrec(backend: str) -> None:
 def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="the model has no tables itme; it has: item, user"):
         headway.torchrec.shard(Model(SEQUENCE), {"itme": DynamicTable()})
-    with pytest.raises(ValueError, match="but user are not: put them into one of their own"):
-        headway.torchrec.shard(Model(SEQUENCE), {"item": TABLES["item"]})
     with pytest.raises(ValueError, match="on device 'meta'"):
         headway.torchrec.shard(Model(SEQUENCE, device=CPU), TABLES)
     with pytest.raises(ValueError, match="there is no weighted mean"):
@@ -183,6 +183,29 @@ def refuse(rank: int) -> None:
         weighted(batch)
     with pytest.raises(NotImplementedError, match="dynamic tables do not move between ranks"):
         sharder[1].reshard(sharded_collection(weighted), {"item": planned["item"]}, None)
+
+
+def run_out_of_memory(rank: int) -> None:
+    topology = Topology(world_size=2, compute_device="cpu", ddr_cap=1)
+    with pytest.raises(PlannerError):
+        headway.torchrec.shard(Model(SEQUENCE), TABLES, topology=topology)
+    with (
+        mock.patch("headway.torchrec.planning.EmbeddingShardingPlanner.plan", side_effect=Unportable("first", 2)),
+        pytest.raises((Unportable, RuntimeError), match="first"),
+    ):
+        headway.torchrec.shard(Model(SEQUENCE), TABLES)
+    dist.barrier()
+
+
+class Unportable(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+
+
+def test_all_ranks_fail_where_planning_fails() -> None:
+    run_ranks(run_out_of_memory, 2, timeout_s=10)
 
 
 def test_what_cannot_be_is_told_before_training() -> None:
