@@ -13,6 +13,7 @@
 """
 
 from headway.embedding.checkpoint import CheckpointError
+from headway.embedding.clipping import clip_grad_norm_
 from headway.embedding.collection import HashTableCollection, NoRoomError
 from headway.embedding.config import (
     Adagrad,
@@ -51,4 +52,5 @@ __all__ = [
     "Sgd",
     "TableConfig",
     "Uniform",
+    "clip_grad_norm_",
 ]

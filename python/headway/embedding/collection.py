@@ -25,7 +25,7 @@ from headway.embedding.gradient import BagGradients, Gradient
 from headway.embedding.lookup import Lookup
 from headway.embedding.lookup_function import PendingBatch, hand_out, is_recomputation
 from headway.embedding.merging import group_of_tables, merge_tables
-from headway.embedding.optimizer import TableOptimizer
+from headway.embedding.optimizer import TableOptimizer, unscaled_by
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
 from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
@@ -242,6 +242,31 @@ class HashTableCollection(nn.Module):
                 gradients.clear()
         self.drop_gradients()
         self._begin_step(self.tables, self.step)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """The L2 norm of the gradients that ``optimizer.step()`` would apply, over all tables and ranks.
+
+        All ranks call it. It is what a GradScaler has left of them: call its ``unscale_()`` before.
+
+        Returns:
+            () float64, the same bits on all ranks.
+        """
+        norms = [torch.zeros((), dtype=torch.float64, device=self.device)]
+        for gradients, anchor in zip(self._gradients, self._anchors, strict=True):
+            if gradients:
+                norms.append(self._lookup.gradient_norm(gradients) * (unscaled_by(anchor) / self._divisor))
+        own = torch.stack(norms).square().sum().sqrt()
+        if self.process_group is None or self.num_ranks == 1:
+            return own
+        norms_R = own.new_empty(self.num_ranks)
+        dist.all_gather_into_tensor(norms_R, own.view(1), group=self.process_group)
+        return norms_R.square().sum().sqrt()
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the gradients that wait for ``optimizer.step()`` by a number, (), the same one on all ranks."""
+        for gradients in self._gradients:
+            for gradient in gradients:
+                gradient.scale(factor)
 
     def drop_gradients(self) -> None:
         """Forgets the gradients that were not applied; ``optimizer.zero_grad()`` calls it."""

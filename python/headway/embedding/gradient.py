@@ -69,6 +69,10 @@ class Gradient:
             self._bags = None
         return self._sums_WD
 
+    def scale(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the gradients by a number, ()."""
+        self._sums_WD = self.sums_WD() * factor
+
     def apply(self, table: Table, rows_W: torch.Tensor, *, lr: float, step: int, divisor: float) -> None:
         """One step of the optimizer. Sums that nobody has asked for are applied where they are made."""
         if self._sums_WD is not None:

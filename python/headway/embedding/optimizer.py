@@ -71,7 +71,7 @@ class TableOptimizer(torch.optim.Optimizer):
                 learning_rate_of(group["lr"], f"the learning rate of table {group['name']}")
                 for group in self.param_groups
             ],
-            [scale / _unscaled_by(group["params"][0]) for group in self.param_groups],
+            [scale / unscaled_by(group["params"][0]) for group in self.param_groups],
         )
         return loss
 
@@ -107,7 +107,7 @@ class TableOptimizer(torch.optim.Optimizer):
         raise TypeError("the optimizer of tables cannot be copied: save its state_dict(), and that of the tables")
 
 
-def _unscaled_by(anchor: Anchor) -> float:
+def unscaled_by(anchor: Anchor) -> float:
     """What a GradScaler has multiplied the gradient by, before the step."""
     factor = anchor.factor
     return factor if math.isfinite(factor) else 1.0

@@ -217,6 +217,18 @@ class ShardedLookup:
         else:
             gradients[0].apply(table, rows_W, lr=lr, step=step, divisor=divisor)
 
+    def gradient_norm(self, gradients: Sequence[Gradient]) -> torch.Tensor:
+        """() float64: the L2 norm of the gradients of one table on this rank, added up by key."""
+        if len(gradients) > 1 or self._has_duplicates():
+            keys, values_WD = self._sum_of(gradients)
+        else:
+            keys, values_WD = gradients[0].keys, gradients[0].sums_WD()
+        if keys.num_known is not None:
+            is_unknown = torch.arange(len(keys), device=values_WD.device) >= keys.num_known
+            values_WD = values_WD[: len(keys)].masked_fill(is_unknown.unsqueeze(1), 0)
+        norm: torch.Tensor = torch.linalg.vector_norm(values_WD, dtype=torch.float64)
+        return norm
+
     def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
         """Gradients of several lookups of one table, added up so that no key comes twice."""
         keys, values = join_gradients(gradients)
