@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from headway._embedding import Table, Workers
+from headway._embedding import Keys, KeyStatus, Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.anchor import Anchor, mark_of
@@ -22,14 +22,16 @@ from headway.embedding.config import FeatureConfig, TableConfig, learning_rate_o
 from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, columns_of
 from headway.embedding.gradient import BagGradients, Gradient
+from headway.embedding.keys import owned_by
 from headway.embedding.lookup import Lookup
 from headway.embedding.lookup_function import PendingBatch, hand_out, is_recomputation
-from headway.embedding.merging import group_of_tables, merge_tables
+from headway.embedding.merging import group_of_tables, merge_tables, table_number
 from headway.embedding.optimizer import TableOptimizer, unscaled_by
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
+from headway.embedding.row_checks import expect_ids, expect_rows
 from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
-from headway.embedding.table_records import Listing, TablePart
+from headway.embedding.table_records import Listing, LiveRecords, TablePart
 
 #: Backward passes without a step after which we ask whether a step was forgotten.
 _MANY_GRADIENTS = 64
@@ -310,6 +312,70 @@ class HashTableCollection(nn.Module):
                 "HashTableCollection: is it called?",
                 stacklevel=2,
             )
+
+    # Rows
+
+    def rows(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids of this rank's rows of a table, (K,), and their vectors, (K, dim), copied to the CPU.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        records = self._records_of(table).read()
+        return records.ids_K, records.vectors_KD
+
+    def insert_rows(self, table: str, ids_K: torch.Tensor, vectors_KD: torch.Tensor) -> int:
+        """Gives ids these vectors, and a row to those that have none, whatever ``min_count`` says.
+
+        A row that there was keeps the state of its optimizer. Ranks may pass the same rows or different ones: each rank
+        takes those that it owns and passes over the others, so all ranks must see every row that is to go in. Call it
+        between steps.
+
+        Args:
+            table: the name of the table.
+            ids_K: (K,) int64, each once.
+            vectors_KD: (K, dim) float32.
+        Returns:
+            how many rows this rank took.
+        Raises:
+            ValueError: there is no such table, shapes do not fit, or an id is there twice; nothing is changed then.
+            NoRoomError: the table is full; the other rows are in it.
+        """
+        part = self._part_of(table)
+        ids_K, vectors_KD = ids_K.cpu(), vectors_KD.cpu()
+        expect_rows(table, ids_K, vectors_KD, dim=part.table.dim)
+        own = owned_by(Keys(ids_K, table=table_number(table)), part.rank, part.num_ranks)
+        keys = Keys(ids_K[own], table=table_number(table))
+        statuses_K = part.table.insert_or_assign(keys.to(self.device), vectors_KD[own].to(self.device))
+        refused = int((statuses_K == KeyStatus.NO_ROOM.value).sum())
+        if refused > 0:
+            raise NoRoomError(f"{refused} of {len(own)} ids got no row: table {table} is full")
+        return len(own)
+
+    def erase_rows(self, table: str, ids_K: torch.Tensor) -> None:
+        """Removes the rows of these ids. Call it between steps.
+
+        Args:
+            table: the name of the table.
+            ids_K: (K,) int64, on all ranks, of which each removes what it owns; unknown ids are passed over.
+        Raises:
+            ValueError: there is no such table, or ids are no (K,) int64.
+        """
+        part = self._part_of(table)
+        expect_ids(table, ids_K)
+        keys = Keys(torch.unique(ids_K.cpu()), table=table_number(table))
+        own = owned_by(keys, part.rank, part.num_ranks)
+        part.table.erase(Keys(keys.ids[own], table=table_number(table)).to(self.device))
+
+    def _part_of(self, table: str) -> TablePart:
+        for part in self._parts():
+            if table in part.names:
+                return part
+        raise ValueError(f"there is no table {table}; there are: {', '.join(group_of_tables(self.groups))}")
+
+    def _records_of(self, table: str) -> LiveRecords:
+        part = self._part_of(table)
+        return LiveRecords(Listing(part), table, part.buckets)
 
     # Checkpoints
 

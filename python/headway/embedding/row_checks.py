@@ -1,0 +1,25 @@
+"""Checks of the ids and vectors that users give to a table."""
+
+from __future__ import annotations
+
+import torch
+
+
+def expect_ids(table: str, ids_K: torch.Tensor) -> None:
+    if ids_K.dim() != 1 or ids_K.dtype != torch.int64:
+        raise ValueError(f"table {table}: ids must be (K,) int64, not {tuple(ids_K.shape)} {ids_K.dtype}")
+
+
+def expect_rows(table: str, ids_K: torch.Tensor, vectors_KD: torch.Tensor, *, dim: int) -> None:
+    """
+    Raises:
+        ValueError: shapes or types do not fit, or an id is there twice.
+    """
+    expect_ids(table, ids_K)
+    if vectors_KD.shape != (len(ids_K), dim) or vectors_KD.dtype != torch.float32:
+        raise ValueError(
+            f"table {table}: the vectors of {len(ids_K)} ids must be ({len(ids_K)}, {dim}) float32, not "
+            f"{tuple(vectors_KD.shape)} {vectors_KD.dtype}"
+        )
+    if len(torch.unique(ids_K)) < len(ids_K):
+        raise ValueError(f"table {table}: an id is there twice, so it is not known which vector it gets")
