@@ -18,7 +18,7 @@ from headway._embedding import Keys, KeyStatus, Table, Workers
 from headway.embedding import checkpoint
 from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.anchor import Anchor, mark_of
-from headway.embedding.config import FeatureConfig, TableConfig, learning_rate_of
+from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig, learning_rate_of
 from headway.embedding.devices import resolve_device
 from headway.embedding.features import FeatureGroup, Features, columns_of
 from headway.embedding.gradient import BagGradients, Gradient
@@ -45,8 +45,8 @@ class HashTableCollection(nn.Module):
     """Looks ids up in tables that take any 64-bit id, and learns their vectors.
 
     Tables of equal configuration without limits are merged; ranks of ``process_group`` share the ids out, and look up,
-    exchange and learn together, so all of them must call alike. They make it together too, with the same arguments except
-    ``num_threads``. ``optimizer`` updates the tables; with ``eval()`` a lookup inserts and counts nothing.
+    exchange and learn together, so all of them must call alike. They make it together too, with the same arguments
+    except ``num_threads``. ``optimizer`` updates the tables; with ``eval()`` a lookup inserts and counts nothing.
 
     Args:
         tables: what tables there are.
@@ -230,11 +230,14 @@ class HashTableCollection(nn.Module):
             divisors: of their gradients.
         Raises:
             ValueError: a rate is negative or not finite; nothing is updated then.
-            RuntimeError: gradients were changed in place since the backward pass; nothing is updated then.
+            RuntimeError: gradients were changed in place since the backward pass, or are of a table without an
+                optimizer; nothing is updated then.
         """
         for group, rate in zip(self.groups, rates, strict=True):
             learning_rate_of(rate, f"the learning rate of table {group.name}")
-        for gradients in self._gradients:
+        for group, gradients in zip(self.groups, self._gradients, strict=True):
+            if gradients and isinstance(group.config.optimizer, NoOptimizer):
+                raise RuntimeError(f"table {group.name} has gradients but no optimizer: give its TableConfig one")
             for gradient in gradients:
                 gradient.expect_unchanged()
         self.step += 1
@@ -463,7 +466,14 @@ class HashTableCollection(nn.Module):
 
     def _parts(self) -> list[TablePart]:
         return [
-            TablePart(tuple(each.name for each in group.tables), table, self.step, self.rank, self.num_ranks)
+            TablePart(
+                tuple(each.name for each in group.tables),
+                table,
+                self.step,
+                self.rank,
+                self.num_ranks,
+                is_read_only=isinstance(group.config.optimizer, NoOptimizer),
+            )
             for group, table in zip(self.groups, self.tables, strict=True)
         ]
 

@@ -107,6 +107,13 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoOptimizer(Optimizer):
+    """Rows do not learn. Such a table takes the embeddings alone from a checkpoint, whatever optimizer it was of."""
+
+    lr: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sgd(Optimizer):
     """``torch.optim.SGD`` without momentum."""
 
@@ -180,7 +187,7 @@ class TableConfig:
     Args:
         name: what features and checkpoints call it.
         dim: values of a vector.
-        optimizer: how its rows learn.
+        optimizer: how its rows learn; ``NoOptimizer``, the default, is for evaluation and serving.
         initializer: what its rows begin with.
         max_rows: of all ranks together, and a tenth more for ranks that get more than their share; about 2^30 on one
             rank at most. None: as many as memory holds.
@@ -195,7 +202,7 @@ class TableConfig:
 
     name: str
     dim: int = field(kw_only=True)
-    optimizer: Optimizer = field(kw_only=True)
+    optimizer: Optimizer = field(default=NoOptimizer(), kw_only=True)
     initializer: Initializer = field(default=Uniform(-0.05, 0.05), kw_only=True)
     max_rows: int | None = field(default=None, kw_only=True)
     eviction: Eviction | None = field(default=None, kw_only=True)

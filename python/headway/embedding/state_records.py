@@ -7,6 +7,7 @@ takes what it owns of what it has read. Records say which buckets they are of, s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway import _embedding
@@ -108,6 +109,8 @@ def _read_records(part: TablePart, loaded: Mapping[str, TableRecords]) -> ReadRe
     result: ReadRecords = []
     for table in part.names:
         pieces = loaded.get(table, own[table]).pieces()
+        if part.is_read_only:
+            pieces = [replace(records, states_KS=records.states_KS[:, :0]) for records in pieces]
         for records in pieces:
             _expect_fitting(part.table, table, records)
         # Ids of a table that had another name are in other buckets here.

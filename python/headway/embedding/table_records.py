@@ -32,6 +32,7 @@ class TablePart:
     updates: int  #: so far
     rank: int
     num_ranks: int
+    is_read_only: bool = False  #: takes records without the state of an optimizer
 
     @property
     def buckets(self) -> tuple[int, int]:

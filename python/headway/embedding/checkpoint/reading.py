@@ -17,6 +17,7 @@ from headway._embedding import Keys, Table
 from headway.embedding.checkpoint.background import in_background
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
+from headway.embedding.config import NoOptimizer
 from headway.embedding.keys import owned_by, part_of
 from headway.embedding.merging import MergedTable, group_of_tables, keep_within_limit, table_numbers
 
@@ -101,7 +102,9 @@ def _expect_fitting(
             f"the checkpoint {folder} has the tables {', '.join(sorted(saved))}, and not {', '.join(sorted(wanted))}"
         )
     for name in saved.keys() & wanted.keys():
-        for what in ("dim", "optimizer", "state_size"):
+        # Tables that do not learn take the embeddings alone.
+        is_read_only = wanted[name]["optimizer"] == NoOptimizer.__name__
+        for what in ("dim",) if is_read_only else ("dim", "optimizer", "state_size"):
             if saved[name][what] != wanted[name][what]:
                 raise CheckpointError(
                     f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not {wanted[name][what]}"
@@ -165,4 +168,5 @@ def _import(records: _Records, table: Table, *, pending: bool) -> None:
         table.import_pending(records.keys)
         return
     counts, steps, vectors, states = records.columns
+    states = states[:, : table.state_size].contiguous()  # None where the table does not learn.
     table.import_records(records.keys, (counts, steps, vectors, states))
