@@ -12,6 +12,7 @@ from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from headway._embedding import Keys, KeyStatus, Table, Workers
