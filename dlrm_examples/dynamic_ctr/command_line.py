@@ -32,7 +32,7 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
     if options.compare:
         _expect(not given and not options.tables, "--compare chooses tables, ranks and limits itself")
         _expect(started_ranks is None, "--compare starts ranks itself: leave torchrun out")
-        return compared_systems(num_ids=sum(len(ids) for ids in log.table_ids().values()))
+        return compared_systems(table_sizes={table: len(ids) for table, ids in log.table_ids().items()})
     _expect("dynamic" in kinds or not given, f"{_spelled(given)} needs --tables dynamic")
     _expect(
         (options.restart_at is None) == (options.restart_ranks is None), "--restart-at and --restart-ranks go together"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dlrm_examples.dynamic_ctr.experiment import Restart, System
 from dlrm_examples.dynamic_ctr.tables import TableLimits
 
@@ -9,9 +11,12 @@ HOT_COUNT = 8
 RANKS, RESTART = 2, Restart(at=0.5, num_ranks=3)
 
 
-def compared_systems(*, num_ids: int) -> list[System]:
-    """What ``--compare`` runs on a log with ``num_ids`` different ids in all its tables."""
-    few, many = (TableLimits(max_rows=num_ids * percent // 100, eviction="lfu") for percent in (60, 80))
+def compared_systems(*, table_sizes: Mapping[str, int]) -> list[System]:
+    """What ``--compare`` runs on a log with so many different ids in its tables."""
+    few, many = (
+        TableLimits(max_rows=sum(table_sizes.values()) * percent // 100, table_sizes=table_sizes, eviction="lfu")
+        for percent in (60, 80)
+    )
     return [
         System(kind="static"),
         System(kind="dynamic"),

@@ -51,7 +51,7 @@ class DynamicTables:
                     min_count=limits.min_count,
                     hot_count=limits.hot_count,
                 )
-                for table, max_rows in zip(tables, _shares(limits.max_rows, len(tables)), strict=True)
+                for table, max_rows in zip(tables, _shares(limits, tables), strict=True)
             ],
             features=[
                 FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
@@ -93,17 +93,19 @@ class DynamicTables:
         self.collection.load(folder)
 
 
-def _shares(max_rows: int | None, num_tables: int) -> list[int | None]:
-    """A part of ``max_rows`` for each table; ``headway.embedding`` adds them up again where tables are alike, as here.
+def _shares(limits: TableLimits, tables: Sequence[str]) -> list[int | None]:
+    """The part of ``max_rows`` that each table gets.
 
     Raises:
         ValueError: there is less than a row for each.
     """
-    if max_rows is None:
-        return [None] * num_tables
-    if max_rows < num_tables:
-        raise ValueError(f"max_rows must be at least {num_tables}, a row for each table, not {max_rows}")
-    return [(max_rows + table) // num_tables for table in range(num_tables)]
+    if limits.max_rows is None:
+        return [None] * len(tables)
+    if limits.max_rows < len(tables):
+        raise ValueError(f"max_rows must be at least {len(tables)}, a row for each table, not {limits.max_rows}")
+    sizes = [1 if limits.table_sizes is None else limits.table_sizes[table] for table in tables]
+    ends = [limits.max_rows * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
+    return [max(1, end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _use_of(statistics: Mapping[str, int]) -> TableUse:

@@ -55,7 +55,9 @@ class TableLimits:
     """What dynamic tables may hold; by default, all that comes.
 
     Attributes:
-        max_rows: of all tables and ranks together, and a tenth more on several ranks; None: no limit.
+        max_rows: of all tables and ranks together, and a tenth more on several ranks; None: no limit. A table keeps to
+            its own part, whatever the others need.
+        table_sizes: ids of each table that are expected, by which ``max_rows`` is divided; None: into equal parts.
         eviction: which rows go when there are too many, those looked up longest ago or most rarely; None: new ids then
             get no row.
         min_count: look-ups after which an id gets a row.
@@ -63,6 +65,7 @@ class TableLimits:
     """
 
     max_rows: int | None = None
+    table_sizes: Mapping[str, int] | None = None
     eviction: Literal["lru", "lfu"] | None = None
     min_count: int = 1
     hot_count: int = 0
