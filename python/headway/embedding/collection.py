@@ -490,7 +490,7 @@ class HashTableCollection(nn.Module):
         raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a HashTableCollection cannot be pickled: pickle its state_dict(), or save() it")
+        raise TypeError("a HashTableCollection cannot be pickled: pickle its state_dict(), or use save() and load()")
 
     # What is inside
 
@@ -505,12 +505,6 @@ class HashTableCollection(nn.Module):
     def extra_repr(self) -> str:
         tables = ", ".join(f"{group.name} (dim {group.config.dim})" for group in self.groups)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"
-
-    def __getstate__(self) -> Any:
-        raise TypeError(
-            "a HashTableCollection cannot be pickled, as its tables belong to this process: save() and load(), or "
-            "state_dict() and load_state_dict(), carry them"
-        )
 
 
 def _expect_room(lookup: Lookup) -> None:

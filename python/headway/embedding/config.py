@@ -233,7 +233,7 @@ class TableConfig:
     def _expect_kinds(self) -> None:
         """Takes only this module's optimizers, initializers and evictions, and only integers as numbers."""
         for name, kinds, example in (
-            ("optimizer", (Sgd, Adagrad, Adam), "Adam(lr=1e-3)"),
+            ("optimizer", (Sgd, Adagrad, Adam, NoOptimizer), "Adam(lr=1e-3)"),
             ("initializer", (Constant, Uniform, Normal), "Uniform(-0.05, 0.05)"),
             ("eviction", (Eviction, type(None)), 'Eviction(policy="lru")'),
         ):

@@ -151,9 +151,12 @@ def test_a_wrong_rate_of_a_schedule_names_its_table(rate: Any, message: str) -> 
 def test_a_collection_says_how_it_is_kept_instead_of_pickled(tmp_path: Path) -> None:
     tables = make_tables()
     for keep in (pickle.dumps, copy.copy, lambda module: torch.save(module, tmp_path / "tables.pt")):
-        with pytest.raises(TypeError, match=r"save\(\) and load\(\), or state_dict\(\)"), warnings.catch_warnings():
+        with (
+            pytest.raises(TypeError, match=r"pickle its state_dict\(\), or use save\(\) and load\(\)"),
+            warnings.catch_warnings(),
+        ):
             keep(tables)
-        with pytest.raises(TypeError, match=r"save\(\) and load\(\), or state_dict\(\)"):
+        with pytest.raises(TypeError, match=r"pickle its state_dict\(\), or use save\(\) and load\(\)"):
             keep(torch.nn.Sequential(torch.nn.Linear(2, 2), tables)) if keep is not copy.copy else keep(tables)
 
 
