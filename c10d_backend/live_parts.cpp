@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -34,7 +35,24 @@ struct Registry {
 
 Registry& registry();
 
+std::terminate_handler terminate_before = nullptr;
+std::thread::id exiting_thread;
+std::atomic<bool> is_exiting = false;  ///< Set after `exiting_thread`.
+
+/// A thread that CPython unwinds during its exit reached a frame that is noexcept: it stops, as threads do from CPython
+/// 3.14 on.
+[[noreturn]] void stop_instead_of_terminating() {
+  if (is_exiting.load() && std::this_thread::get_id() != exiting_thread) {
+    for (;;) pause();
+  }
+  terminate_before();
+  std::abort();
+}
+
 Registry* make_registry() {
+  // Long before the exit: an exception keeps the handler that was set when it was thrown, and a daemon thread may still
+  // be handling one of before.
+  terminate_before = std::set_terminate(stop_instead_of_terminating);
   // A child that is forked while another thread holds the mutex must be able to exit.
   pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { registry().mutex.unlock(); });
   return new Registry;
@@ -43,19 +61,6 @@ Registry* make_registry() {
 Registry& registry() {
   static Registry* const instance = make_registry();
   return *instance;
-}
-
-std::terminate_handler terminate_before = nullptr;
-std::thread::id exiting_thread;
-
-/// A thread that CPython unwinds during its exit reached a frame that is noexcept: it stops, as threads do from CPython
-/// 3.14 on.
-[[noreturn]] void stop_instead_of_terminating() {
-  if (std::this_thread::get_id() != exiting_thread) {
-    for (;;) pause();
-  }
-  terminate_before();
-  std::abort();
 }
 
 std::vector<std::shared_ptr<LivePart>> take_own_parts() {
@@ -98,9 +103,8 @@ void add_live_part(std::shared_ptr<LivePart> const& part) {
 void end_live_parts(std::chrono::milliseconds delivery_time, std::chrono::milliseconds end_time) {
   auto const parts = take_own_parts();
   auto const delivery_deadline = std::chrono::steady_clock::now() + delivery_time;
-  // Set before the first thread can get that far: a daemon thread that waits for a group comes back once it has left.
   exiting_thread = std::this_thread::get_id();
-  terminate_before = std::set_terminate(stop_instead_of_terminating);
+  is_exiting.store(true);
   for_each_part(parts, [&](LivePart& part) {
     if (auto const text = part.deliver(delivery_deadline); !text.empty()) {
       std::fprintf(stderr, "headway: the program ends before its messages are delivered: %s\n", text.c_str());

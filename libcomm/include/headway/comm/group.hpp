@@ -31,8 +31,9 @@ inline constexpr std::size_t kMinSecretBytes = 8;
 /// Name of an element type, for error messages; any thread may call it.
 using DataTypeName = std::string (*)(DataType) noexcept;
 
-/// Settings of a group. Ranks must agree on name, engine, max_lag_limit, adapt_lag, slot_bytes, num_channels, allow_pull,
-/// rdma_rails and what tests set; connecting fails otherwise and names the difference. The others belong to each rank.
+/// Settings of a group. Ranks must agree on name, engine, max_lag_limit, adapt_lag, slot_bytes, num_channels,
+/// allow_pull, rdma_rails and what tests set; connecting fails otherwise and names the difference. The others belong to
+/// each rank.
 struct GroupOptions {
   Engine engine = Engine::kAuto;
   int max_lag = 0;         ///< Bound k of each channel at first: a rank may run this many all-to-alls ahead.
