@@ -21,7 +21,8 @@ setup: ## install what is missing (.venv/, and Debian packages where allowed)
 build: setup ## build the C++ library, the torch backend and the C++ tests
 	@tools/build.sh $(JOBS)
 
-demo: build ## run DLRM inference on 4 processes; report in out/demo/report.html
+demo: setup ## run DLRM inference on 4 processes; report in out/demo/report.html
+	@tools/build.sh "$(JOBS)" headway_c10d
 	@$(VENV)/headway demo $(ARGS)
 
 test: build ## run every test; the last line is "N passed, N failed, N skipped"

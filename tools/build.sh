@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Configures build/ once and brings it up to date. Usage: tools/build.sh [jobs]
+# Configures build/ once and brings it up to date, or only some of its targets. Usage: tools/build.sh [jobs [target...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-readonly jobs=${1:-$(nproc)}
+readonly jobs=${1:-$(nproc)} targets=("${@:2}")
 # Outside a shell that has activated it, .venv's ninja must be found by its cmake.
 export PATH="$PWD/.venv/bin:$PATH"
 
@@ -17,8 +17,8 @@ if [ ! -e build/build.ninja ]; then
   [ -e /dev/nvidiactl ] || only_sm_90=(-DCMAKE_CUDA_ARCHITECTURES=90)
   cmake -S . -B build -G Ninja -DPython_EXECUTABLE="$PWD/.venv/bin/python" --log-level=WARNING "${only_sm_90[@]}"
 fi
-if ! ninja -C build -n | grep -q 'no work to do'; then
+if ! ninja -C build -n "${targets[@]}" | grep -q 'no work to do'; then
   echo "build: compiling with $jobs jobs (the torch extension takes a minute or two when it changed)"
 fi
-ninja -C build -j "$jobs" --quiet
+ninja -C build -j "$jobs" --quiet "${targets[@]}"
 echo "build: up to date"
