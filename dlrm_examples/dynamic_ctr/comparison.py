@@ -12,7 +12,7 @@ RANKS, RESTART = 2, Restart(at=0.5, num_ranks=3)
 
 
 def compared_systems(*, table_sizes: Mapping[str, int]) -> list[System]:
-    """What ``--compare`` runs on a log with so many different ids in its tables."""
+    """The systems that ``--compare`` runs on a log with so many different ids in its tables."""
     few, many = (
         TableLimits(max_rows=sum(table_sizes.values()) * percent // 100, table_sizes=table_sizes, eviction="lfu")
         for percent in (60, 80)

@@ -17,7 +17,16 @@
 namespace headway::embedding {
 namespace {
 
-class TableLifeTest : public TableTest {};
+class TableLifeTest : public TableTest {
+ protected:
+  /// A table that got 500 rows in its first step.
+  static std::unique_ptr<Table> make_with_rows_of_step_1(TableOptions const& options) {
+    auto table = GetParam().make(options);
+    table->begin_step(1, 1);
+    batch_from(0, 500).find_or_insert(*table);
+    return table;
+  }
+};
 
 TEST_P(TableLifeTest, RandomHistoriesWithAdmissionAndEvictionAreThoseOfTheRules) {
   for (auto const policy :
@@ -154,9 +163,7 @@ TEST_P(TableLifeTest, ExpiredRowsAreAbsentAtLookupThoughTheyAreNotYetRemoved) {
 TEST_P(TableLifeTest, ATableThatImportsWhatAnotherOneHadExpiresTheSameRows) {
   auto options = options_of();
   options.time_to_live = 3;
-  auto const table = GetParam().make(options);
-  table->begin_step(1, 1);
-  batch_from(0, 500).find_or_insert(*table);
+  auto const table = make_with_rows_of_step_1(options);
   for (std::uint32_t step = 2; step <= 20; ++step) table->begin_step(step, step);
   auto const copy = GetParam().make(options);
   auto const records = table->export_records(table->list(0, kNumVirtualBuckets).keys());
@@ -175,9 +182,7 @@ TEST_P(TableLifeTest, ATableThatImportsWhatAnotherOneHadExpiresTheSameRows) {
 TEST_P(TableLifeTest, AStepThatIsFarAheadSweepsAsMuchAsTheStepsBetween) {
   auto options = options_of();
   options.time_to_live = 3;
-  auto const table = GetParam().make(options);
-  table->begin_step(1, 1);
-  batch_from(0, 500).find_or_insert(*table);
+  auto const table = make_with_rows_of_step_1(options);
   table->begin_step(5 + 31, 36);
   EXPECT_GT(table->size().rows, 150U);
   EXPECT_LT(table->size().rows, 350U);

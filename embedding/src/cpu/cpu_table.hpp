@@ -122,7 +122,7 @@ class CpuTable final : public Table {
     return options_.time_to_live > 0 &&
            Expiry{.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live}(notes.step);
   }
-  /// Which rows go first, and which stay.
+  /// The order in which rows are evicted, and the rows that stay.
   struct EvictionOrder {
     EvictionPolicy policy;
     std::uint32_t oldest_in_use;

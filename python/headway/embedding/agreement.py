@@ -49,7 +49,7 @@ def agreement(what: str, group: dist.ProcessGroup | None) -> Iterator[dict[str, 
 
 
 def settings_of(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> dict[str, str]:
-    """What ranks must have in common of tables and features, one entry for each field."""
+    """The settings of tables and features that ranks must have in common, one entry for each field."""
     settings = {"the order of tables": _names(tables), "the order of features": _names(features)}
     for kind, configs in (("table", tables), ("feature", features)):
         for config in configs:

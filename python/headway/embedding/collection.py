@@ -291,7 +291,7 @@ class HashTableCollection(nn.Module):
             table.begin_step(step + 1, max(step + 1 - self._lookahead, 0))
 
     def _resume_step(self, tables: Iterable[Table], step: int) -> None:
-        """As ``_begin_step()`` of tables that were loaded, which removes nothing."""
+        """Does what ``_begin_step()`` does for tables that were loaded, and removes nothing."""
         for table in tables:
             table.resume_step(step + 1, max(step + 1 - self._lookahead, 0))
 

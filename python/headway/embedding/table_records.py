@@ -1,4 +1,4 @@
-"""What is known of the keys of a table: of rows and of those that wait for one.
+"""The records of the keys of a table: of rows and of those that wait for one.
 
 K keys with rows, P keys that wait, D columns, S floats of an optimizer's state.
 """
@@ -67,11 +67,11 @@ class Records:
         return self.vectors_KD.numel() + self.states_KS.numel()
 
     def values(self) -> tuple[Any, ...]:
-        """Of all fields."""
+        """Returns the values of all fields, in their order."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
-        """Those of some buckets; None: all."""
+        """Returns the records of some buckets; None: all."""
         if table_buckets is None or table_buckets == self.buckets:
             return self
         begin, end = table_buckets
@@ -159,7 +159,7 @@ class LiveRecords:
         return self._listing.num_values(self._table)
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
-        """Those of some buckets; None: all of this rank."""
+        """Reads the records of some buckets; None: all of this rank."""
         return self._listing.read(self._table, table_buckets or self.buckets)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -186,7 +186,7 @@ class Listing:
 
     @cached_property
     def _num_rows(self) -> dict[str, int]:
-        """By table."""
+        """The number of rows, by table."""
         keys, _ = self._rows
         if len(self._names) == 1:
             return {self._names[0]: len(keys)}

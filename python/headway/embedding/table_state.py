@@ -70,7 +70,7 @@ class TableRecords(torch.Tensor):
         ]
         return join_records(parts, buckets)
 
-    # As a tensor
+    # The methods that torch expects of a tensor
 
     @classmethod
     def __torch_function__(
@@ -162,7 +162,7 @@ class TableRecords(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """What this rank reads. A load begins with it, so what an earlier one gave is dropped."""
+        """The records that this rank reads. A load begins with it, so what an earlier one gave is dropped."""
         self._received = []
         return [_chunk(*self.buckets)]
 
@@ -171,7 +171,7 @@ class TableRecords(torch.Tensor):
         return _Piece(self, index.offset[0])
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
-        """Of buckets, by piece."""
+        """The first bucket of each piece, and the one behind its last."""
         begin, end = self.buckets
         num_pieces = min(1 + 4 * self.numel() // _PIECE_BYTES, end - begin)
         bounds = [begin + (end - begin) * each // num_pieces for each in range(num_pieces + 1)]
@@ -231,7 +231,7 @@ class _AnySize:
 
 
 def table_records(*fields: Any) -> TableRecords:
-    """Of the fields of ``Records``, as they are pickled."""
+    """Makes the value of a table from the fields of ``Records``, as they are pickled."""
     return TableRecords.of(Records(*fields))
 
 

@@ -100,7 +100,7 @@ class _DynamicCollection:
         return resolve_settings(module, infos)
 
     def kernels(self) -> Iterator[TableKernel]:
-        """Of this rank; one for each group of merged dynamic tables."""
+        """The kernels of this rank, one for each group of merged dynamic tables."""
         for lookup in self._lookups:
             if isinstance(lookup, TableLookup):
                 yield from lookup._emb_modules

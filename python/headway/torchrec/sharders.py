@@ -69,7 +69,7 @@ class _DynamicSharder:
         return sharded
 
     def _settings_of(self, module: Any, params: Mapping[str, ParameterSharding], sharded: Any) -> dict[str, str]:
-        """What all ranks must have in common of dynamic tables, with the features of each instead of a config."""
+        """The settings of dynamic tables that all ranks must share, with the features of each instead of a config."""
         configs = {config.name: config for config in configs_of(module) if config.name in self.tables}
         resolved = {config.name: config for kernel in sharded.kernels() for config in kernel.merged.tables}
         settings = settings_of([resolved[name] for name in configs], [])

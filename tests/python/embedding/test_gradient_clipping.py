@@ -47,7 +47,7 @@ class Model(torch.nn.Module):
 
 
 def gradients(model: Model, *, passes: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of tables and of parameters, as a step without clipping applies them at a rate of 1."""
+    """The gradients of tables and of parameters, as a step without clipping applies them at a rate of 1."""
     with torch.no_grad():
         model.loss()
     before = model.vectors()

@@ -149,7 +149,7 @@ class Table {
   /// already did.
   /// @throws comm::UsageError as begin_step() does
   virtual void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
-  /// Where the rows of keys are; kNone where there is none or it is expired. Keys may repeat.
+  /// The places of the rows of keys; kNone where there is none or it is expired. Keys may repeat.
   /// @param rows (keys.size())
   /// @param statuses (keys.size()), or empty
   /// @throws comm::UsageError if sizes do not agree; likewise below
