@@ -408,6 +408,8 @@ void GroupImpl::background_step() noexcept {
     // Does not block: lets the endpoint see what its sockets have. It takes wake-ups with it, the leader's too, so the
     // lock is held until progress() has looked for what they announced.
     wire_.endpoint().sleep(Deadline::min());
+    // The leader may not have got up yet from a wake-up that this call took.
+    if (leader_sleeps_for_ != nullptr && leader_sleeps_for_->done()) wire_.endpoint().wake();
     if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
     auto const now = Clock::now();
