@@ -18,6 +18,15 @@ namespace {
 /// An error of Python has a traceback behind it.
 std::string first_paragraph(std::string const& text) { return text.substr(0, text.find("\n\n")); }
 
+/// NCCL's group reads its options for each operation and has no setTimeout() of its own.
+void set_timeout_of(c10d::Backend& backend, std::chrono::milliseconds timeout) {
+  if (backend.getBackendName() == "nccl") {
+    backend.getBackendOptions()->timeout = timeout;
+  } else {
+    backend.setTimeout(timeout);
+  }
+}
+
 }  // namespace
 
 struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
@@ -32,6 +41,7 @@ struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   std::condition_variable changed;
   bool is_making = false;
   bool is_aborted = false;
+  std::optional<std::chrono::milliseconds> timeout;  ///< Set since the reducer was made, and newer than `make`'s.
   c10::intrusive_ptr<c10d::Backend> backend;
   std::string failure;
   std::deque<Queued> queue;  ///< Calls that came before the backend was there.
@@ -105,6 +115,7 @@ void Reducer::State::make_backend(std::function<void(std::string const&)> const&
     auto made = make();
     {
       std::lock_guard const lock(mutex);
+      if (timeout) set_timeout_of(*made, *timeout);
       backend = std::move(made);
       if (is_aborted) backend->abort();
     }
@@ -163,7 +174,8 @@ c10::intrusive_ptr<c10d::Backend> Reducer::backend(std::chrono::milliseconds tim
 
 void Reducer::set_timeout(std::chrono::milliseconds timeout) {
   std::lock_guard const lock(state_->mutex);
-  if (state_->backend) state_->backend->setTimeout(timeout);
+  state_->timeout = timeout;
+  if (state_->backend) set_timeout_of(*state_->backend, timeout);
 }
 
 void Reducer::abort() {

@@ -31,7 +31,7 @@ class Reducer final {
              std::function<void(std::string const&)> fail_group);
   /// The backend, made now if it was not; null if `timeout` passes first. @throws c10::DistBackendError if that failed.
   c10::intrusive_ptr<c10d::Backend> backend(std::chrono::milliseconds timeout);
-  /// Changes the backend's timeout if there is one.
+  /// Changes the backend's timeout, now or as soon as the backend is made.
   void set_timeout(std::chrono::milliseconds timeout);
   /// Ends the backend if there is one: its pending work fails.
   void abort();

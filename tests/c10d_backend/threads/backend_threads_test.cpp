@@ -46,8 +46,7 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     }
   }
 
-  static BackendPtr make_backend(c10::intrusive_ptr<c10d::Store> const& store, std::shared_ptr<SumHub> const& hub,
-                                 int rank) {
+  BackendPtr make_backend(c10::intrusive_ptr<c10d::Store> const& store, std::shared_ptr<SumHub> const& hub, int rank) {
     comm::GroupOptions settings;
     settings.engine = GetParam();
     settings.timeout = std::chrono::seconds(60);
@@ -56,8 +55,9 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     options->group_name = "threads";
     return c10::make_intrusive<HeadwayBackend>(
         store, rank, kSize, std::move(options),
-        [hub](auto const&, int own_rank, int size, milliseconds, std::string const& /*device*/,
-              std::string const& /*address*/) {
+        [this, hub](auto const&, int own_rank, int size, milliseconds, std::string const& /*device*/,
+                    std::string const& /*address*/) {
+          may_make_.wait(false);
           return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<SumBackend>(hub, own_rank, size));
         });
   }
@@ -112,6 +112,8 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     work = nullptr;
     while (called < kRounds) std::this_thread::yield();
   }
+
+  std::atomic<bool> may_make_ = true;  ///< The backends that reduce wait for it.
 };
 
 TEST_P(BackendThreadsTest, ThreadsMayWaitAndAskForTheFutureOfOneExchangeAtOnce) {
@@ -146,6 +148,18 @@ TEST_P(BackendThreadsTest, ReductionsMayStartWhileTheirBackendIsMade) {
     for (auto const& work : works) work->wait();
     EXPECT_EQ(tensors.back()[0].item<float>(), kSize);
     works.push_back(reduce(*backend, tensors.back()));  // Dropped with the backend.
+  });
+}
+
+TEST_P(BackendThreadsTest, ATimeoutReachesABackendThatIsStillBeingMade) {
+  may_make_ = false;
+  run_ranks([this](BackendPtr const& backend) {
+    if (backend->getRank() != 0) return;
+    auto const work = reduce(*backend, at::full({4}, 1.0F));
+    backend->setTimeout(milliseconds(50));
+    may_make_ = true;
+    may_make_.notify_all();
+    EXPECT_THROW(work->wait(), c10::DistBackendError);
   });
 }
 

@@ -2,8 +2,11 @@
 
 #include "torch_headers.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,11 +28,13 @@ class SumHub final {
     changed_.notify_all();
   }
 
-  /// Blocks until all ranks have given.
-  at::Tensor sum(std::uint64_t sequence) {
+  /// Blocks until all ranks have given. @throws c10::DistBackendError if they do not within `timeout`.
+  at::Tensor sum(std::uint64_t sequence, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     auto& parts = given_[sequence];
-    changed_.wait(lock, [&] { return parts.size() == static_cast<std::size_t>(size_); });
+    bool const has_all =
+        changed_.wait_for(lock, timeout, [&] { return parts.size() == static_cast<std::size_t>(size_); });
+    TORCH_CHECK_WITH(DistBackendError, has_all, "sum: a rank gave nothing within ", timeout.count(), " ms");
     auto total = parts[0].clone();
     for (std::size_t i = 1; i < parts.size(); ++i) total.add_(parts[i]);
     return total;
@@ -60,15 +65,20 @@ class SumBackend final : public c10d::Backend {
   }
 
   std::string const getBackendName() const override { return "sum"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, c10d::AllreduceOptions const&) override {
     auto work = c10::make_intrusive<SumWork>(getRank(), tensors);
     std::lock_guard const lock(mutex_);
     auto const sequence = num_started_++;
     hub_->give(sequence, tensors[0]);
-    tasks_.emplace_back([hub = hub_, sequence, tensors, work] {
-      tensors[0].copy_(hub->sum(sequence));
-      work->complete();
+    tasks_.emplace_back([hub = hub_, sequence, tensors, work, timeout = timeout_.load()] {
+      try {
+        tensors[0].copy_(hub->sum(sequence, timeout));
+        work->complete();
+      } catch (std::exception const&) {
+        work->fail(std::current_exception());
+      }
     });
     changed_.notify_one();
     return work;
@@ -85,6 +95,10 @@ class SumBackend final : public c10d::Backend {
     void complete() {
       finish();
       future_->markCompleted(c10::IValue(tensors_));
+    }
+    void fail(std::exception_ptr const& error) {
+      finish(error);
+      future_->setError(error);
     }
     std::vector<at::Tensor> result() override { return tensors_; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
@@ -109,6 +123,7 @@ class SumBackend final : public c10d::Backend {
   }
 
   std::shared_ptr<SumHub> hub_;
+  std::atomic<std::chrono::milliseconds> timeout_{std::chrono::seconds(30)};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
