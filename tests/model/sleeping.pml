@@ -1,14 +1,19 @@
 /* Sleeping and waking: waiters of operations share one doorbell, an eventfd that a peer rings; the progress thread has
  * another one.
  *
- * A waiter looks, under the group's lock, whether its operation has completed. If not, it arms (a ringer that finds
- * nobody armed saves the system call) and remembers the generation; then it looks once more and gives up the lock. One
- * of the waiters, the leader, sleeps in epoll; the others sleep until the generation has moved on. The leader takes the
- * ring off the doorbell, gives up the lead, moves the generation on and wakes all, before it looks: if it returns, one of
- * the others leads. A waiter whose look finds something moves the generation on too, and rings for the leader.
+ * A waiter looks, under the group's lock, whether its operation has completed. If not, and if no other waiter leads, it
+ * becomes the leader: it arms (a ringer that finds nobody armed saves the system call), looks once more, says which
+ * operation it sleeps for, gives up the lock and sleeps on the doorbell. All other waiters are followers. They sleep on a
+ * condition variable until their operation has completed or there is no leader.
  *
- * The progress thread sleeps until a need is raised, as by an operation with a future. It says that it is going to sleep
- * under the lock under which needs are raised; whoever raises one wakes it if it has said so.
+ * A look that completes operations, of whichever thread, wakes the followers. It rings for the leader if the leader's
+ * operation is among them. A leader whose operation has completed gives up the lead and wakes the followers: one of them
+ * leads.
+ *
+ * The progress thread takes rings off the same doorbell in its steps, the leader's too. A step rings again if the
+ * leader's operation has completed, and then looks for what the ring announced. It sleeps on its own eventfd until a need
+ * is raised, as by an operation with a future. It says that it is going to sleep under the lock under which needs are
+ * raised; whoever raises one wakes it if it has said so.
  *
  * Arrivals come from a peer that stores a word and then rings if somebody is armed. Both sides fence, so their steps are
  * taken as sequentially consistent here. Deadlines are left out: nobody is woken by time.
@@ -20,10 +25,10 @@
  *
  *   WAITERS           threads that wait
  *   ARRIVALS          words of peers
- *   DRAIN_FOR_ALL     each waiter sleeps on the doorbell itself; the first that wakes takes the ring, and wakes nobody
- *   LOOK_THEN_ARM     a waiter does not look again after it has armed
- *   SILENT_LEADER     the leader does not move the generation on
- *   LATE_GENERATION   a waiter remembers the generation after it has given up the lock
+ *   LOOK_THEN_ARM     the leader does not look again after it has armed
+ *   SILENT_LEADER     the leader gives up the lead and wakes nobody
+ *   SILENT_LOOK       a look that completes the leader's operation does not ring for it
+ *   TAKEN_RING        a step of the progress thread does not ring again for a leader whose operation has completed
  *   DECIDE_THEN_ARM   the progress thread decides to sleep, and says so in a step of its own
  */
 
@@ -31,10 +36,12 @@
 
 byte landed;                 /* words that a peer has stored */
 byte found;                  /* of them, those that a look has found */
-byte armed;                  /* waiters that may sleep */
+byte armed;                  /* whether the leader may sleep on the doorbell */
 bool doorbell;               /* the eventfd is readable */
-byte generation;
-byte leader = NOBODY;        /* the waiter that sleeps in epoll, or is on its way there */
+bool has_leader;
+byte leader_wants = NOBODY;  /* the words that the leader sleeps for */
+byte followers;              /* waiters on the condition variable */
+byte notified;               /* how often the condition variable was notified */
 bool lock;
 
 bool need;                   /* something is to be done by the progress thread */
@@ -47,74 +54,110 @@ byte num_met;
 
 #define WANTED(self)  ((self) % 2 -> ARRIVALS : 1)
 #define IS_DONE(self)  (found >= WANTED(self))
+#define LEADER_IS_DONE  (leader_wants != NOBODY && found >= leader_wants)
 
-/* Under the lock. Whoever finds something wakes all that sleep: it may be what they wait for. */
+inline wake_followers() {
+    if
+    :: followers > 0 -> notified++
+    :: else
+    fi
+}
+
+/* Under the lock. */
 inline look() {
     d_step {
         if
         :: landed > found ->
             found = landed;
-#ifndef DRAIN_FOR_ALL
-            generation++;
-#endif
+            wake_followers();
+#ifndef SILENT_LOOK
             if
-            :: armed > 0 -> doorbell = true
+            :: LEADER_IS_DONE -> doorbell = true
             :: else
             fi
+#endif
         :: else
         fi
     }
 }
 
+inline sleep_as_leader(self) {
+    armed++;
+#ifndef LOOK_THEN_ARM
+    look();
+#endif
+    if
+    :: IS_DONE(self)
+    :: else ->
+        leader_wants = WANTED(self);
+        RELEASE;
+        atomic { doorbell -> doorbell = false };
+        ACQUIRE;
+        leader_wants = NOBODY
+    fi;
+    armed--
+}
+
+/* The condition variable: it gives up the lock and starts to sleep in one step, and checks its predicate after each
+ * notification. */
+inline sleep_as_follower(self) {
+    followers++;
+    do
+    :: IS_DONE(self) || !has_leader -> break
+    :: else ->
+        seen = notified;
+        RELEASE;
+        notified != seen;
+        ACQUIRE
+    od;
+    followers--
+}
+
 proctype waiter(byte self) {
     byte seen;
+    bool leads;
     ACQUIRE;
     do
-    :: IS_DONE(self) -> break
-    :: else ->
-        look();
+    :: look();
         if
         :: IS_DONE(self) -> break
         :: else
         fi;
-        armed++;
-#ifndef LATE_GENERATION
-        seen = generation;
-#endif
-#ifndef LOOK_THEN_ARM
-        look();
-#endif
         if
-        :: IS_DONE(self) -> armed--; break
+        :: !has_leader -> has_leader = true; leads = true
         :: else
         fi;
-#ifdef DRAIN_FOR_ALL
-        RELEASE;
-        atomic { doorbell -> doorbell = false };
-        ACQUIRE;
-#else
         if
-        :: leader == NOBODY ->
-            leader = self;
-            RELEASE;
-            atomic { doorbell -> doorbell = false };
-            ACQUIRE;
-            leader = NOBODY
+        :: leads -> sleep_as_leader(self)
+        :: else -> sleep_as_follower(self)
+        fi
+    od;
+    if
+    :: leads ->
+        has_leader = false;
 #ifndef SILENT_LEADER
-            ; generation++ /* wakes all others: one of them will lead */
+        wake_followers()
 #endif
-        :: else ->
-            RELEASE;
-#ifdef LATE_GENERATION
-            seen = generation;
-#endif
-            generation != seen;
-            ACQUIRE
+    :: else
+    fi;
+    RELEASE
+}
+
+/* Steps of the progress thread while operations need it: they come at any time. */
+proctype background_steps() {
+    byte i;
+    for (i : 1 .. 2) {
+        ACQUIRE;
+        doorbell = false;
+#ifndef TAKEN_RING
+        if
+        :: LEADER_IS_DONE -> doorbell = true
+        :: else
         fi;
 #endif
-        armed--
-    od;
-    RELEASE
+        look();
+        RELEASE
+    }
 }
 
 /* Stores the words of the peers, each followed by a ring if somebody is armed. */
@@ -171,6 +214,7 @@ init {
     atomic {
         for (i : 0 .. WAITERS - 1) { run waiter(i) }
         run peer();
+        run background_steps();
         run starter();
         run progress_thread();
         i = 0
