@@ -12,7 +12,6 @@ from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_exchanges import add_exchange_options, measure_exchanges
-from benchmarks.torch_ranks.block_sizes import SPLITS
 
 DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
@@ -28,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     parser = make_parser("cuda_all_to_all", DESCRIPTION, ranks=(2,), sizes="64,4K,64K,1M,16M,128M,512M",
                          against=_NCCL, rounds=5)  # fmt: skip
-    add_exchange_options(parser, splits=SPLITS)
+    add_exchange_options(parser, splits=("even", "zipf", "skew1.5"))
     parser.add_argument("--hosts", type=whole_number(1), default=1, metavar="N",
                         help="let the ranks of this host act as if they were on so many "
                              "(default: %(default)s)")  # fmt: skip

@@ -9,13 +9,16 @@ from typing import Any
 from benchmarks.harness.arguments import OneLineParser, flat, whole_number
 from benchmarks.harness.points import Point
 from benchmarks.harness.torch_ranks import measure_torch_ranks
-from benchmarks.torch_ranks.block_sizes import SPLITS
+from benchmarks.torch_ranks.block_sizes import DEFAULT_UNIT, SPLITS
 
 
 def add_exchange_options(parser: OneLineParser, *, splits: Sequence[str]) -> None:
     """Options besides those of ``make_parser()``; ``splits`` is the default of ``--split``."""
     parser.add_argument("--split", nargs="+", choices=SPLITS, default=list(splits),
                         help=f"how a rank's bytes are spread (default: {' '.join(splits)})")  # fmt: skip
+    parser.add_argument("--unit", type=whole_number(1), default=DEFAULT_UNIT, metavar="BYTES",
+                        help="blocks are multiples of it, as rows are; 1 gives odd sizes "
+                             "(default: %(default)s)")  # fmt: skip
     parser.add_argument("--repetitions", type=whole_number(1), metavar="N",
                         help="timed calls of a point and round (default: by size)")  # fmt: skip
     parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
@@ -38,6 +41,7 @@ def measure_exchanges(
         "systems": [*systems] if options.against == "none" else [*systems, reference],
         "sizes": flat(options.sizes),
         "splits": options.split,
+        "unit": options.unit,
         "rounds": options.rounds,
         "repetitions": options.repetitions,
         "timeout_s": options.time_limit,

@@ -28,6 +28,7 @@ class RankSettings:
     Attributes:
         store: file that the ranks meet at; it must not exist.
         systems: backends, in the order of the first round.
+        unit: bytes that blocks are multiples of.
         repetitions: timed calls; None: by size.
     """
 
@@ -37,6 +38,7 @@ class RankSettings:
     systems: list[str]
     sizes: list[int]
     splits: list[str]
+    unit: int
     rounds: int
     repetitions: int | None
     timeout_s: int
@@ -45,6 +47,13 @@ class RankSettings:
     def device(self) -> torch.device:
         """Where the tensors are."""
         return torch.device("cpu")
+
+    def blocks_by_source(self, split: str, bytes_per_rank: int) -> list[list[int]]:
+        """Bytes that each rank sends to each."""
+        return [
+            block_sizes(split, bytes_per_rank, source=source, num_ranks=self.ranks, unit=self.unit)
+            for source in range(self.ranks)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +76,7 @@ class Blocks:
 
 def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Blocks:
     """Tensors for one size; splits are left out where torch needs none."""
-    by_source = [
-        block_sizes(split, bytes_per_rank, source=source, num_ranks=settings.ranks) for source in range(settings.ranks)
-    ]
+    by_source = settings.blocks_by_source(split, bytes_per_rank)
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     is_even = len({size for sizes in by_source for size in sizes}) == 1
     return Blocks(
@@ -93,12 +100,12 @@ def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group
         RuntimeError: a block is wrong; names the ranks.
     """
     size = blocks.input_B.numel()
-    sent = block_sizes(split, size, source=settings.rank, num_ranks=settings.ranks)
+    by_source = settings.blocks_by_source(split, size)
     blocks.input_B.copy_(
         torch.cat(
             [
                 block_contents(count, source=settings.rank, destination=peer, salt=salt, device=settings.device)
-                for peer, count in enumerate(sent)
+                for peer, count in enumerate(by_source[settings.rank])
             ]
         )
     )
@@ -106,7 +113,7 @@ def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group
     blocks.exchange_into_output(group)
     place = 0
     for source in range(settings.ranks):
-        count = block_sizes(split, size, source=source, num_ranks=settings.ranks)[settings.rank]
+        count = by_source[source][settings.rank]
         expected = block_contents(count, source=source, destination=settings.rank, salt=salt, device=settings.device)
         if not torch.equal(blocks.output_B[place : place + count], expected):
             raise RuntimeError(f"wrong result at rank {settings.rank}: block of {count} bytes from rank {source}")
@@ -146,7 +153,7 @@ def make_point(
     """The fields of a point, with its round."""
     return {
         "name": "torch_all_to_all",
-        "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split},
+        "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "unit": settings.unit},
         "system": system,
         **summary_of(durations_s, size),
         "mean_s": durations_s.mean().item(),

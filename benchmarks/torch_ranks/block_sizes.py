@@ -1,27 +1,62 @@
-"""How a rank's bytes are spread over the destinations, even or skewed."""
+"""How a rank's bytes are spread over the destinations: evenly, by popularity, or so that one rank receives more.
+
+Blocks are multiples of ``unit`` bytes, as rows of embeddings are. A block of an odd number of bytes costs NCCL its fast
+path, so a comparison over odd blocks says nothing about rows.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
-SPLITS = ("even", "zipf")
+#: Bytes that rank 0 receives from others, over the mean of all ranks.
+_SKEWS = {"skew1.5": 1.5, "skew3": 3.0}
+SPLITS = ("even", "zipf", *_SKEWS)
+#: Rows of float32 or of 16-bit types have such sizes where the dim is a multiple of 4, or of 8.
+DEFAULT_UNIT = 16
 
 
-def block_sizes(split: str, bytes_per_rank: int, *, source: int, num_ranks: int) -> list[int]:
-    """Bytes that ``source`` sends to each rank; they add up to ``bytes_per_rank``.
+def block_sizes(split: str, bytes_per_rank: int, *, source: int, num_ranks: int, unit: int = DEFAULT_UNIT) -> list[int]:
+    """Bytes that ``source`` sends to each rank; they add up to ``bytes_per_rank``. Deterministic.
 
-    ``zipf``: exponent 1.0, each source with a popularity order of its own. Deterministic.
+    Args:
+        split: ``even``; ``zipf``: exponent 1.0, each source with a popularity order of its own; ``skew1.5`` and
+            ``skew3``: the link into rank 0 carries 1.5 or 3 times the mean of all links, which is that of ``even``, the
+            other links share the rest, and a rank keeps what is left of its bytes.
+        bytes_per_rank: of all blocks, the rank's own included.
+        source: the rank that sends.
+        num_ranks: ranks of the group.
+        unit: borders between blocks are multiples of it, the end excepted.
 
     Raises:
-        ValueError: ``split`` is neither ``even`` nor ``zipf``.
+        ValueError: ``split`` is unknown, or so few ranks cannot have such a skew.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: one of {', '.join(SPLITS)}")
-    weights = [1.0 if split == "even" else 1.0 / place for place in range(1, num_ranks + 1)]
-    # The borders between blocks are rounded, not the blocks, so that these add up.
-    borders = [round(bytes_per_rank * sum(weights[:count]) / sum(weights)) for count in range(num_ranks + 1)]
-    sizes = [high - low for low, high in itertools.pairwise(borders)]
+    weights = [1.0] * num_ranks
+    if split == "zipf":
+        weights = [1.0 / place for place in range(1, num_ranks + 1)]
+    elif split in _SKEWS:
+        weights = _skewed_weights(split, num_ranks)
+    sizes = _round_borders(weights, bytes_per_rank, unit)
     if split == "zipf":
         random.Random(source).shuffle(sizes)
     return sizes
+
+
+def _skewed_weights(split: str, num_ranks: int) -> list[float]:
+    """By destination. Weights of all sources are the same, so that rank ``i`` receives the ``i``-th times an even block
+    from each."""
+    skew = _SKEWS[split]
+    if num_ranks < max(2.0, skew):
+        raise ValueError(f"split {split}: {num_ranks} ranks cannot have a link with {skew} times the mean")
+    return [skew, *[(num_ranks - skew) / (num_ranks - 1)] * (num_ranks - 1)]
+
+
+def _round_borders(weights: Sequence[float], total: int, unit: int) -> list[int]:
+    """Rounds the borders between blocks, not the blocks, so that these add up."""
+    whole = sum(weights)
+    inner = [round(total * sum(weights[:count]) / whole / unit) * unit for count in range(len(weights))]
+    borders = [*(min(border, total) for border in inner), total]
+    return [high - low for low, high in itertools.pairwise(borders)]

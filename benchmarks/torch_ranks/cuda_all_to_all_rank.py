@@ -23,7 +23,6 @@ from benchmarks.torch_ranks.all_to_all_rank import (
     make_blocks,
     summary_of,
 )
-from benchmarks.torch_ranks.block_sizes import block_sizes
 from benchmarks.torch_ranks.cuda_ranks import (
     NCCL_COPY_ENGINES,
     connect,
@@ -103,9 +102,7 @@ class SlotBlocks(Blocks):
 
 def make_slot_blocks(settings: CudaSettings, split: str, bytes_per_rank: int, group: dist.ProcessGroup) -> SlotBlocks:
     """Tensors, splits and a ring for one size."""
-    by_source = [
-        block_sizes(split, bytes_per_rank, source=source, num_ranks=settings.ranks) for source in range(settings.ranks)
-    ]
+    by_source = settings.blocks_by_source(split, bytes_per_rank)
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     largest = max(size for sizes in by_source for size in sizes)
     return SlotBlocks(
@@ -193,6 +190,7 @@ def make_point(
             "bytes_per_rank": size,
             "lag": 0,
             "split": split,
+            "unit": settings.unit,
             "wait": wait,
         },
         "system": system,

@@ -139,13 +139,31 @@ def test_a_bar_that_was_not_measured_says_so() -> None:
 
 
 def test_block_sizes_add_up_and_zipf_differs_between_sources() -> None:
-    for split in ("even", "zipf"):
+    for split in ("even", "zipf", "skew1.5", "skew3"):
         for total in (0, 1, 8, 1003):
             for source in range(4):
-                assert sum(block_sizes(split, total, source=source, num_ranks=4)) == total
+                sizes = block_sizes(split, total, source=source, num_ranks=4)
+                assert sum(sizes) == total
+                assert min(sizes) >= 0
+                assert sum(block_sizes(split, total, source=source, num_ranks=4, unit=1)) == total
     assert block_sizes("zipf", 10_000, source=0, num_ranks=8) != block_sizes("zipf", 10_000, source=1, num_ranks=8)
     with pytest.raises(ValueError, match="odd"):
         block_sizes("odd", 8, source=0, num_ranks=2)
+    with pytest.raises(ValueError, match="2 ranks cannot"):
+        block_sizes("skew3", 8, source=0, num_ranks=2)
+
+
+def test_blocks_are_whole_rows_unless_odd_ones_are_asked_for() -> None:
+    for split in ("even", "zipf", "skew1.5"):
+        assert all(size % 16 == 0 for size in block_sizes(split, 128 << 20, source=1, num_ranks=3)[:2])
+    assert any(size % 16 for size in block_sizes("zipf", 128 << 20, source=0, num_ranks=2, unit=1))
+
+
+@pytest.mark.parametrize(("split", "skew"), [("even", 1.0), ("skew1.5", 1.5), ("skew3", 3.0)])
+def test_the_busiest_link_carries_as_many_times_the_mean(split: str, skew: float) -> None:
+    by_source = [block_sizes(split, 4 << 20, source=source, num_ranks=4) for source in range(4)]
+    received = [sum(by_source[source][rank] for source in range(4) if source != rank) for rank in range(4)]
+    assert max(received) / (sum(received) / 4) == pytest.approx(skew, rel=1e-3)
 
 
 def test_numbers_are_written_as_people_read_them() -> None:

@@ -86,11 +86,13 @@ def test_torch_all_to_all_compares_with_gloo(tmp_path: Path) -> None:
     if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
         pytest.skip("headway cannot be imported")
     points = run_benchmark("torch_all_to_all", tmp_path, "--ranks", "2", "--sizes", "8,1000", "--rounds", "1",
-                           "--repetitions", "5", "--split", "even", "zipf")  # fmt: skip
+                           "--repetitions", "5", "--split", "even", "zipf", "skew1.5",
+                           "--unit", "4")  # fmt: skip
     measured = {(p["system"], p["params"]["split"], p["params"]["bytes_per_rank"]) for p in points}
     assert measured == {
-        (s, split, size) for s in ("headway", "gloo") for split in ("even", "zipf") for size in (8, 1000)
+        (s, split, size) for s in ("headway", "gloo") for split in ("even", "zipf", "skew1.5") for size in (8, 1000)
     }
+    assert {point["params"]["unit"] for point in points} == {4}
 
 
 def test_adaptive_lag_measures_every_bound_and_auto(tmp_path: Path) -> None:
