@@ -3,8 +3,9 @@
 Both are TorchRec models, sharded over ranks with a GPU each, under NCCL: ``headway.torchrec``, whose table takes any
 id, with a limit on its rows and without, and a static table of as many rows behind ``MCHManagedCollisionModule``, which
 gives ids a row each as long as there are any, with TorchRec's search for duplicates and without. Each rank has lists of
-its own; ids are the same for all systems, and the layers above begin alike. Nothing is compared but time, which is that
-of the slowest rank: which ids have a row differs.
+its own; ids are the same for all systems, and the layers above begin alike. Every step brings ids that were not there
+before, so that tables with a limit evict and managed collisions choose ids anew. Nothing is compared but time, which is
+that of the slowest rank: which ids have a row differs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SYSTEMS = (HEADWAY, UNLIMITED, *PEERS)
 _TABLE_BYTES = 4 << 30  #: of a table with a limit, where that leaves it less than --slots
 _MAX_VALUES = (1 << 31) - 1  #: of all vectors of a step: kernels of others may count in 32 bits
 _WAIT_S = 60  #: of a rank for another: no step takes nearly as long
-_SETTINGS = ("device", "length", "batches", "ids", "exponent", "optimizer", "eviction_interval", "rounds")
+_SETTINGS = ("device", "length", "warm_up", "ids", "exponent", "optimizer", "eviction_interval", "rounds")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         ("--base-dim", 32, "values of a vector, times each of --factors"),
         ("--batch", 8192, "lists of a rank and step, or fewer, of less than 2^31 values, on several ranks 2^30"),
         ("--length", 128, "ids of a list; TorchRec gives a list to one thread in some kernels"),
-        ("--batches", 6, "that take turns; all of them are warm-up first"),
+        ("--warm-up", 12, "steps before those that are timed; tables with a limit should be full then"),
         ("--ids", 50_000_000, "that may come"),
         ("--slots", 2_000_000, f"rows of tables with a limit, of all ranks, or fewer, of {format_bytes(_TABLE_BYTES)}"),
         ("--eviction-interval", 1, "batches after which managed collisions choose their ids anew"),

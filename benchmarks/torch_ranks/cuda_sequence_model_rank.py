@@ -40,7 +40,7 @@ from benchmarks.torch_ranks.joining import join, leave
 from dlrm_examples.bls_dlrm.zipf import draw_zipf
 
 _PARAMS = (
-    "ranks", "length", "ids", "exponent", "batches", "optimizer", "eviction_interval", "dim", "factor", "slots", "batch"
+    "ranks", "length", "ids", "exponent", "warm_up", "optimizer", "eviction_interval", "dim", "factor", "slots", "batch"
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class SequenceSettings:
         systems: in the order of their turns.
         dim: values of a vector, ``factor`` times as many as the smallest.
         batch: lists of this rank in a step.
+        warm_up: steps that are not timed, so many that tables with a limit are full.
         slots: rows of tables with a limit, of all ranks together.
         timeout_s: of a wait for another rank.
     """
@@ -65,7 +66,7 @@ class SequenceSettings:
     factor: int
     batch: int
     length: int
-    batches: int
+    warm_up: int
     ids: int
     exponent: float
     slots: int
@@ -100,15 +101,18 @@ class Turns:
         self.systems: dict[str, System] = {}
         self._settings, self._options = settings, options
 
-    def measure(self, batches: Sequence[Any]) -> None:
-        """Makes the systems, and times their steps once each has had all batches."""
+    def measure(self, draw: Callable[[], Any]) -> None:
+        """Makes the systems, and times their steps after the warm-up.
+
+        All systems have the batch that ``draw`` gives for a turn; no batch comes twice.
+        """
         for name in self._settings.systems:
             self._try(name, partial(self._make, name))
-        for turn in range(len(batches) + self._settings.rounds):
-            names = list(self.systems)
+        for turn in range(self._settings.warm_up + self._settings.rounds):
+            batch, names = draw(), list(self.systems)
             for name in names if turn % 2 == 0 else reversed(names):
-                of_ranks = self._try(name, partial(self._step, name, batches[turn % len(batches)]))
-                if of_ranks is not None and turn >= len(batches):
+                of_ranks = self._try(name, partial(self._step, name, batch))
+                if of_ranks is not None and turn >= self._settings.warm_up:
                     self.systems[name].steps.append(_slowest(of_ranks))
 
     def _try(self, name: str, action: Callable[[], Any]) -> list[Any] | None:
@@ -225,9 +229,8 @@ def main() -> None:
         group=dist.new_group(backend="nccl" if is_cuda else "gloo", timeout=2 * timeout),
     )
     random = np.random.default_rng(1 + settings.rank)
-    batches = [make_features(_draw_ids(settings, random, device)) for _ in range(settings.batches)]
     turns = Turns(settings, options)
-    turns.measure(batches)
+    turns.measure(lambda: make_features(_draw_ids(settings, random, device)))
     points = turns.points()
     if settings.rank == 0:
         for point in points:

@@ -16,7 +16,7 @@ from benchmarks.cuda_sequence_model import main
 from benchmarks.harness.embedding_layers import SCATTER
 from benchmarks.harness.sequence_models import HEADWAY, ID_BITS, TORCHREC, UNLIMITED, ModelOptions
 
-SMALL = ["--base-dim", "4", "--factors", "1", "--batch", "16", "--length", "8", "--batches", "2", "--ids", "1000",
+SMALL = ["--base-dim", "4", "--factors", "1", "--batch", "16", "--length", "8", "--warm-up", "2", "--ids", "1000",
          "--slots", "100", "--rounds", "2"]  # fmt: skip
 
 needs_torchrec = pytest.mark.skipif(
@@ -35,6 +35,7 @@ def test_every_number_of_ranks_is_measured(tmp_path: Path, capfd: pytest.Capture
         assert point["samples"] == 2 and math.isfinite(point["loss"]) and point["median_s"] > 0
         assert point["rate"] == pytest.approx(ranks * 16 * 8 / point["median_s"])
         assert (point["table"]["rows"] <= 100) == (system == HEADWAY)
+        assert (point["table"]["evicted"] > 0) == (system == HEADWAY), "every step brings new ids"
     table, told = capfd.readouterr()
     assert "2 ranks, dim 4, 100 slots" in table
     # FBGEMM resets rows that managed collisions give to other ids on GPUs alone.
