@@ -54,8 +54,8 @@ std::string cuda_table_usage(std::string const& program) {
          program +
          " [options]\n"
          "  --capacity N      slots of HierarchicalKV, a multiple of 128 (67108864)\n"
-         "  --loads L,...     ids in either table, over N (0.75)\n"
-         "  --hit-rates R,... share of the ids of an operation that are there (1,0.6)\n"
+         "  --loads L,...     ids in either table, over N (0.5,0.75,0.95)\n"
+         "  --hit-rates R,... share of the ids of an operation that are there (1,0.6,0)\n"
          "  --batch N         ids of one operation (1048576)\n"
          "  --dim D           float32 values of a vector (64)\n"
          "  --warmups N       operations before those that are timed (3)\n"

@@ -12,8 +12,8 @@ namespace headway::benchmarks {
 /// What bench_embedding_cuda_table measures.
 struct CudaTableSettings {
   std::size_t capacity = std::size_t{64} << 20;  ///< Slots of HierarchicalKV.
-  std::vector<double> loads{0.75};
-  std::vector<double> hit_rates{1.0, 0.6};
+  std::vector<double> loads{0.5, 0.75, 0.95};
+  std::vector<double> hit_rates{1.0, 0.6, 0.0};
   std::size_t batch = std::size_t{1} << 20;  ///< Ids of one operation.
   std::size_t dim = 64;
   int warmups = 3;

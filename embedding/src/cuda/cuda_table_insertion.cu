@@ -399,7 +399,7 @@ void CudaTable::import_pending(Records const& records) {
       num_keys,
       [keys, words = words.data(), state = state_.data()] __device__(std::uint64_t i) {
         if (words[i] == nullptr) return;
-        if (*words[i] == kClaimed) count_pending(*state, true);
+        if (*words[i] == kClaimed) count_one(&state->num_pending);
         *words[i] = pending_word(keys.count(static_cast<std::uint32_t>(i)));
       },
       stream, "write counts of pending keys");

@@ -50,11 +50,12 @@ __device__ __noinline__ Quad initial_quad(GatherArgs const& args, std::uint32_t 
 }
 
 // Some lanes of a warp copy four rows together, with all reads of a column before the writes. With dim 64 lanes 0 to 15
-// copy rows 0 to 3, and lanes 16 to 31 rows 4 to 7.
+// copy rows 0 to 3, and lanes 16 to 31 rows 4 to 7. The last blocks come first: the rows that an insertion has written
+// last are still in the cache.
 __global__ void __launch_bounds__(kBlockThreads)
     gather_kernel(__grid_constant__ GatherArgs const args, RowLanes lanes) {
   constexpr std::uint32_t kRows = 4;
-  std::uint64_t const thread = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  std::uint64_t const thread = std::uint64_t{gridDim.x - 1 - blockIdx.x} * blockDim.x + threadIdx.x;
   std::uint32_t const lane = static_cast<std::uint32_t>(thread) & (lanes.count() - 1);
   auto const first = static_cast<std::uint32_t>(thread >> lanes.shift) * kRows, size = args.size();
   if (first >= size) return;

@@ -11,6 +11,7 @@
 #include "saturating_sum.hpp"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace headway::embedding {
 
@@ -42,7 +43,7 @@ struct InsertionArgs {
   std::uint32_t step, min_count, hot_count;
   RowId* row_ids;       ///< (keys)
   KeyStatus* statuses;  ///< (keys)
-  RowWord** words;      ///< (keys) Of what is settled after it was claimed.
+  RowWord** words;      ///< (keys) What is settled after it was claimed; unset where a key is absent or found.
 
   [[nodiscard]] __device__ bool is_cold(std::uint32_t count) const { return count < hot_count; }
 };
@@ -88,11 +89,13 @@ __device__ inline bool claim(Place const& place, Key key, std::uint32_t stripe, 
 }
 
 /// Puts a key that has no row in the key structure, if it is to be there.
-__device__ inline void claim_key(InsertionArgs const& args, std::uint32_t i, Key key, Hash hash, SlotCounts& counts) {
+/// @param place where an older view of the structure has it, or room for it. No key leaves while this kernel runs, so a
+/// key that was not there then comes by this thread alone, and claim() sees whether the slot is still free.
+__device__ inline void claim_key(InsertionArgs const& args, std::uint32_t i, Key key, Hash hash, Place place,
+                                 SlotCounts& counts) {
   auto status = KeyStatus::kNoRoom;
   RowWord* word = nullptr;
-  while (true) {
-    auto const place = find_place(args.index.walk(hash), key, LoadNewest());
+  for (;; place = find_place(args.index.walk(hash), key, LoadNewest())) {
     if (place.bucket == nullptr) {  // Only ids that were made to have one hash fill a stripe.
       if (args.decisions.crossings == nullptr) count_one(&args.state->statistics.refused);
       break;
@@ -119,14 +122,14 @@ __device__ inline void find_or_claim(InsertionArgs const& args, std::uint32_t i,
   // Keys that had rows before keep them as long as this kernel runs, so what is cached is good enough to find those.
   auto const place = find_place(args.index.walk(hash), key, LoadCached());
   if (!is_row(place.word)) {
-    claim_key(args, i, key, hash, counts);
+    claim_key(args, i, key, hash, place, counts);
     return;
   }
   RowId const row = row_of(place.word);
   auto const status = touch_row(args, i, row);
   args.row_ids[i] = row;
   args.statuses[i] = status;
-  args.words[i] = status == kToPromote ? place.address() : nullptr;
+  if (status == kToPromote) args.words[i] = place.address();
 }
 
 // A thread finds a key or claims a slot for it: of 4 slots of 16 bytes, in one bucket after the other.
@@ -148,93 +151,168 @@ __global__ void __launch_bounds__(kBlockThreads) claim_kernel(__grid_constant__ 
   }
 }
 
-/// Fills a new row, a warp together.
-__device__ inline void fill_row(InsertionArgs const& args, RowId id, Key key, std::uint32_t count) {
-  std::uint32_t const lane = threadIdx.x % kWarp;
-  if (args.fills_vectors) {
-    for (std::uint32_t quad = lane; quad < args.rows.num_quads(); quad += kWarp) {
-      args.rows.write(id, quad, args.initial_values.of(key, quad));
-    }
-  }
-  float* const state = args.rows.state(id);
-  for (std::uint32_t j = lane; j < args.rows.state_size; j += kWarp) state[j] = args.initial_state;
-  if (lane != 0) return;
-  args.rows.notes(id) = {.count = count, .step = args.step};
-  if (args.rows.is_row_wise) args.rows.row_state(id) = args.initial_state;
-}
-
-/// One key of a batch while its warp settles it.
+/// A key that gets a row, while its block fills the row. Without initial values, as shared memory has none.
 struct Newcomer {
-  Key key{};
-  RowId before = RowId::kNone, row = RowId::kNone;
-  std::uint32_t count = 0;
+  std::uint64_t id;
+  std::uint32_t table;
+  RowId before, row;  ///< `before`: kNone, or the row that its values come from.
+
+  [[nodiscard]] __device__ Key key() const { return {.id = id, .table = table}; }
 };
 
-__device__ inline Newcomer of_lane(Newcomer const& own, std::uint32_t lane) {
-  auto const from = static_cast<int>(lane);
-  return {.key = {.id = __shfl_sync(kAllLanes, own.key.id, from), .table = __shfl_sync(kAllLanes, own.key.table, from)},
-          .before = RowId{__shfl_sync(kAllLanes, static_cast<std::uint32_t>(own.before), from)},
-          .row = RowId{__shfl_sync(kAllLanes, static_cast<std::uint32_t>(own.row), from)},
-          .count = __shfl_sync(kAllLanes, own.count, from)};
+/// What a block of settle_insertion_kernel counts and shares. Counters of the whole table have one address each: the
+/// block adds to them once.
+struct SettlingBlock {
+  std::uint32_t num_wanted[2], first_ticket[2];  ///< Rows, by precision.
+  std::uint32_t num_newcomers, num_promoted, num_new_cold;
+  std::uint32_t more_pending;  ///< Modulo 2^32.
+  Newcomer newcomers[kBlockThreads];
+};
+
+/// The place of this thread among those of its block that want one, in any order; all lanes of a warp call it.
+__device__ inline std::uint32_t take_place(bool is_wanted, std::uint32_t& num_taken) {
+  std::uint32_t const lane = threadIdx.x % kWarp;
+  std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
+  std::uint32_t first = 0;
+  if (lane == 0 && takers != 0) first = atomicAdd(&num_taken, static_cast<std::uint32_t>(__popc(takers)));
+  return __shfl_sync(kAllLanes, first, 0) + static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
 }
 
-/// A key waits for a row that did not, or no longer.
-__device__ inline void count_pending(TableState& state, bool is_new) {
-  if (is_new) {
-    atomicAdd(&state.num_pending, 1U);
-  } else {
-    atomicSub(&state.num_pending, 1U);
+/// Takes the rows that a block wants, and tells the table's counters; one thread calls it.
+__device__ inline void take_rows(TableState& state, SettlingBlock& block) {
+  for (int precision = 0; precision < 2; ++precision) {
+    std::uint32_t const wanted = block.num_wanted[precision];
+    if (wanted != 0) block.first_ticket[precision] = atomicAdd(&state.free_rows[precision].num_taken, wanted);
+  }
+  auto const add = [](auto* counter, std::uint32_t more) {
+    using Word = std::conditional_t<sizeof(*counter) == 8, unsigned long long, unsigned int>;
+    if (more != 0) atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(more));
+  };
+  std::uint32_t const num_new = block.num_newcomers - block.num_promoted;
+  add(&state.num_rows, num_new);
+  add(&state.statistics.inserted, num_new);
+  add(&state.num_cold, block.num_new_cold - block.num_promoted);
+  add(&state.statistics.promoted, block.num_promoted);
+  add(&state.num_pending, block.more_pending);
+}
+
+/// The cells of a table of rows that a thread of a block visits, one in 256, row by row. With 100 columns thread 7 has
+/// row 0, column 7, then row 2, column 63.
+class BlockCells {
+ public:
+  __device__ explicit BlockCells(std::uint32_t num_columns)
+      : num_columns_(num_columns),
+        rows_(kBlockThreads / num_columns),
+        columns_(kBlockThreads % num_columns),
+        row_(threadIdx.x / num_columns),
+        column_(threadIdx.x % num_columns) {}
+
+  [[nodiscard]] __device__ std::uint32_t row() const { return row_; }
+  [[nodiscard]] __device__ std::uint32_t column() const { return column_; }
+  __device__ void go_on() {
+    row_ += rows_;
+    column_ += columns_;
+    if (column_ < num_columns_) return;
+    column_ -= num_columns_;
+    ++row_;
+  }
+
+ private:
+  std::uint32_t num_columns_, rows_, columns_, row_, column_;
+};
+
+/// Writes the values and the optimizer's state of a block's new rows. Neighbouring threads have neighbouring columns,
+/// of one row after the other.
+__device__ inline void fill_rows(InsertionArgs const& args, SettlingBlock const& block) {
+  std::uint32_t const num_quads = args.rows.num_quads(), state_size = args.rows.state_size;
+  if (args.fills_vectors || block.num_promoted != 0) {
+    for (BlockCells cell(num_quads); cell.row() < block.num_newcomers; cell.go_on()) {
+      Newcomer const& one = block.newcomers[cell.row()];
+      std::uint32_t const quad = cell.column();
+      if (one.before != RowId::kNone) {
+        args.rows.write_at_random(one.row, quad, one.key(), args.step, args.rows.read(one.before, quad));
+      } else if (args.fills_vectors) {
+        args.rows.write(one.row, quad, args.initial_values.of(one.key(), quad));
+      }
+    }
+  }
+  if (state_size == 0) return;
+  for (BlockCells cell(state_size); cell.row() < block.num_newcomers; cell.go_on()) {
+    Newcomer const& one = block.newcomers[cell.row()];
+    args.rows.state(one.row)[cell.column()] =
+        one.before == RowId::kNone ? args.initial_state : args.rows.state(one.before)[cell.column()];
   }
 }
 
-// A warp looks at 32 keys. Those that get a row take it together, and then the whole warp fills one row after the
-// other.
+/// Writes what a row has besides its values, of its own thread.
+__device__ inline void write_notes(InsertionArgs const& args, Newcomer const& one, std::uint32_t count) {
+  bool const is_new = one.before == RowId::kNone;
+  args.rows.notes(one.row) = is_new ? DeviceRowNotes{.count = count, .step = args.step} : args.rows.notes(one.before);
+  if (args.rows.is_row_wise) {
+    args.rows.row_state(one.row) = is_new ? args.initial_state : args.rows.row_state(one.before);
+  }
+}
+
+// A block looks at 256 keys, a thread at each. Those that get a row take it with one step for the block, and then all
+// threads fill the rows together.
 __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_constant__ InsertionArgs const args) {
+  __shared__ SettlingBlock block;
   std::uint32_t const i = blockIdx.x * blockDim.x + threadIdx.x;
-  RowWord* const word = i < args.keys.size() ? args.words[i] : nullptr;
-  if (__ballot_sync(kAllLanes, word != nullptr) == 0) return;
-  auto& state = *args.state;
-  Newcomer own;
+  auto const status = i < args.keys.size() ? args.statuses[i] : KeyStatus::kAbsent;
+  bool const is_settled = status == KeyStatus::kAbsent || status == KeyStatus::kFound;
+  RowWord* const word = is_settled ? nullptr : args.words[i];
+  if (threadIdx.x == 0) {
+    block.num_wanted[0] = block.num_wanted[1] = 0;
+    block.num_newcomers = block.num_promoted = block.num_new_cold = block.more_pending = 0;
+  }
+  if (__syncthreads_or(word != nullptr ? 1 : 0) == 0) return;
+
+  Newcomer own{.id = 0, .table = 0, .before = RowId::kNone, .row = RowId::kNone};
+  std::uint32_t count = 0;
   bool gets_row = false, is_promoted = false, is_wanted_cold = false;
   if (word != nullptr) {
-    auto const status = args.statuses[i];
-    own = {.key = args.keys.key(i), .before = args.row_ids[i]};
+    Key const key = args.keys.key(i);
+    own = {.id = key.id, .table = key.table, .before = args.row_ids[i], .row = RowId::kNone};
     is_promoted = status == kToPromote;
-    bool const is_new = *word == kClaimed;
-    if (!is_promoted) {
-      own.count = saturating_sum(is_new ? 0 : pending_count_of(*word), args.keys.count(i));
-      gets_row = status == KeyStatus::kInserted;
-      if (!gets_row) *word = pending_word(own.count);
-      auto const* const crossing_counts = args.decisions.crossing_counts;
-      is_wanted_cold = gets_row && args.is_cold(crossing_counts == nullptr ? own.count : crossing_counts[i]);
-      if (gets_row != is_new) count_pending(state, is_new);
-    }
-  }
-  bool const is_wanted_hot = is_promoted || (gets_row && !is_wanted_cold);
-  RowId const hot = take_row(state, args.free_lists, is_wanted_hot, Precision::kFloat32);
-  RowId const cold = take_row(state, args.free_lists, is_wanted_cold, Precision::kBfloat16);
-  own.row = is_wanted_cold ? cold : hot;
-  for (std::uint32_t left = __ballot_sync(kAllLanes, own.row != RowId::kNone); left != 0; left &= left - 1) {
-    auto const one = of_lane(own, static_cast<std::uint32_t>(__ffs(static_cast<int>(left))) - 1);
-    if (one.before == RowId::kNone) {
-      fill_row(args, one.row, one.key, one.count);
+    if (is_promoted) {
+      atomicAdd(&block.num_promoted, 1U);
     } else {
-      copy_row(args.rows, one.before, one.row, one.key, args.step);
+      RowWord const before = *word;
+      bool const is_new = before == kClaimed;
+      count = saturating_sum(is_new ? 0 : pending_count_of(before), args.keys.count(i));
+      gets_row = status == KeyStatus::kInserted;
+      if (!gets_row) *word = pending_word(count);
+      auto const* const crossing_counts = args.decisions.crossing_counts;
+      is_wanted_cold = gets_row && args.is_cold(crossing_counts == nullptr ? count : crossing_counts[i]);
+      if (is_wanted_cold) atomicAdd(&block.num_new_cold, 1U);
+      // A key waits for a row that did not, or no longer.
+      if (gets_row != is_new) atomicAdd(&block.more_pending, is_new ? 1U : ~0U);
     }
   }
-  if (own.row == RowId::kNone) return;
+  bool const takes_row = is_promoted || gets_row;
+  auto const precision = is_wanted_cold ? Precision::kBfloat16 : Precision::kFloat32;
+  std::uint32_t const hot = take_place(takes_row && !is_wanted_cold, block.num_wanted[0]);
+  std::uint32_t const cold = take_place(is_wanted_cold, block.num_wanted[1]);
+  std::uint32_t const place = take_place(takes_row, block.num_newcomers);
+  __syncthreads();
+  auto& state = *args.state;
+  if (threadIdx.x == 0) take_rows(state, block);
+  __syncthreads();
+  if (takes_row) {
+    auto const number = static_cast<std::uint32_t>(precision);
+    own.row = row_id(precision, taken_row(state.free_rows[number], args.free_lists.numbers[number],
+                                          block.first_ticket[number] + (is_wanted_cold ? cold : hot)));
+    block.newcomers[place] = own;
+    write_notes(args, own, count);
+  }
+  __syncthreads();
+  fill_rows(args, block);
+  if (!takes_row) return;
   *word = RowWord{static_cast<std::uint32_t>(own.row)};
   args.row_ids[i] = own.row;
-  if (is_promoted) {
-    args.statuses[i] = KeyStatus::kFound;
-    free_row(state, args.free_lists, own.before);
-    atomicSub(&state.num_cold, 1U);
-    count_one(&state.statistics.promoted);
-    return;
-  }
-  if (is_wanted_cold) count_one(&state.num_cold);
-  count_one(&state.num_rows);
-  count_one(&state.statistics.inserted);
+  if (!is_promoted) return;
+  args.statuses[i] = KeyStatus::kFound;
+  free_row(state, args.free_lists, own.before);
 }
 
 }  // namespace headway::embedding
