@@ -221,6 +221,7 @@ def sleep_configurations() -> Iterator[Configuration]:
     """Waiters that sleep for one operation, and the progress thread that sleeps until it is needed."""
     variants: list[tuple[str, dict[str, int | str], tuple[str, ...], tuple[int, ...]]] = [
         ("a leader sleeps for all", {}, (NOTHING,), (1, 2, 3)),
+        ("mutant: drain for all", {"DRAIN_FOR_ALL": ""}, (DEADLOCK,), (3,)),
         ("mutant: look, then arm", {"LOOK_THEN_ARM": ""}, (DEADLOCK,), (1,)),
         ("mutant: the leader wakes nobody", {"SILENT_LEADER": ""}, (DEADLOCK,), (2, 3)),
         ("mutant: a look does not ring for the leader", {"SILENT_LOOK": ""}, (DEADLOCK,), (1, 3)),

@@ -25,6 +25,7 @@
  *
  *   WAITERS           threads that wait
  *   ARRIVALS          words of peers
+ *   DRAIN_FOR_ALL     each waiter sleeps on the doorbell itself, and the first that wakes takes the ring
  *   LOOK_THEN_ARM     the leader does not look again after it has armed
  *   SILENT_LEADER     the leader gives up the lead and wakes nobody
  *   SILENT_LOOK       a look that completes the leader's operation does not ring for it
@@ -123,6 +124,9 @@ proctype waiter(byte self) {
         :: IS_DONE(self) -> break
         :: else
         fi;
+#ifdef DRAIN_FOR_ALL
+        sleep_as_leader(self)
+#else
         if
         :: !has_leader -> has_leader = true; leads = true
         :: else
@@ -131,6 +135,7 @@ proctype waiter(byte self) {
         :: leads -> sleep_as_leader(self)
         :: else -> sleep_as_follower(self)
         fi
+#endif
     od;
     if
     :: leads ->
