@@ -6,37 +6,40 @@
 
 namespace headway::comm {
 
-/// Element type of a message: any code that all ranks understand alike. Compared, never interpreted.
+/// Element type of a message: an arbitrary code that means the same on all ranks. The library compares it and never
+/// interprets it.
 using DataType = std::uint16_t;
 
+/// Progress of an operation on this rank.
 enum class FlightState {
-  kQueued,     ///< Started, and not all of its messages are on their way: a bound or credit holds it back.
-  kPosted,     ///< All that this rank must send is on its way.
-  kCompleted,  ///< Done.
-  kFailed,     ///< Pending when the group failed.
+  kQueued,  ///< Started, but some of its messages were not posted yet: the lag bound or missing credit holds them back.
+  kPosted,  ///< All messages of this rank are posted.
+  kCompleted,  ///< Completed without an error.
+  kFailed,     ///< Still pending when the group failed.
 };
 
-/// One operation of a group on this rank, as the flight recorder keeps it.
+/// One operation of a group on this rank, as the flight recorder reports it.
 struct FlightRecord {
-  using Time = std::chrono::system_clock::time_point;  ///< The epoch: it did not come to that.
+  using Time = std::chrono::system_clock::time_point;  ///< The epoch means: did not happen.
 
-  char const* verb;  ///< "all_to_all_v", "receive", ...: a literal.
-  /// Counts from 0, alike on all ranks: the all-to-alls of a channel, all other collectives of the group together, the
-  /// messages to `peer`, or those received from it; of host memory and of CUDA devices apart. Of a receive from any
-  /// rank: such receives of this rank.
+  char const* verb;  ///< "all_to_all_v", "receive", ...: a string literal.
+  /// Sequence number from 0, the same on all ranks. Separate sequences number the all-to-alls of each channel, all
+  /// other collectives together, the sends to each peer, and the receives from each peer. Operations on host memory and
+  /// on CUDA devices are numbered separately. Receives from any rank are numbered on this rank only.
   std::uint64_t number;
-  int channel;         ///< Of an all-to-all; -1 of all else. Those of device slots come after the group's own.
-  int device;          ///< The CUDA device of the memory, as this process numbers it; -1: memory of the host.
-  int peer;            ///< The root of a collective that has one, or the other side of a message; else -1.
-  DataType data_type;  ///< 0 of a barrier.
-  std::uint64_t input_bytes, output_bytes;  ///< What this rank gives and gets, the own blocks included.
+  int channel;  ///< Channel of an all-to-all; -1 for other operations. Device slots use channels above the group's own.
+  int device;   ///< CUDA device ordinal in this process; -1: host memory.
+  int peer;     ///< Root of a rooted collective, or the other rank of a message; else -1.
+  DataType data_type;                       ///< 0 for a barrier.
+  std::uint64_t input_bytes, output_bytes;  ///< Bytes that this rank sends and receives, blocks to itself included.
   FlightState state;
-  /// `started`: when it was accepted, and posted if it could be. `completed` of what failed: when the group did; of an
-  /// all_to_all_v_and_wait() that was done within a microsecond or so: when it was posted; on a device: when it was
-  /// seen that all had come that its streams wait for.
+  /// `started`: when the operation was accepted; if it could be posted at once, about when it was posted. `completed`:
+  /// for a failed operation, when the group failed. For an all_to_all_v_and_wait() that needed no slow wait (about a
+  /// microsecond), it equals `posted`. For a device operation, it is when the host saw that all awaited data had
+  /// arrived.
   Time started, posted, completed;
-  /// While pending, or when the group failed: ranks whose data has not come; if there are none, ranks that have not
-  /// taken what this rank sends. Of a receive from any rank: all others.
+  /// Set for pending operations and for those that failed: ranks whose data is missing. If no data is missing: ranks
+  /// that have not taken what this rank sends. A receive from any rank lists all other ranks.
   std::vector<int> waiting_for;
 };
 

@@ -7,15 +7,16 @@
 
 namespace headway::comm {
 
+/// Kinds of outcome.
 enum class StatusCode {
   kOk,
-  kWouldBlock,  ///< No credit now; try again after poll().
+  kWouldBlock,  ///< No credit left; try again after poll().
   kTimeout,     ///< The deadline passed; the message names what is missing.
   kPeerLost,    ///< A peer's process ended or its connection broke.
   kAborted,     ///< This rank or a peer called abort(), or ranks disagreed on an operation.
 };
 
-/// Outcome of a call whose failure the caller is expected to handle. Cheap to copy when ok.
+/// Outcome of a call whose failure the caller should handle. Cheap to copy if ok.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -42,15 +43,15 @@ class UsageError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// The operating system or a device refused a call; what() names the call, the error and the peer.
+/// The operating system or a device refused a call. what() names the call, the error and the peer.
 class SystemError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-  /// For a call that failed with `error_number` (an errno value).
+  /// A call failed with `error_number`, an errno value.
   SystemError(std::string_view call, int error_number, std::string_view context);
 };
 
-/// An operation failed: carries the Status that a waiter would have got.
+/// Exception form of a failed operation. Carries the Status that a waiter would get.
 class OperationError : public std::runtime_error {
  public:
   explicit OperationError(Status status)

@@ -11,16 +11,18 @@
 
 namespace headway::comm {
 
-/// Where ranks find each other before they are connected: small values by key, seen by all ranks.
+/// Key-value store through which ranks find each other before they are connected. Values are small and visible to all
+/// ranks.
 class Store {
  public:
   virtual ~Store() = default;
+  /// Stores `value` under `key`. Ranks may wait for it in get().
   virtual void set(std::string const& key, std::string_view value) = 0;
-  /// Waits until `key` is there. @throws SystemError naming the key when `timeout` passes.
+  /// Waits until `key` exists. @throws SystemError that names the key when `timeout` passes.
   virtual std::string get(std::string const& key, std::chrono::milliseconds timeout) = 0;
 };
 
-/// Ranks that are threads of one process.
+/// Store for ranks that are threads of one process. Thread-safe.
 class MemoryStore final : public Store {
  public:
   void set(std::string const& key, std::string_view value) override;
@@ -32,7 +34,7 @@ class MemoryStore final : public Store {
   std::map<std::string, std::string> values_;
 };
 
-/// Ranks that share a directory, which must be empty or not there at the first use of a job.
+/// Store in a directory that all ranks share. It must be empty or absent when a job starts.
 class FileStore final : public Store {
  public:
   explicit FileStore(std::filesystem::path directory);

@@ -4,11 +4,11 @@
 
 namespace headway::comm {
 
-/// What a put makes visible at its destination: 32 bits, so that it fits the immediate value of an RDMA write.
-/// Two tags of one source are equal only if they mean the same fragment: fewer than 2^16 operations and fewer than
-/// 256 fragments are in flight on a channel.
+/// Tag that a put makes visible at its destination. It has 32 bits, so it fits the immediate value of an RDMA write.
+/// Fewer than 2^16 operations and fewer than 256 fragments are in flight per channel, so a tag of one source names one
+/// fragment.
 struct Tag {
-  std::uint8_t channel = 0;     ///< Scoped to the connection of one group.
+  std::uint8_t channel = 0;     ///< Scoped to one group's connection.
   std::uint16_t operation = 0;  ///< Operation number modulo 2^16.
   std::uint8_t fragment = 0;    ///< Fragment number modulo 256.
 
@@ -22,7 +22,7 @@ struct Tag {
   friend constexpr bool operator==(Tag, Tag) = default;
 };
 
-/// The full number nearest to `reference` whose low 16 bits are `low`. Example: widen(0x0001, 0x1fffe) == 0x20001.
+/// The number nearest to `reference` whose low 16 bits are `low`. Example: widen(0x0001, 0x1fffe) == 0x20001.
 constexpr std::uint64_t widen(std::uint16_t low, std::uint64_t reference) {
   auto const delta = static_cast<std::int16_t>(static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(reference)));
   return reference + static_cast<std::uint64_t>(static_cast<std::int64_t>(delta));
