@@ -1,5 +1,6 @@
-// The collectives but all-to-all, each a set of pair messages under one collective number. They are flat: every rank
-// exchanges directly with those that it has data for, so no rank forwards and none needs a progress thread.
+// All collectives but all-to-all, each as a flat set of pair messages under one collective number. Every rank exchanges
+// directly with the ranks that it has data for. No rank forwards, so none depends on another's progress thread. Why
+// flat: docs/decisions/pair_messages.md.
 
 #include "group_impl.hpp"
 

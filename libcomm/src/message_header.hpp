@@ -9,38 +9,46 @@
 
 namespace headway::comm {
 
+/// How the payload of a message travels.
 enum class MessageKind : std::uint8_t {
   kEager,           ///< The payload follows the header.
-  kOffer,           ///< The payload stays with the sender until the receiver asks for it: see transfer.hpp.
-  kRevocableOffer,  ///< The same, until the sender claims it back and sends it: see ring_channel.hpp.
-  kAttendedOffer,   ///< As kOffer, and the sender looks at what arrives all the time until the payload is taken.
+  kOffer,           ///< The payload stays in the sender's memory until the receiver asks for it (transfer.hpp).
+  kRevocableOffer,  ///< kOffer that the sender may revoke; it then sends the payload (ring_channel.hpp).
+  kAttendedOffer,   ///< kOffer of a sender that polls until the payload is taken.
 };
 
-/// Which call a message belongs to; ranks that disagree get an error that names both.
+/// The call that a message belongs to. If ranks disagree, the error names both calls.
 enum class Verb : std::uint8_t { kAllToAll, kSend, kBroadcast, kGather, kScatter, kAllGather, kBarrier };
 
-/// Travels in front of every message and is verified before its payload is used. The fields of an eager all-to-all
-/// come first, so that such a message carries no more than those.
+/// Header in front of every message. The receiver checks it before it uses the payload.
+///
+/// Format: 48 bytes in the order below, without padding, in the byte order of the host:
+///   bytes 0-7 size_bytes, 8-11 operation, 12-13 data_type, 14 kind, 15 verb, 16-19 busy_before_wait_us,
+///   20-23 busy_after_wait_us, 24-31 match, 32-39 source_address, 40-43 consumed, 44-47 transfer.
+/// An eager all-to-all sends only the first 16 bytes, or 24 with busy times. The receiver always reads 48; the rest is
+/// left over from an earlier message and is not used.
 struct MessageHeader {
-  std::uint64_t size_bytes = 0;  ///< Of the whole message.
+  std::uint64_t size_bytes = 0;  ///< Size of the whole payload.
   std::uint32_t operation = 0;   ///< Operation number, low 32 bits.
   std::uint16_t data_type = 0;
   MessageKind kind = MessageKind::kEager;
   Verb verb = Verb::kAllToAll;
-  std::uint32_t busy_before_wait_us = 0;  ///< All-to-alls that adapt the lag: see lag_advisor.hpp.
+  std::uint32_t busy_before_wait_us = 0;  ///< Busy times of the sender (lag_advisor.hpp), if the group has adapt_lag.
   std::uint32_t busy_after_wait_us = 0;
-  std::uint64_t match = 0;           ///< Pair messages: what the receiver matches.
-  std::uint64_t source_address = 0;  ///< Offers: the payload's address in the sender's process.
-  std::uint32_t consumed = 0;        ///< Pair messages: how many of the receiver's messages the sender has consumed.
-  std::uint32_t transfer = 0;        ///< Offers: the sender's number for the transfer, counted per peer.
+  std::uint64_t match = 0;           ///< Pair messages: value that the receiver matches.
+  std::uint64_t source_address = 0;  ///< Offers: address of the payload in the sender's process.
+  std::uint32_t consumed = 0;        ///< Pair messages: number of the receiver's messages that the sender has consumed.
+  std::uint32_t transfer = 0;        ///< Offers: the sender's transfer number, counted per peer.
 
+  /// Sizes of a short header, without and with busy times.
   static constexpr std::size_t kShortBytes = 16, kTimedBytes = 24;
-  /// `is_timed`: the busy times have a meaning.
+  /// Bytes to send. `is_timed`: the busy times are valid.
   [[nodiscard]] std::span<std::byte const> bytes(bool is_timed) const {
     bool const is_short = verb == Verb::kAllToAll && kind == MessageKind::kEager;
     std::size_t const short_bytes = is_timed ? kTimedBytes : kShortBytes;
     return std::as_bytes(std::span(this, 1)).first(is_short ? short_bytes : sizeof(MessageHeader));
   }
+  /// Copies a header from a slot.
   static MessageHeader read(std::byte const* at) {
     MessageHeader header;
     std::memcpy(&header, at, sizeof header);
@@ -52,15 +60,20 @@ static_assert(offsetof(MessageHeader, match) == MessageHeader::kTimedBytes);
 static_assert(sizeof(MessageHeader) == 48 && sizeof(MessageHeader) <= kMaxHeaderBytes &&
               sizeof(MessageHeader) <= kHeaderBytes);
 
-/// Tag channels: the all-to-all rings take 0 to kMaxRings - 1.
+/// Tag channels. All-to-all channels have numbers 0 to kMaxRings - 1.
 inline constexpr int kMaxRings = 64;
 inline constexpr std::uint8_t kPairChannel = 64;
-inline constexpr std::uint8_t kPairConsumedChannel = 65;   ///< operation: count of consumed messages modulo 2^16.
-inline constexpr std::uint8_t kTransferReadyChannel = 66;  ///< operation: transfer; the receiver exposed its output.
-inline constexpr std::uint8_t kTransferGrantChannel = 67;  ///< fragment: count of granted fragments modulo 256.
-inline constexpr std::uint8_t kTransferDoneChannel = 68;   ///< The receiver has the payload.
-inline constexpr std::uint8_t kTransferDataChannel = 69;   ///< operation: transfer, fragment: which.
+inline constexpr std::uint8_t kPairConsumedChannel = 65;  ///< `operation`: number of consumed messages mod 2^16.
+inline constexpr std::uint8_t kTransferReadyChannel =
+    66;  ///< `operation`: transfer number; the receiver exposed its output.
+inline constexpr std::uint8_t kTransferGrantChannel =
+    67;  ///< `operation`: transfer number; `fragment`: number of granted fragments mod 256.
+inline constexpr std::uint8_t kTransferDoneChannel =
+    68;  ///< `operation`: transfer number; the receiver has the payload.
+inline constexpr std::uint8_t kTransferDataChannel =
+    69;  ///< `operation`: transfer number; `fragment`: fragment number mod 256.
 
+/// Name of the call for error messages and flight records.
 char const* verb_name(Verb verb);
 
 }  // namespace headway::comm

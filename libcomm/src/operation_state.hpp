@@ -13,8 +13,8 @@
 
 namespace headway::comm {
 
-/// What all kinds of operations share. Written under the group's lock; done() and, once done, the rest may be read
-/// without it.
+/// Common state of all kinds of operations. Written under the group's lock. done() may be called without it, and so may
+/// the other getters once done() returned true.
 class OperationState : public Operation {
  public:
   [[nodiscard]] bool done() const override { return done_.load(std::memory_order_acquire); }
@@ -22,7 +22,7 @@ class OperationState : public Operation {
   [[nodiscard]] std::uint64_t number() const override { return number_; }
   [[nodiscard]] int source() const override { return source_; }
 
-  /// Makes the state as new, for an operation that starts now.
+  /// Resets the state for an operation that starts now.
   void reset(Verb verb, std::uint64_t number, std::chrono::milliseconds timeout) {
     done_.store(false, std::memory_order_relaxed);
     status_ = Status();
@@ -35,7 +35,7 @@ class OperationState : public Operation {
     callbacks_.clear();
   }
 
-  /// Partner: the acquire in done().
+  /// Ends the operation with `status`. The release store pairs with the acquire load in done().
   void finish(Status status) {
     status_ = std::move(status);
     done_.store(true, std::memory_order_release);
@@ -43,22 +43,22 @@ class OperationState : public Operation {
 
   [[nodiscard]] Verb verb() const { return verb_; }
   void set_source(int source) { source_ = source; }
-  /// When the operation is late. The first look sets it, so that a fast operation reads no clock.
+  /// Deadline of the operation. The first call sets it, so that a fast operation never reads the clock.
   [[nodiscard]] Deadline deadline(Clock::time_point now) {
-    if (deadline_ == Deadline()) deadline_ = now + timeout_;  // At most kLongestTimeout.
+    if (deadline_ == Deadline()) deadline_ = now + timeout_;  // `timeout_` is at most kLongestTimeout.
     return deadline_;
   }
 
-  /// Parts (messages to send and to receive) that are not done yet.
+  /// Number of parts (messages to send and to receive) that are not done yet.
   [[nodiscard]] int pending_parts() const { return pending_parts_; }
   void add_parts(int count) { pending_parts_ += count; }
   void part_done() { --pending_parts_; }
 
-  /// Place among the group's pending pair operations; kNotPending: being started, or done.
+  /// Index among the group's pending pair operations; kNotPending: still being started, or done.
   std::size_t pending_index = kNotPending;
   static constexpr std::size_t kNotPending = std::numeric_limits<std::size_t>::max();
 
-  /// Of operations made of pair messages, while the flight recorder is on.
+  /// Flight record of an operation made of pair messages, while the flight recorder is on.
   PairFlight flight;
 
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }

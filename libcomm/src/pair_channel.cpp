@@ -1,3 +1,22 @@
+// Point-to-point messages with a consumed count per pair of ranks; sends, receives and all collectives but all-to-alls.
+//
+// Idea: message i from s to r lands in slot i % 16 (kPairSlots) of r's slots for s, in any order. r consumes messages
+// in order: it copies each to a posted receive or, if none matches, to the heap. s puts message i only if it knows that
+// r consumed message i - 16. r reports its count in the header of each message to s, and after every 8 by a signal.
+//
+// Example: s has sent messages 0 to 15, and message 16 waits. r consumes 0 to 7 and signals 8: s may send up to 23. An
+// older count, 3, arrives late: it is below 8 and ignored.
+//
+// Invariants: s believes a count only if it is above the one it knows and at most the number it has sent. So a late
+//   count makes it wait, and never frees a slot in use.
+//   `arrived_mask` is the set of arrivals among the next 16 messages; a repeated tag is only counted.
+//   Payloads above kPairSlotBytes go as offers (transfer.cpp), which take a slot for the header.
+//   Unexpected messages take at most unexpected_limit_bytes, or one message. Each new receive resumes stalled sources.
+//   A message of a collective carries its number, kind and root. They must match this rank's last 256 collectives.
+// Complexity: one put per message, plus at most one signal per 8 messages. A receive searches the unexpected messages
+//   linearly, and a message the posted receives.
+// Source: tests/model/pair_channel.pml (model), docs/decisions/pair_messages.md (why a consumed count, why flat).
+
 #include "pair_channel.hpp"
 
 #include <algorithm>
@@ -12,10 +31,12 @@ namespace {
 
 constexpr auto kSlots = static_cast<std::uint64_t>(LandingLayout::kPairSlots);
 
+/// Does a posted receive take a message of `source` with `match`?
 bool takes(PairPart const& posted, int source, Match match) {
   return (posted.peer < 0 || posted.peer == source) && posted.match == match;
 }
 
+/// Names a message in errors.
 std::string who(Match match, Verb verb) {
   return match.is_collective() ? std::string(verb_name(verb)) + " as collective " + std::to_string(match.sequence())
                                : "message with match " + std::to_string(match.value);
@@ -168,7 +189,7 @@ void PairChannel::note_consumed(int peer, std::uint16_t low) {
     return push(peer);
   }
   std::uint64_t const count = widen(low, state.num_consumed_by_peer);
-  // A count that is late or beyond what was sent is not believed: it could free a slot that is in use.
+  // A late or impossible count is not believed: it could free a slot that is in use.
   if (count <= state.num_consumed_by_peer || count > state.num_sent) return;
   state.num_consumed_by_peer = count;
   push(peer);

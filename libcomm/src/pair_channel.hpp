@@ -15,7 +15,8 @@
 
 namespace headway::comm {
 
-/// What a receiver compares to find a message. Collectives take the numbers from 2^63 on.
+/// Value by which a receiver finds a message. Below 2^63 the user chooses it; a collective has bit 63 set, its root in
+/// bits 40 to 62 and its sequence number in bits 0 to 39.
 struct Match {
   std::uint64_t value = 0;
 
@@ -28,103 +29,127 @@ struct Match {
   friend bool operator==(Match, Match) = default;
 };
 
-/// One message to send or to receive, as a part of an operation.
+/// One message to send or to receive: a part of an operation.
 struct PairPart {
   std::shared_ptr<OperationState> operation;
-  int peer = -1;  ///< -1 when receiving: from any rank.
+  int peer = -1;  ///< -1 for a receive from any rank.
   Match match;
   DataType data_type = 0;
 };
 
-/// Messages between pairs of ranks, in order per pair, found by match; all collectives but all-to-all are made of them.
+/// Point-to-point messages, in order per pair of ranks, found by match. All collectives but all-to-alls consist of
+/// them. pair_channel.cpp explains the flow control. Used under the group's lock.
 ///
-/// Message i of a pair takes slot i mod kPairSlots at the receiver, and is put only when message i - kPairSlots is
-/// consumed; the consumed count comes back late, which only makes the sender wait. An unexpected message, for which no
-/// receive is posted yet, is moved to the heap, so that it does not stop the ones behind it; of a large one only the
-/// offer is held. Above a limit in bytes it stays in its slot: its source is stalled then, and the sender waits for a
-/// slot, until a receive takes one of the messages that are held.
+/// An unexpected message, which comes before its receive is posted, moves to the heap, so that it does not stop the
+/// messages behind it. For a large message only the offer is held. Above a limit in bytes the message stays in its
+/// slot: its source is stalled, and the sender waits for a free slot until a receive takes one of the held messages.
 class PairChannel {
  public:
   using PartDone = Transfers::PartDone;
-  /// `unexpected_limit_bytes`: GroupOptions::unexpected_bytes.
+  /// `unexpected_limit_bytes` is GroupOptions::unexpected_bytes.
   PairChannel(Wire& wire, Transfers& transfers, std::size_t unexpected_limit_bytes, PartDone on_part_done);
 
+  /// Sends one message as soon as slots and credit allow.
   void send(PairPart part, std::span<std::byte const> payload);
+  /// Posts a receive, or takes the oldest unexpected message that matches.
   void receive(PairPart part, std::span<std::byte> output);
-  /// Announces that this rank runs `verb` as its next collective. @returns the collective's number.
+  /// Starts this rank's next collective, `verb`, and compares it with messages that came early. @returns its number.
   std::uint64_t begin_collective(Verb verb, int root);
   [[nodiscard]] std::uint64_t num_collectives() const { return num_collectives_; }
 
+  /// Handles a tag of kPairChannel or kPairConsumedChannel.
   void arrived(int source, Tag tag);
+  /// Goes on with sends that waited, and ends parts whose puts are flushed.
   void progress();
+  /// Drops posted receives and pending sends.
   void cancel();
 
-  /// Describes a source that has been stalled for `patience` while a receive waits for it; empty: there is none.
+  /// Describes a source that has been stalled for `patience` while a receive waits for it. Empty if there is none.
   [[nodiscard]] std::string describe_stall(Clock::time_point now, std::chrono::milliseconds patience);
 
   [[nodiscard]] bool idle() const;
+  /// Is a message to `peer` queued or unflushed, or a receive from it posted?
   [[nodiscard]] bool needs(int peer) const;
-  /// Whether an operation still takes a message of `peer`, or of any rank.
+  /// Does a posted receive take a message of `peer`, or of any rank?
   [[nodiscard]] bool expects_from(int peer) const;
-  /// The operations that still take a message.
+  /// Operations with a posted receive.
   [[nodiscard]] std::unordered_set<OperationState const*> receiving_operations() const;
+  /// Describes the oldest posted receive or, without one, a send that waits.
   [[nodiscard]] std::string describe_missing() const;
-  /// Whether `operation` still lacks a message of `peer`; one that any rank may send is lacking from all.
+  /// Does `operation` lack a message of `peer`? A receive from any rank lacks one of each peer.
   [[nodiscard]] bool lacks(int peer, OperationState const& operation) const;
-  /// Whether a message of `operation` has not been accepted for `peer` yet.
+  /// Is a message of `operation` to `peer` still queued?
   [[nodiscard]] bool has_queued(int peer, OperationState const& operation) const;
-  /// Whether a message of `operation` is on its way to `peer`, and its memory is still needed.
+  /// Is a message of `operation` to `peer` posted, but its memory still needed?
   [[nodiscard]] bool has_unflushed(int peer, OperationState const& operation) const;
 
  private:
+  /// A message that the endpoint has not accepted.
   struct Outgoing {
     PairPart part;
     std::span<std::byte const> payload;
   };
+  /// An accepted message whose payload is still needed, until flushed(peer) reaches put_count.
   struct Unflushed {
     std::shared_ptr<OperationState> operation;
     std::uint64_t put_count;
   };
+  /// A posted receive.
   struct Posted {
     PairPart part;
     std::span<std::byte> output;
   };
+  /// A message that came before its receive.
   struct Unexpected {
     MessageHeader header;
-    std::vector<std::byte> payload;  ///< Empty for offers.
-    std::uint64_t order;             ///< Of arrival, over all sources.
+    std::vector<std::byte> payload;  ///< Empty for an offer.
+    std::uint64_t order;             ///< Arrival number, over all sources.
 
     [[nodiscard]] std::size_t held_bytes() const { return sizeof(Unexpected) + payload_bytes(header); }
     [[nodiscard]] static std::size_t payload_bytes(MessageHeader const& header) {
       return header.kind == MessageKind::kEager ? header.size_bytes : 0;
     }
   };
+  /// State towards one peer.
   struct Peer {
-    std::deque<Outgoing> queue;  ///< Not accepted by the endpoint yet.
+    std::deque<Outgoing> queue;  ///< Messages that the endpoint has not accepted, in order.
     std::deque<Unflushed> unflushed;
+    /// Messages to the peer: sent, and known to be consumed there.
     std::uint64_t num_sent = 0, num_consumed_by_peer = 0;
+    /// Messages from the peer: consumed here, and the count last reported to it.
     std::uint64_t num_consumed = 0, num_reported = 0;
     std::uint32_t arrived_mask = 0;  ///< Bit i: message num_consumed + i has arrived.
     std::deque<Unexpected> unexpected;
+    /// The next message of this source stays in its slot: too many bytes are held.
     bool is_stalled = false;
-    Clock::time_point needed_since{};  ///< When a receive was first seen to wait for the stalled source.
+    Clock::time_point
+        needed_since{};  ///< When a receive was first seen to wait for the stalled source; the epoch: not yet.
   };
 
+  /// Puts queued messages to `peer`, as far as slots and credit allow.
   void push(int peer);
   bool put_front(int peer, Outgoing const& outgoing);
   void release_flushed(int peer);
+  /// Consumes messages of `source` that arrived, in order.
   void consume_arrived(int source);
-  /// Takes the next message of `source`. @returns false, and stalls the source, if the message is unexpected and too
-  /// much is held already.
+  /// Consumes the next message of `source`.
+  /// @returns false, and stalls the source, if the message is unexpected and too many bytes are held already.
   bool consume(int source);
+  /// Frees the slot of a consumed message; reports the count after every kPairSlots / 2 messages.
   void count_consumed(int source);
+  /// Checks number and size of a message.
   [[nodiscard]] bool is_valid(int source, MessageHeader const& header);
+  /// Tries stalled sources again.
   void resume_stalled();
   [[nodiscard]] std::list<Posted>::iterator find_posted(int source, Match match);
+  /// Moves an unexpected message to the heap.
   void hold(int source, MessageHeader const& header, std::byte const* payload);
+  /// Compares a message with its receive, then copies or takes its payload.
   void accept(int source, MessageHeader const& header, std::byte const* payload, Posted const& posted);
+  /// Raises the count of messages that `peer` has consumed; `low` is its low 16 bits.
   void note_consumed(int peer, std::uint16_t low);
   void finish(std::shared_ptr<OperationState> const& operation);
+  /// Reports an error if this rank ran the collective of the message as another kind or with another root.
   void check_collective(int source, MessageHeader const& header);
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 
@@ -139,10 +164,11 @@ class PairChannel {
   PartDone on_part_done_;
   std::vector<Peer> peers_;
   std::list<Posted> posted_;
-  std::uint64_t num_unexpected_ = 0;  ///< So far.
-  std::size_t unexpected_bytes_ = 0;  ///< Held now, of all sources.
-  int num_stalled_ = 0;               ///< Sources.
+  std::uint64_t num_unexpected_ = 0;  ///< Unexpected messages so far.
+  std::size_t unexpected_bytes_ = 0;  ///< Bytes of unexpected messages held now, over all sources.
+  int num_stalled_ = 0;               ///< Number of stalled sources.
   std::uint64_t num_collectives_ = 0;
+  /// Indexed by collective number mod 256.
   std::array<CollectiveRecord, 256> recent_collectives_{};
 };
 

@@ -1,3 +1,27 @@
+// All-to-all over receive rings: no barrier, no acknowledgement.
+//
+// Idea: a rank keeps one ring of `depth` slots per source. Operation t puts a block into slot t % depth at each peer
+// and makes a tag visible there. A rank posts t only after it completed (copied out) all operations up to
+// t - max_lag - 1. With depth = 2 * (max_lag_limit + 1), the slot it writes is then free. Operations complete in order.
+//
+// Example: max_lag = 1, depth = 4. A posts 4 into slot 0 of B, over its own block of operation 0.
+//   A completed 2, so B posted 2, so B completed 0: slot 0 is free.
+//   With depth = 3, A may post 3 into slot 0 when B has only posted 1 and not copied out 0.
+//
+// Large blocks: the sender puts a header only, the offer, and the receiver reads the block from the sender's memory
+// (transfer.cpp). With max_lag > 0 the offer is revocable. Receiver and sender claim the slot's word for t + 1; the
+// first one moves the block. The sender claims it only when operation t waits for nothing but offers, and
+// `offer_patience` has passed.
+//
+// Invariants: every operation sends a tag to every peer, even for an empty block (the proof needs it).
+//   Arrival is a mark per (operation, source), never a count over several operations; a repeated tag is only counted.
+//   A header is compared with the expected operation, size and data type before its payload is used.
+//   The bound, offers and revocations change who waits when and how bytes travel, never a result.
+// Complexity: n - 1 messages per rank and operation; n * depth * (slot_bytes + 64) bytes of receive memory per channel.
+// Source: Dichev et al., "Faster Distributed Inference-Only Recommender Systems via Bounded Lag Synchronous
+// Collectives", arXiv 2512.19342, section III. Its k slots are too few: see docs/bounded_lag.md.
+// Models: tests/model/bounded_lag.pml, tests/model/revocable_offer.pml.
+
 #include "ring_channel.hpp"
 
 #include "small_copy.hpp"
@@ -8,9 +32,10 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::uint8_t kRevokedFragment = 1;  ///< Of a tag: the block of a revoked offer is in the slot.
-constexpr std::size_t kSmallBytes = 32;       ///< A notification can carry it: no engine gets ready for that.
-constexpr std::size_t kMaxPooled = 64;        ///< Operations kept for reuse.
+constexpr std::uint8_t kRevokedFragment = 1;  ///< Fragment of a tag: the block of a revoked offer is in the slot.
+constexpr std::size_t kSmallBytes = 32;       ///< The notification itself can carry such a block, so no prefetch.
+constexpr std::size_t kMaxPooled = 64;        ///< Completed operations kept for reuse.
+/// offer_patience counts once for each started unit of the largest offered block.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -39,14 +64,14 @@ RingChannel::RingChannel(Wire& wire, Transfers& transfers, GroupOptions const& o
 }
 
 std::shared_ptr<RingOperation> RingChannel::recycled_operation() {
-  // Operations mostly end in the order of their starts: if the oldest is in use, so are the others, and a search would
-  // make many starts in a row quadratic.
+  // Operations mostly end in the order of their starts. If the oldest is in use, the others probably are too. Searching
+  // on would make many starts in a row quadratic.
   if (pool_.empty() || pool_[oldest_pooled_].use_count() != 1) {
     auto fresh = std::make_shared<RingOperation>();
     if (pool_.size() < kMaxPooled) {
       pool_.insert(pool_.begin() + static_cast<std::ptrdiff_t>(oldest_pooled_), std::move(fresh));
     } else {
-      pool_[oldest_pooled_] = std::move(fresh);  // Its user alone keeps the other one.
+      pool_[oldest_pooled_] = std::move(fresh);  // The replaced object now belongs to its user alone.
     }
   }
   auto const& operation = pool_[oldest_pooled_];
@@ -61,7 +86,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
           "all_to_all_v needs one block to send and one to receive for each rank");
   expects(args.sends[self].size() == args.receives[self].size(),
           "all_to_all_v: the block to the own rank has another size than the one from it");
-  if (may_post(num_started_)) prepare_payloads(args);  // They come while the rest of this is done.
+  if (may_post(num_started_)) prepare_payloads(args);  // The prefetch overlaps with the code below.
   auto operation = recycled_operation();
   operation->reset(Verb::kAllToAll, num_started_++, timeout);
   operation->sends.assign(args.sends.begin(), args.sends.end());
@@ -80,7 +105,7 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operation->has_large_blocks =
       std::any_of(args.receives.begin(), args.receives.end(), [&](auto const& block) { return block.size() >= large; });
   num_with_large_blocks_ += operation->has_large_blocks ? 1 : 0;
-  operation->add_parts(static_cast<int>(size_) - 1);  // The blocks to receive; offers add their own.
+  operation->add_parts(static_cast<int>(size_) - 1);  // Blocks to receive; each offer adds one part.
   if (advisor_) {
     starter_ = std::this_thread::get_id();
     operation->busy = busy_clock_.exchange_started(now_us());
@@ -90,8 +115,9 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   if (flights_.is_on()) record_sizes(*operation, args);
   operations_.push_back(operation);
   if (!may_post(operation->number())) ++wire_.stats().queued;
-  post_due();  // Before any answer to a peer: the offers in it wait for answers themselves.
-  for (int source = 0; source < wire_.size(); ++source) {  // Messages of faster peers may be here already.
+  post_due();  // Before answers to peers: the peers of our offers wait for these.
+  for (int source = 0; source < wire_.size();
+       ++source) {  // Messages of faster peers may have arrived before the start.
     if (has_arrived(*operation, source)) receive_block(*operation, source);
     bool const is_empty = source != wire_.rank() && operation->receives[static_cast<std::size_t>(source)].empty();
     if (is_empty && wire_.plants(Mutant::kNoTagForEmpty)) operation->part_done();
@@ -117,11 +143,11 @@ bool RingChannel::post(RingOperation& operation) {
   for (; operation.next_to_post < size - 1; ++operation.next_to_post) {
     if (!send_block(operation, next_peer(operation))) return false;
   }
-  wire_.submit();  // On their way while the own block is copied.
+  wire_.submit();  // Sends them before the own block is copied.
   auto const self = static_cast<std::size_t>(wire_.rank());
   copy_bytes(operation.receives[self].data(), operation.sends[self].data(), operation.sends[self].size());
   if (trace_capacity_ != 0) operation.posted_s = now_s();
-  if (flights_.is_on()) record_post(operation);  // Not sooner: the peers now have what they wait for.
+  if (flights_.is_on()) record_post(operation);  // After the messages, which the peers wait for.
   ++num_posted_;
   return true;
 }
@@ -217,14 +243,15 @@ void RingChannel::revoke(RingOperation& operation) {
   std::erase_if(operation.offers, [&](RingOperation::Offer& each) {
     if (!each.is_revoked) {
       auto const word = wire_.layout().ring_claim(wire_.rank(), ring_, operation.slot);
-      if (!wire_.endpoint().claim(each.peer, word, operation.number() + 1)) return true;  // It is being read.
+      if (!wire_.endpoint().claim(each.peer, word, operation.number() + 1))
+        return true;  // The receiver is reading the block.
       transfers_.forget(each.peer, each.transfer);
       each.is_revoked = true;
       ++num_unsent_;
     }
     auto const block = operation.sends[static_cast<std::size_t>(each.peer)];
     std::uint64_t const slot = wire_.layout().ring_slot(wire_.rank(), ring_, operation.slot);
-    // Without a header: the receiver may be reading the offer's.
+    // No header: the receiver may be reading the offer's header in this slot.
     Status const status =
         wire_.endpoint().put({.peer = each.peer, .offset = slot}, {}, block, tag_of(operation, kRevokedFragment));
     if (!status.ok()) return false;
@@ -292,7 +319,7 @@ void RingChannel::receive_block(RingOperation& operation, int source) {
 void RingChannel::revocation_arrived(int source, std::uint64_t number) {
   if (!mark(revocations_, number, source) || number >= num_started_) return;
   auto& operation = *operations_[number - num_completed_];
-  // If the offer was seen, it was seen to be taken.
+  // If this rank has seen the offer, its claim failed, so the block was left in the slot.
   if (has_arrived(operation, source) && !wire_.plants(Mutant::kPullUnclaimed)) copy_out(operation, source);
 }
 
@@ -331,7 +358,7 @@ void RingChannel::complete_front(std::vector<std::shared_ptr<OperationState>>& c
   if (advisor_) advisor_->completed(operation->number());
   if (trace_capacity_ != 0) record_trace(*operation, static_cast<int>(lag));
   if (flights_.is_on()) record_completion(*operation);
-  if (operation->done()) {  // By complete_early().
+  if (operation->done()) {  // complete_early() has finished it.
     --num_early_;
     return;
   }
@@ -425,7 +452,8 @@ void RingChannel::record_post(RingOperation const& operation) {
 void RingChannel::record_completion(RingOperation const& operation) {
   if (operation.number() < flights_.first(num_started_)) return;
   auto& flight = flights_[operation.number()];
-  // Who attends to it goes on at once, and most often after less time than it takes to look at a clock.
+  // An attended operation mostly completes right after it was posted. Reading the clock would take longer than the
+  // wait.
   flight.completed = operation.is_attended ? flight.posted : FlightClock::ticks();
 }
 

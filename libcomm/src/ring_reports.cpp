@@ -1,4 +1,4 @@
-// What a ring tells of its operations: which blocks do not fit, what is missing, and their flight records.
+// Reports of a ring channel: disagreements between ranks, missing data, and flight records.
 
 #include "ring_channel.hpp"
 

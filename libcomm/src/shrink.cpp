@@ -1,4 +1,20 @@
-// What follows a failure: the ranks that are left make a new group.
+// Shrink: the remaining ranks of a failed group make a new group.
+//
+// Idea: three steps, over the connections of the old group, since the store may have died with the rank that ran it.
+//   1. Fail the old group, so that no operation of it goes on, and note which operations this rank completed.
+//   2. agree(): exchange claims (survivors.cpp) until all members name the same ranks. Notices may get lost, so a claim
+//      is sent again every 200 ms. A member that is silent for `timeout` is dropped. No agreement after twice the
+//      timeout is an error.
+//   3. connect_members(): Group::connect() among the members, with MemberStore in place of the store.
+// If step 3 fails because one more rank was lost, the members agree again, with the next attempt number.
+//
+// Example: rank 3 of 4 dies. Ranks 0, 1, 2 agree on {0, 1, 2} and become ranks 0, 1, 2 of "NAME/shrunk".
+//
+// Invariants: the new group has memory and connections of its own, so late writes of a lost rank cannot reach it.
+//   Values of the MemberStore belong to one attempt. A rank that another one dropped gets kAborted in listen().
+//   Once a member has its new group, the others try no further attempt.
+// Complexity: see survivors.cpp; at most `size` attempts after the first.
+// Source: docs/decisions/shrink.md.
 
 #include "group_impl.hpp"
 
@@ -10,15 +26,14 @@ namespace headway::comm {
 
 namespace {
 
-/// Longest time without a look at what the others say.
+/// Longest sleep between two looks at the notices of other ranks.
 constexpr std::chrono::milliseconds kLongestNap{10};
-/// Notices may get lost, so what is not answered is said again.
+/// Notices may get lost, so an unanswered claim is sent again after this time.
 constexpr std::chrono::milliseconds kSayAgain{200};
 
 }  // namespace
 
-/// Where the members of one attempt find each other: over the connections of the old group, since the store may have
-/// gone with the rank that ran it.
+/// Store for the members of one attempt: notices over the connections of the old group.
 class GroupImpl::MemberStore final : public Store {
  public:
   MemberStore(GroupImpl& group, std::uint32_t attempt) : group_(group), attempt_(attempt) {}
@@ -128,8 +143,8 @@ std::optional<ShrunkGroup> GroupImpl::connect_members(std::chrono::milliseconds 
     shrunk.group = Group::connect(new_rank, static_cast<int>(shrunk.ranks.size()), store, std::move(options));
   } catch (SystemError const&) {
     Visit visit(*this);
-    listen(visit);  // The loss that made it fail may show only now.
-    // Each attempt but the first needs one more rank to be lost; and whoever is done waits for nobody.
+    listen(visit);  // The loss that made connecting fail may only show now.
+    // After the first, each attempt needs one more lost rank. A member that has its new group waits for nobody.
     bool const is_last = survivors_.is_anyone_done() || attempt >= static_cast<std::uint32_t>(size_);
     if (is_last) throw;
     survivors_.give_up(attempt);

@@ -1,3 +1,22 @@
+// Consensus of the ranks that remain after a failure: who are the members of the new group?
+//
+// Idea: each rank sends every peer a claim: attempt, members, progress. At first the members are all ranks that it does
+// not know to be lost. A rank drops a peer whose connection ended, and every rank that a member's claim drops; then it
+// sends its changed claim. It has agreed when the newest claim of every member equals its own in attempt and members.
+//
+// Example: of ranks 0 to 3, rank 3 dies. Ranks 0 and 1 see it and claim {0, 1, 2}; rank 2 has claimed {0, 1, 2, 3}.
+//   Rank 2 reads the claim of rank 0, drops rank 3 and claims {0, 1, 2}. Now all three claims are equal.
+//   Completed all-to-alls are 7, 6 and 7: the members resume at operation 6.
+//
+// Invariants: members are only ever dropped, and attempts only rise, so claims converge.
+//   A claim from a non-member is ignored.
+//   A member's claim without this rank means exclusion (excluded_by), not that this rank drops itself.
+//   The end of a connection is no loss if that peer sent kDone for this attempt.
+// Format: the first byte is the kind. Claim: attempt, member bits in words of 32, collectives, number of channels,
+// all-to-alls of each. Value: attempt, key, value. Done: attempt. Integers are little-endian, 32 bits; counts take two.
+// Complexity: each change of a rank's claim costs n - 1 notices; it changes once per dropped rank and attempt at most.
+// Source: design and limits (two halves, silence) in docs/decisions/shrink.md.
+
 #include "survivors.hpp"
 
 #include "headway/comm/status.hpp"
@@ -14,6 +33,7 @@ constexpr char kClaim = '\x03', kValue = '\x04', kDone = '\x05';  ///< First byt
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
+/// Notice of a kind and a body.
 std::string notice_of(char kind, ByteWriter& body) {
   auto const bytes = body.take();
   std::string text(1, kind);

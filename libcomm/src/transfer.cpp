@@ -1,3 +1,28 @@
+// Rendezvous of payloads that do not fit the slot of their message.
+//
+// Idea: the sender puts only the header, an offer with address and size (the RTS of UCX and MPI). Once the receiver
+// knows the output, it takes the first way that works:
+//   get:       It reads the sender's memory into the output and signals done (FIN). One copy.
+//   exposed:   It exposes the output and signals ready (CTS). The sender puts pieces of traits().piece_bytes there, at
+//              most 64 in flight; after every 32 the receiver grants more.
+//   fragments: It grants 4 fragments of 64 KiB. The sender puts fragment i into slot i % 4 of an area that stays in
+//              cache. The receiver copies them out in order, and grants one more after each. Two copies.
+// If both sides wait in all_to_all_v_and_wait(), payloads from `stream_bytes` on skip get.
+//
+// Example: 300 KiB in fragments are 5 pieces. The receiver grants 4, the sender puts 0 to 3. Piece 1 arrives first and
+// is noted; then piece 0 arrives, and both are copied out. The receiver grants 5 pieces, and the sender puts piece 4
+// into slot 0, which is free.
+//
+// Invariants: a fragment slot is written again only after it was copied out, since only pieces below begin + 4 are
+//   granted.
+//   Arrival is a set of piece numbers mod 256; a repeated or late tag changes only a counter.
+//   Transfer numbers count per peer mod 2^16, and is_full() keeps two open transfers from sharing one.
+//   Only one fragmented transfer per source is active. The sender's memory is free after `done`, or once all puts are
+//   flushed.
+//   Nobody writes user memory except its own process, or a peer while the output is exposed.
+// Complexity: get 2 messages; the others one put per piece, with a grant per fragment or per 32 exposed pieces.
+// Source: rendezvous as in MPI and UCX. Measurements and rejected forms: docs/decisions/large_blocks.md.
+
 #include "transfer.hpp"
 
 #include "memory_pool.hpp"
@@ -14,14 +39,15 @@ namespace {
 
 constexpr std::size_t kFragmentBytes = LandingLayout::kTransferFragmentBytes;
 
-constexpr int kExposedPieces = 64;  ///< Under way at a time.
+constexpr int kExposedPieces = 64;  ///< Pieces of an exposed transfer in flight at a time.
 constexpr std::uint64_t kPiecesPerGrant = kExposedPieces / 2;
 
+/// Number of pieces of `piece_bytes` in a payload of `size_bytes`.
 std::uint64_t pieces_of(std::size_t size_bytes, std::size_t piece_bytes) {
   return size_bytes == 0 ? 0 : (size_bytes - 1) / piece_bytes + 1;
 }
 
-/// Exposed segments are numbered by transfer; 0 is the landing segment.
+/// Segment number of an exposed output. Segment 0 is the landing segment.
 SegmentId exposed_segment(std::uint16_t number) { return 1u + number; }
 
 }  // namespace
@@ -98,7 +124,7 @@ void Transfers::arrived(int source, Tag tag) {
     transfer.granted = kExposedPieces;
   } else {
     auto const more = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.granted));
-    if (more < 128) transfer.granted += more;  // Otherwise an old grant that was late.
+    if (more < 128) transfer.granted += more;  // Larger differences are old grants that arrived late.
   }
 }
 
@@ -194,7 +220,7 @@ void Transfers::progress() {
     Peer& state = peer_at(peer);
     std::erase_if(state.moving, [&](std::uint16_t number) {
       auto const found = state.outgoing.find(number);
-      if (found == state.outgoing.end()) return true;  // Forgotten, or done by a late signal.
+      if (found == state.outgoing.end()) return true;  // Forgotten, or already ended by a late signal.
       Outgoing& transfer = found->second;
       if (!transfer.all_put) push(peer, number, transfer);
       if (!transfer.all_put || wire_.endpoint().flushed(peer) < transfer.last_put) return false;

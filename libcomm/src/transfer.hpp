@@ -14,112 +14,118 @@
 
 namespace headway::comm {
 
-/// Moves payloads that do not fit the slot that their message has. The message is then an offer; the receiver, once it
-/// knows the output, takes the payload in the best way the engine has:
-///   get       reads it from the sender's memory, then signals done            (shm where the host allows it, inproc)
-///   exposed   exposes its output and signals ready; the sender puts it there  (tcp, verbs)
-///   fragments grants fragments that the sender puts into a small area which stays in cache (everywhere else, and for
-///             the largest payloads while both sides attend to them)
-/// Each part ends with part_done() on the operation that it belongs to, and `on_part_done` is told.
+/// Rendezvous of payloads that do not fit the slot of their message; transfer.cpp explains the protocol. The message is
+/// an offer. Once the receiver knows the output, it takes the payload in the best way that the transport allows:
+///   get       reads it from the sender's memory, then signals done              (shm where the host allows it, inproc)
+///   exposed   exposes the output and signals ready; the sender puts the payload (tcp, verbs)
+///   fragments grants fragments that the sender puts into a small area in cache  (everywhere else)
+/// Where get works, the largest payloads still go in fragments while both sides wait in all_to_all_v_and_wait().
+/// Each transfer is one part of its operation: its end calls part_done() there, then `on_part_done`. Used under the
+/// group's lock.
 class Transfers {
  public:
   using PartDone = std::function<void(OperationState&)>;
   Transfers(Wire& wire, GroupOptions const& options, PartDone on_part_done);
 
-  /// Whether all numbers for payloads to `peer` are taken: an offer must wait until one of them is done.
+  /// Are all transfer numbers to `peer` in use? Then an offer must wait until one is free.
   [[nodiscard]] bool is_full(int peer) const {
     Peer const& state = peers_[static_cast<std::size_t>(peer)];
     return state.outgoing.contains(static_cast<std::uint16_t>(state.next_number));
   }
-  /// Fills the offer's fields of `header` for `payload`, which must stay valid until the part is done.
-  /// Call accepted() after the offer was put. Not while is_full().
+  /// Sending an offer takes two calls. This one fills the offer's fields of `header`, and must not be called while
+  /// is_full(). `payload` must stay valid until the part is done. After the put of the offer, call accepted().
   void prepare_offer(int peer, std::span<std::byte const> payload, MessageHeader& header) const;
-  /// @returns the transfer's number.
+  /// Registers an offer that was put. @returns the transfer number.
   std::uint16_t accepted(int peer, std::span<std::byte const> payload, OperationState& operation);
-  /// Whether an accepted offer is neither done nor forgotten.
+  /// Is an accepted offer neither done nor forgotten?
   [[nodiscard]] bool is_open(int peer, std::uint16_t number) const {
     return peers_[static_cast<std::size_t>(peer)].outgoing.contains(number);
   }
-  /// The payload will not be taken: its part of the operation is the caller's to finish.
+  /// Drops an offer that the receiver will not take. The caller must complete its part of the operation.
   void forget(int peer, std::uint16_t number) {
     num_pending_ -= static_cast<int>(peer_at(peer).outgoing.erase(number));
   }
 
-  /// Takes the payload that `offer` announces into `output`, whose size was compared with the offer's.
-  /// `is_attended`: this rank looks at what arrives all the time until then.
+  /// Takes the payload of `offer` into `output`; the caller has compared the sizes. `is_attended`: this rank polls
+  /// until the payload is there.
   void take(int source, MessageHeader const& offer, std::span<std::byte> output, OperationState& operation,
             bool is_attended = false);
 
+  /// Handles a tag of the kTransfer channels.
   void arrived(int source, Tag tag);
-  /// Moves puts on that had no credit.
+  /// Goes on with puts that lacked credit, and ends transfers whose puts are flushed.
   void progress();
-  /// Ends everything; exposed memory is withdrawn.
+  /// Drops all transfers and withdraws exposed memory.
   void cancel();
 
-  /// Whether anything is under way with `peer`.
+  /// Is any transfer from or to `peer` under way?
   [[nodiscard]] bool busy_with(int peer) const;
   [[nodiscard]] bool idle() const { return num_pending_ == 0; }
-  /// Whether peers put payloads into outputs of this rank.
+  /// Do peers put payloads into outputs of this rank now?
   [[nodiscard]] bool exposes() const { return num_exposed_ > 0; }
-  /// What payloads of `operation` wait for: "waits for rank 2 to take 5000 bytes"; empty where none is under way.
+  /// Describes the open transfers of `operation`: "waits for rank 2 to take 5000 bytes". Empty if there are none.
   [[nodiscard]] std::string describe_missing(OperationState const& operation) const;
-  /// Whether a payload of `operation` from or to `peer` is under way.
+  /// Is a payload of `operation` from `peer` under way?
   [[nodiscard]] bool takes_from(int peer, OperationState const& operation) const;
-  /// Whether any payload from `peer` is.
+  /// Is any payload from `peer` under way?
   [[nodiscard]] bool takes_from(int peer) const {
     Peer const& state = peers_[static_cast<std::size_t>(peer)];
     return !state.exposed.empty() || !state.fragmented.empty();
   }
+  /// Is a payload of `operation` to `peer` still to be taken?
   [[nodiscard]] bool gives_to(int peer, OperationState const& operation) const;
 
  private:
+  /// A payload that this rank offered.
   struct Outgoing {
     std::span<std::byte const> payload;
     OperationState* operation;
-    std::uint64_t granted = 0, sent = 0;  ///< Pieces.
-    bool is_exposed = false;              ///< The receiver exposed its output: pieces go there, all of them.
-    bool all_put = false;
-    std::uint64_t last_put = 0;  ///< put_count after the last put: the payload is free once it is flushed.
+    std::uint64_t granted = 0, sent = 0;  ///< Number of pieces.
+    bool is_exposed = false;              ///< The receiver exposed its output: all pieces go there.
+    bool all_put = false;                 ///< Every piece was put.
+    std::uint64_t last_put = 0;  ///< put_count after the last put. The payload is free when flushed(peer) reaches it.
   };
-  /// Which pieces have arrived, of which at most 64 are under way at a time: all below `begin`, and begin + i if bit i
-  /// is set.
+  /// Set of pieces that have arrived: all below `begin`, and begin + i if bit i is set. At most 64 are in flight.
   struct Pieces {
     std::uint64_t begin = 0, bits = 0;
 
-    /// Place of piece `fragment` (its number modulo 256) after `begin`, now noted; -1 if it was noted before, or is not
-    /// among the next `num_under_way`.
+    /// Notes the arrival of the piece with number `fragment` mod 256.
+    /// @returns its distance from `begin`; -1 if it was noted before or is not among the next `num_under_way`.
     int note(std::uint8_t fragment, int num_under_way);
-    /// Goes on to the next piece if the first one has arrived.
+    /// Advances `begin` by one if that piece has arrived. @returns whether it did.
     bool take();
   };
+  /// A payload that this rank takes.
   struct Incoming {
     std::uint64_t number;
     std::span<std::byte> output;
     OperationState* operation;
-    Pieces pieces = {};  ///< Those below `begin` are in the output.
+    Pieces pieces = {};  ///< The pieces below `begin` are in the output.
   };
+  /// All transfers with one peer. Maps are keyed by transfer number.
   struct Peer {
-    std::uint32_t next_number = 0;
+    std::uint32_t next_number = 0;  ///< Number of the next offer to the peer.
     std::map<std::uint16_t, Outgoing> outgoing;
-    std::vector<std::uint16_t> moving;  ///< Those of `outgoing` whose pieces the receiver has asked for.
+    std::vector<std::uint16_t> moving;  ///< Transfers of `outgoing` whose pieces the receiver asked for.
     std::map<std::uint16_t, Incoming> exposed;
-    std::deque<Incoming> fragmented;  ///< The front one is active.
+    std::deque<Incoming> fragmented;  ///< Only the front one is active, since all share the fragment area.
   };
 
+  /// Puts pieces up to the grant, as far as the credit allows.
   void push(int peer, std::uint16_t number, Outgoing& transfer);
   void exposed_piece_arrived(int source, Incoming& transfer, Tag tag);
   void fragment_arrived(int source, Tag tag);
-  /// Lets the sender put the pieces up to the first one that lacks plus `num_under_way`.
+  /// Allows the sender to put pieces below `pieces.begin + num_under_way`.
   void grant(int source, Incoming const& transfer, int num_under_way);
   void finish(OperationState& operation);
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 
   Wire& wire_;
-  std::size_t stream_bytes_;
+  std::size_t stream_bytes_;  ///< GroupOptions::stream_bytes.
   PartDone on_part_done_;
   std::vector<Peer> peers_;
-  int num_pending_ = 0;  ///< Entries of all peers.
-  int num_exposed_ = 0;  ///< Those that are exposed.
+  int num_pending_ = 0;  ///< Open transfers, over all peers.
+  int num_exposed_ = 0;  ///< Exposed transfers among them.
 };
 
 }  // namespace headway::comm

@@ -17,8 +17,8 @@
 
 namespace headway::comm {
 
-/// What the channels of one group share: the endpoint, the layout, the counters, the flight recorder, and the queue of
-/// tags that wait for credit. Used under the group's lock.
+/// State that all channels of a group share: endpoint, layout, counters, flight recorder, and the queue of tags that
+/// wait for credit. Used under the group's lock.
 class Wire {
  public:
   Wire(std::unique_ptr<Endpoint> endpoint, LandingLayout layout, GroupOptions const& options)
@@ -40,7 +40,7 @@ class Wire {
 
   [[nodiscard]] Endpoint& endpoint() { return *endpoint_; }
   [[nodiscard]] Endpoint const& endpoint() const { return *endpoint_; }
-  /// Leaves the endpoint as it is, never to be destroyed here.
+  /// Gives up the endpoint without destroying it, for a forked child.
   void abandon() { static_cast<void>(endpoint_.release()); }
   [[nodiscard]] LandingLayout const& layout() const { return layout_; }
   [[nodiscard]] GroupStats& stats() { return stats_; }
@@ -49,18 +49,19 @@ class Wire {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
-  /// What the endpoint says of `peer`, kept here as it is asked for at each put.
+  /// Traits of `peer`. Cached, because every put needs them.
   [[nodiscard]] PeerTraits const& traits(int peer) const { return traits_[static_cast<std::size_t>(peer)]; }
 
-  /// Whether this rank reads large payloads from the memory of `peer`.
+  /// Does this rank read large payloads from the memory of `peer`?
   [[nodiscard]] bool pulls_from(int peer) const { return allow_pull_ && traits(peer).can_get; }
 
-  /// Whether this build has `mutant` and the group asks for it.
+  /// Does this build have `mutant`, and does the group ask for it?
   [[nodiscard]] bool plants(Mutant mutant) const { return is_planted(mutant_, mutant); }
 
+  /// Address of `offset` in this rank's receive buffer.
   [[nodiscard]] std::byte const* landed(std::uint64_t offset) const { return landing_ + offset; }
 
-  /// Puts one message. @returns whether it was accepted; if not, try again after a poll.
+  /// Puts one message. @returns whether the endpoint accepted it; if not, try again after a poll.
   [[nodiscard]] bool put(int peer, std::uint64_t offset, MessageHeader const& header,
                          std::span<std::byte const> payload, Tag tag) {
     Status const status =
@@ -70,7 +71,7 @@ class Wire {
     return true;
   }
 
-  /// Counts a put that went to the endpoint directly.
+  /// Counts a put that bypassed put().
   void mark_put(int peer, std::size_t payload_bytes) {
     needs_submit_ = true;
     auto& stats = peer_stats(peer);
@@ -78,18 +79,19 @@ class Wire {
     stats.bytes_sent += payload_bytes;
   }
 
-  /// Makes a tag without bytes visible at `peer`, now or as soon as there is credit.
+  /// Makes a tag without bytes visible at `peer`, at once or as soon as credit comes back.
   void signal(int peer, Tag tag) {
     signals_.push_back({peer, tag});
     send_signals();
   }
 
-  /// Whether signals wait for credit: nobody but this rank can move them on.
+  /// Do signals wait for credit? Only a later call of send_signals() by this rank sends them.
   [[nodiscard]] bool has_signals() const { return !signals_.empty(); }
 
-  /// Signals that find no credit stay, and hold up none to other peers; those to a peer that is lost are dropped.
+  /// Sends waiting signals. Those without credit stay and do not delay signals to other peers. Those to a lost peer are
+  /// dropped.
   void send_signals() {
-    if (signals_.empty()) return;  // As in nearly each poll.
+    if (signals_.empty()) return;  // The common case.
     std::erase_if(signals_, [this](Signal const& signal) {
       Status const status = endpoint_->put({.peer = signal.peer}, {}, {}, signal.tag);
       needs_submit_ = needs_submit_ || status.ok();
@@ -97,25 +99,27 @@ class Wire {
     });
   }
 
+  /// Lets the endpoint send the puts accepted since the last call.
   void submit() {
     if (std::exchange(needs_submit_, false)) endpoint_->submit();
   }
 
   [[nodiscard]] std::string name_of(DataType type) const { return text_of(type, data_type_name_); }
-  /// The first disagreement found with a peer; the group fails with it after the poll that found it.
+  /// Reports a disagreement with a peer. The group fails with the first one, after the poll that found it.
   void report_error(std::string text) {
     if (error_.empty()) error_ = std::move(text);
   }
   [[nodiscard]] std::string const& error() const { return error_; }
 
-  /// A peer is gone or gave up, perhaps because of another's failure, which this rank will see as well a moment later:
-  /// the group fails with that one, or with this text if none comes.
+  /// Reports that a peer is gone or gave up. Another rank's failure may be the cause, and its report may arrive a
+  /// moment later. The group fails with that report, or with this text if none comes.
   void report_symptom(std::string text) {
     if (symptom_.empty()) symptom_ = std::move(text);
   }
   [[nodiscard]] std::string const& symptom() const { return symptom_; }
 
  private:
+  /// A tag that waits for credit.
   struct Signal {
     int peer;
     Tag tag;
@@ -126,7 +130,7 @@ class Wire {
   LandingLayout layout_;
   std::byte const* landing_;
   bool allow_pull_;
-  bool headers_are_timed_;
+  bool headers_are_timed_;  ///< Headers carry busy times (adapt_lag).
   DataTypeName data_type_name_;
   std::vector<PeerTraits> traits_;  ///< (size)
   Mutant mutant_;

@@ -68,8 +68,7 @@ struct PeerTraits {
   bool copies_at_put = false;    ///< put() no longer needs its payload when it returns: flushed() equals put_count().
   std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put, in bytes.
   std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for an exposed segment are cut into puts of this size.
-  std::size_t worth_exposing_bytes =
-      0;  ///< Exposing less memory than this costs more than it saves, unless the memory is from allocate().
+  std::size_t worth_exposing_bytes = 0;  ///< Smaller memory costs more to expose than it saves, unless of allocate().
 
   static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 };
