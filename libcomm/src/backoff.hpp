@@ -9,6 +9,7 @@
 
 namespace headway::comm {
 
+/// Tells the core that this is a spin loop.
 inline void cpu_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -17,16 +18,16 @@ inline void cpu_pause() {
 #endif
 }
 
-/// How a waiter spends its time: looks again at once, then with pauses between looks (cores to spare), or yields (more
-/// ranks than cores); then sleeps.
+/// Decides how a waiter spends its time. With cores to spare: polls at once, then with pauses. With more ranks than
+/// cores: yields. Then sleeps.
 class Backoff {
  public:
   enum class Step { kLookAgain, kPause, kYield, kSleep };
 
   explicit Backoff(bool cores_are_shared) : cores_are_shared_(cores_are_shared) {}
 
-  /// What to do next: sleep after `spin_time`, counted from the start or the last restart(), and every kLongestSpin in
-  /// any case. Looks at the clock only every kClockInterval steps.
+  /// Next step. kSleep comes once `spin_time` has passed since the first clock reading or the last restart(), and every
+  /// kLongestSpin in any case. Reads the clock only every kClockInterval steps.
   Step next(std::chrono::microseconds spin_time) {
     if (++steps_ < kFreeSteps) return cores_are_shared_ ? Step::kYield : Step::kLookAgain;
     if (steps_ % kClockInterval != 0) return cores_are_shared_ ? Step::kYield : Step::kPause;
@@ -35,16 +36,17 @@ class Backoff {
     if (steps_ == kFreeSteps || std::exchange(restarts_, false)) spin_began_ = now;
     bool const sleeps = now - spin_began_ > spin_time || now - slept_ > kLongestSpin;
     if (sleeps) slept_ = now;
-    return sleeps ? Step::kSleep : Step::kYield;  // Also with cores to spare: the peer may be on this very one.
+    return sleeps ? Step::kSleep : Step::kYield;  // Yields even with spare cores: the peer may be on this core.
   }
-  /// What is lacking is on its way.
+  /// Starts the spin time anew: the missing data is on its way.
   void restart() { restarts_ = true; }
-  /// Whether so much time may have passed that one more look at the clock costs nothing.
+  /// Has so much time passed that one more clock reading does not matter?
   [[nodiscard]] bool took_time() const { return started_ != Clock::time_point() || (cores_are_shared_ && steps_ > 0); }
-  /// When the wait became slow enough to be worth a look at the clock; the epoch if it did not.
+  /// When the clock was first read; the epoch: the wait was too short for that.
   [[nodiscard]] Clock::time_point slow_since() const { return started_; }
 
  private:
+  /// Steps before the clock is read.
   static constexpr unsigned kFreeSteps = 64;
   static constexpr unsigned kClockInterval = 16;
   static constexpr std::chrono::milliseconds kLongestSpin{100};

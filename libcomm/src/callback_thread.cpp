@@ -18,9 +18,9 @@ CallbackThread::CallbackThread() : owner_(getpid()), queue_(std::make_shared<Que
 
 CallbackThread::~CallbackThread() {
   if (!thread_.joinable()) return;
-  if (getpid() != owner_) {  // After fork() the thread exists in the parent only, perhaps with the lock held.
+  if (getpid() != owner_) {  // After fork() the thread exists only in the parent; the lock may be held.
     thread_.detach();
-    static_cast<void>(new (std::nothrow) std::shared_ptr<Queue>(std::move(queue_)));  // Never destroyed here.
+    static_cast<void>(new (std::nothrow) std::shared_ptr<Queue>(std::move(queue_)));  // Leaked on purpose: see above.
     return;
   }
   {
@@ -29,7 +29,7 @@ CallbackThread::~CallbackThread() {
   }
   queue_->changed.notify_one();
   if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // A callback destroys its own group.
+    thread_.detach();  // A callback is destroying its own group.
   } else {
     thread_.join();
   }
@@ -67,7 +67,7 @@ void CallbackThread::run(Queue& queue) noexcept {
     } catch (std::exception const& error) {
       std::fprintf(stderr, "headway: a callback of an operation failed: %s\n", error.what());
     }
-    callback = nullptr;  // It may own its group, which must not be destroyed under the lock.
+    callback = nullptr;  // Destroyed without the lock: it may own its group.
     lock.lock();
   }
 }

@@ -11,11 +11,11 @@
 
 namespace headway::comm {
 
-/// Runs the callbacks of one group's operations, in the order in which the operations ended, under no lock of the
-/// library. A callback may therefore block, start operations and destroy groups, its own included, and delays nobody
-/// but the later callbacks of its group.
+/// Runs the callbacks of one group's operations, in the order in which the operations ended, with no lock of the
+/// library held. So a callback may block, start operations and destroy groups, its own included. It delays only later
+/// callbacks of its group.
 ///
-/// The thread starts with the first callback that is registered and sleeps between callbacks.
+/// The thread starts with the first registered callback and sleeps between callbacks.
 class CallbackThread final {
  public:
   CallbackThread();
@@ -24,21 +24,24 @@ class CallbackThread final {
   /// Waits until all submitted callbacks have run, except on the callback thread itself.
   ~CallbackThread();
 
-  /// Starts the thread if it does not run. Called before a callback is accepted, so that submit() needs no thread.
-  /// Not thread-safe. @throws SystemError if the system has no thread left; a later call tries again.
+  /// Starts the thread if it does not run yet. Call it before accepting a callback, so that submit() never needs a new
+  /// thread. Not thread-safe.
+  /// @throws SystemError if the system has no thread left; a later call tries again.
   void ensure_started();
-  /// Queues a callback. Needs ensure_started(). Thread-safe.
+  /// Queues a callback. Requires ensure_started(). Thread-safe.
   void submit(std::function<void()> callback);
 
  private:
+  /// Queue shared by the group and the thread.
   struct Queue {
-    std::mutex mutex;  ///< The last of all locks: nothing is called while it is held.
+    std::mutex mutex;  ///< Last in the lock order: no other lock is taken and nothing is called under it.
     std::condition_variable changed;
     std::deque<std::function<void()>> callbacks;
     bool is_closed = false;
   };
   static void run(Queue& queue) noexcept;
 
+  /// Process that made this object; in a forked child the thread does not exist.
   pid_t owner_;
   std::shared_ptr<Queue> queue_;  ///< Shared with the thread, which may outlive this object.
   std::thread thread_;

@@ -9,13 +9,13 @@
 
 namespace headway::comm {
 
-/// Time as the processor counts it, which is cheaper to read than a clock of the system, and made into a time of the
-/// wall clock only when somebody asks.
+/// Clock of the flight recorder: processor ticks, which are cheaper to read than a system clock. Ticks become
+/// wall-clock times only when records are read.
 class FlightClock {
  public:
   using Time = std::chrono::system_clock::time_point;
 
-  /// Never 0 in practice, so that 0 can stand for "not yet".
+  /// Present tick count. Practically never 0, so 0 can mean "not yet".
   static std::uint64_t ticks() {
 #if defined(__x86_64__)
     return __rdtsc();
@@ -28,8 +28,8 @@ class FlightClock {
 #endif
   }
 
-  /// Turns ticks read since the clock was made into times. The rate is what passed since then; it is anchored at the
-  /// moment of this object, so that the newest times are the most exact.
+  /// Converts ticks to wall-clock times. The tick rate is measured from the making of the clock to the making of this
+  /// object. Times count back from this object, so the newest ones are the most exact.
   class Reading {
    public:
     explicit Reading(FlightClock const& clock)
@@ -42,6 +42,7 @@ class FlightClock {
     }
 
    private:
+    /// Ticks, wall-clock time and rate when this object was made.
     std::uint64_t ticks_;
     Time time_;
     double ns_per_tick_;
@@ -49,6 +50,7 @@ class FlightClock {
 
  private:
   using Steady = std::chrono::steady_clock;
+  /// Nanoseconds per tick since the clock was made.
   [[nodiscard]] double ns_per_tick(std::uint64_t now) const {
     double const passed_ns = std::chrono::duration<double, std::nano>(Steady::now() - made_at_).count();
     return now > made_at_ticks_ ? passed_ns / static_cast<double>(now - made_at_ticks_) : 0;

@@ -1,3 +1,18 @@
+// Flight recorder: the last operations of a group, cheap enough to be always on.
+//
+// Idea: a state change stores a tick count of the processor (FlightClock). Entries are kept in rings of fixed size: one
+// per all-to-all channel, indexed by operation number, and one for all other completed operations of the group. Ticks
+// become wall-clock times, and numbers become names, only when somebody reads the records.
+//
+// Example: with 256 entries and 300 operations started, first(300) = 44: operations 44 to 299 are kept, each at number
+// & 255.
+//
+// Invariants: a pending pair operation carries its own entry, so later operations cannot push it out.
+//   A pending all-to-all that its ring no longer holds is reported with its sizes but without times.
+//   A failed group keeps the records of its pending operations as they were when it failed.
+// Complexity: one counter reading per recorded state change; memory is fixed when the group is made.
+// Source: PyTorch's NCCL flight recorder has the same purpose.
+
 #include "flight_recorder.hpp"
 
 namespace headway::comm {

@@ -1,4 +1,4 @@
-// What the group tells of its operations, now and when it fails.
+// Flight records of a group: completed and pending operations, now or when the group failed.
 
 #include "group_impl.hpp"
 

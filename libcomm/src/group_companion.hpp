@@ -11,24 +11,25 @@
 
 namespace headway::comm {
 
-/// Operations of a group that do not go over its endpoint, as those on streams of a device: they share its time limits
-/// and its end. All is called under the group's lock, by any thread; none may call the group.
+/// Interface of operations that belong to a group but do not use its endpoint, such as those on CUDA streams. They
+/// share the group's time limits and failures. Any thread may call these functions, under the group's lock. They must
+/// not call the group.
 class GroupCompanion {
  public:
   virtual ~GroupCompanion() = default;
-  /// Whether an operation is past its time.
+  /// Has an operation passed its deadline?
   [[nodiscard]] virtual bool is_late(Clock::time_point now) = 0;
-  /// Whether an operation waits for something of `peer`.
+  /// Does an operation wait for `peer`?
   [[nodiscard]] virtual bool needs(int peer) = 0;
-  /// The oldest operation, and what it waits for; empty: none is pending.
+  /// Describes the oldest incomplete operation and what it waits for. Empty: none is pending.
   [[nodiscard]] virtual std::string describe_missing() = 0;
-  /// Adds the records of its last operations that are done, and of those that are pending, or were when the group
-  /// failed; where the group keeps records.
+  /// Appends the flight records of its last completed operations, and of the pending ones or those pending when the
+  /// group failed. Called only if the group keeps records.
   virtual void append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) = 0;
-  /// The companion of `peer` said `text` by Group::tell(), perhaps before this one was there. @throws std::exception:
-  /// the group fails.
+  /// The companion of `peer` sent `text` with Group::tell(), perhaps before this companion was attached. If it throws a
+  /// std::exception, the group fails.
   virtual void heard(int peer, std::string_view text) = 0;
-  /// The group has failed: called at once, and about once a second from then on.
+  /// The group has failed. Called at once, and then about once a second.
   virtual void group_failed(Status const& failure) noexcept = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the group learns of peers that fail or leave, and how it fails.
+// Failure of a group: how it learns that peers failed or left, how it fails itself, and how a rank leaves.
 
 #include "group_impl.hpp"
 
@@ -9,16 +9,16 @@ namespace headway::comm {
 
 namespace {
 
-constexpr char kLossPrefix = '\x02';       ///< Before a notice that passes on the loss of a rank.
-constexpr char kCompanionPrefix = '\x06';  ///< Before one from companion to companion.
-/// What a rank put before its goodbye has arrived after this long, and the cause of a symptom has shown.
+constexpr char kLossPrefix = '\x02';       ///< First byte of a notice that passes on the loss of a rank.
+constexpr char kCompanionPrefix = '\x06';  ///< First byte of a notice between companions.
+/// After this time, all that a rank put before its goodbye has arrived, and the cause of a symptom is known.
 constexpr std::chrono::seconds kLeaveTime{1};
-/// Pauses between two looks at the deadlines of all operations, of which there may be many.
+/// Time between two looks at the deadlines of all operations, of which there may be many.
 constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{100};
-/// How long a receive may wait behind messages for which no receive is posted, before that is an error. Half of the
-/// group's timeout if that is shorter: this error says more.
+/// Longest time that a receive may be stuck behind messages without a posted receive. Half of the group's timeout if
+/// that is shorter, since this error says more than a timeout.
 constexpr std::chrono::milliseconds kStallPatience{30'000};
-/// Longest wait for a message's delivery before a look at the others, and at what peers refuse.
+/// Longest wait for one delivery before deliver() looks at other operations and at refusals.
 constexpr std::chrono::milliseconds kDeliverySlice{100};
 
 }  // namespace
@@ -42,7 +42,7 @@ Status GroupImpl::deliver(std::chrono::milliseconds timeout) {
   for (;;) {
     progress();
     auto const operation = find_undelivered();
-    // A failure while this rank only receives is no matter of delivery: peers that leave first cause one.
+    // A failure does not matter to delivery if this rank only receives: peers that leave first cause one.
     if (failed_) return has_sent ? failure_ : Status();
     if (operation == nullptr) return {};
     say_what_is_not_taken();
@@ -96,7 +96,7 @@ void GroupImpl::say_what_is_not_taken() {
 int GroupImpl::find_refusal(OperationState const& operation, Clock::time_point now) const {
   for (int peer = 0; peer < size_; ++peer) {
     auto const refused_at = refused_at_[static_cast<std::size_t>(peer)];
-    // A refusal may overtake the news that the peer has taken a payload.
+    // A refusal may overtake the notice that the peer has taken a payload.
     if (refused_at == Clock::time_point() || now - refused_at < kLeaveTime) continue;
     if (transfers_.gives_to(peer, operation) || pair_.has_queued(peer, operation)) return peer;
   }
@@ -111,7 +111,7 @@ void GroupImpl::leave(std::string const& reason) {
 
 void GroupImpl::say_goodbye() {
   if (!std::exchange(has_left_, true)) tell_peers(kGoodbye);
-  on_failure_ = nullptr;  // Leaving is no failure.
+  on_failure_ = nullptr;  // Leaving is not a failure.
 }
 
 void GroupImpl::on_failure(FailureCallback callback) {
@@ -183,21 +183,21 @@ void GroupImpl::notice(int peer, std::string_view text) {
 void GroupImpl::lost(int peer, std::string_view reason) {
   survivors_.lost(peer, reason);
   if (left_at_[static_cast<std::size_t>(peer)] != Clock::time_point()) {
-    // A loss comes after all that the peer put; its goodbye may overtake some of it.
+    // The loss is reported after all puts of the peer. Its goodbye may overtake some of them.
     has_gone_[static_cast<std::size_t>(peer)] = true;
     any_gone_ = true;
     return;
   }
   if (!pending_failure_.ok()) return;
   pending_failure_ = {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " is lost (" + std::string(reason) + ")"};
-  pending_failure_is_ours_ = true;  // Peers that see this rank go first learn from it whose loss was the cause.
+  pending_failure_is_ours_ = true;  // Peers that see this rank's end first learn here whose loss was the cause.
 }
 
 void GroupImpl::check_failures() {
   if (!wire_.error().empty()) return fail({StatusCode::kAborted, wire_.error()}, true);
   if (!pending_failure_.ok()) {
     std::string text(pending_failure_.message());
-    // A peer that lacks the same has said so.
+    // A peer that waits for the same data has already described it.
     if (auto const missing = describe_missing(); text.find(missing) == std::string::npos) text += "; " + missing;
     return fail({pending_failure_.code(), text}, pending_failure_is_ours_);
   }
@@ -210,7 +210,7 @@ void GroupImpl::check_failures() {
 
 void GroupImpl::check_deadlines(Clock::time_point now) {
   for (std::size_t peer = 0; peer < left_at_.size(); ++peer) {
-    // A forked child may hold the sockets of a rank that left, so that its loss never shows.
+    // A forked child may keep the sockets of a rank that left open, so its loss never shows.
     if (left_at_[peer] == Clock::time_point() || has_gone_[peer] || now - left_at_[peer] < kLeaveTime) continue;
     has_gone_[peer] = true;
     any_gone_ = true;
@@ -233,7 +233,7 @@ Deadline GroupImpl::earliest_deadline(Clock::time_point now) {
   Deadline earliest = Deadline::max();
   for (auto const& ring : rings_) earliest = std::min(earliest, ring->earliest_deadline(now));
   for (auto const& operation : pair_operations_) earliest = std::min(earliest, operation->deadline(now));
-  // Operations that start before the next look get their deadlines then: that must come soon after their start.
+  // Deadlines of operations that start later are set at the next look, so it must come soon after their start.
   auto const longest_pause = std::chrono::nanoseconds(timeout()) / 64;
   deadlines_due_ = std::min(earliest, now + std::clamp<Clock::duration>(longest_pause, kShortestPause, kLongestPause));
   return earliest;
@@ -248,7 +248,7 @@ std::string GroupImpl::describe_missing() const {
   for (auto const& ring : rings_) {
     if (auto text = ring->describe_missing(); !text.empty()) return text;
   }
-  // Before the messages by which a companion may go on.
+  // Asked before the pair messages, which a companion may use.
   auto* const companion = companion_.load();
   if (auto text = companion == nullptr ? "" : companion->describe_missing(); !text.empty()) return text;
   if (auto text = pair_.describe_missing(); !text.empty()) return text;
@@ -274,8 +274,8 @@ void GroupImpl::fail(Status status, bool says_so) {
     tell_peers(text);
   }
   if (auto* const companion = companion_.load()) companion->group_failed(failure_);
-  wire_.endpoint().retract();         // Before any operation is done: its memory is the caller's again then.
-  if (on_failure_) report_failure();  // Before that too: who sees the error may end the process.
+  wire_.endpoint().retract();         // Before any operation is done: from then on its memory is the caller's.
+  if (on_failure_) report_failure();  // Also before that: a caller that sees the error may end the process.
   std::vector<std::shared_ptr<OperationState>> done;
   for (auto& ring : rings_) ring->cancel(failure_, done);
   transfers_.cancel();

@@ -1,3 +1,22 @@
+// Waiting for operations: a leader, followers, and the progress thread.
+//
+// Idea: a waiting thread polls the endpoint under the group's lock. After 200 us without success (2 ms while outputs
+// are exposed) it sleeps. One sleeper, the leader, sleeps in the endpoint, takes its wake-ups and polls for all. The
+// other sleepers, the followers, sleep on a condition variable. So no thread takes a wake-up that another one needs.
+//   Leader: arm(), poll once more, publish its operation (leader_sleeps_for_), unlock, sleep(), lock, disarm().
+//   Any poll that completes operations notifies the followers, and wakes the leader if its operation is done.
+//   A leader that returns gives up the lead and notifies the followers; the first to wake becomes the leader.
+//   A step of the progress thread takes wake-ups too. It keeps the lock until it has polled, and wakes the leader again
+//   if the leader's operation is done.
+//
+// Example: thread A waits for operation 0 and leads; thread B waits for operation 1 and follows. Data of operation 0
+// wakes A, which completes 0 and notifies. B finds 1 incomplete and sleeps on. A leaves and notifies; B leads.
+//
+// Invariants: there is at most one leader. A follower sleeps only while there is one.
+//   A poll follows each arm(), since an arrival before arm() rings no doorbell.
+// Complexity: a completion notifies all followers; those whose operation is not done sleep again.
+// Source: tests/model/sleeping.pml checks that no wake-up is lost. Measurements: docs/decisions/sleeping.md.
+
 #include "group_impl.hpp"
 
 #include <unistd.h>
@@ -10,15 +29,15 @@ namespace headway::comm {
 
 namespace {
 
-/// Longest sleep of a waiter before it looks at deadlines again.
+/// Longest sleep of a waiter before it checks deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
-/// How long a waiter looks again and again before it sleeps; longer while a peer puts large blocks into outputs, which
-/// takes about so long itself, and a rank that sleeps answers late.
+/// Time that a waiter polls before it sleeps. It is longer while a peer puts large blocks into exposed outputs: that
+/// takes about as long, and a sleeping rank answers late.
 constexpr std::chrono::microseconds kSpinTime{200}, kSpinTimeWhileExposing{2000};
-/// Sleeping costs more than it saves below this.
+/// Shorter sleeps cost more than they save.
 constexpr std::chrono::milliseconds kShortestSleep{1};
-/// Steps without need for events before the progress thread watches for them no more: a program that uses futures asks
-/// again soon, and arming costs a system call.
+/// Number of steps without need for events after which the progress thread stops watching for them. A program that uses
+/// futures needs them again soon, and arming costs a system call.
 constexpr int kIdleStepsWatched = 32;
 
 }  // namespace
@@ -37,7 +56,7 @@ void GroupImpl::leave_visit() noexcept {
     wire_.submit();
     update_background();
   } catch (std::exception const& error) {
-    wire_.report_error(error.what());  // The group fails with it at the next look.
+    wire_.report_error(error.what());  // The group fails with it at the next check.
     if (progress_thread_) progress_thread_->notify(std::chrono::milliseconds(0));
   }
 }
@@ -83,10 +102,10 @@ GroupImpl::GroupImpl(std::unique_ptr<Endpoint> endpoint, GroupOptions options, L
 }
 
 GroupImpl::~GroupImpl() {
-  // A forked child never says goodbye for its parent: sockets, queue pairs and locks are the parent's.
+  // A forked child never says goodbye for its parent: sockets, queue pairs and locks belong to the parent.
   if (getpid() != owner_) {
     wire_.abandon();
-    // Its destructor would wait for the threads that slept on it at the fork.
+    // The destructor of the condition variable would wait for the threads that slept on it at the fork.
     static_cast<void>(followers_changed_.release());
     return;
   }
@@ -142,13 +161,13 @@ void GroupImpl::arrived(int source, Tag tag) {
 
 bool GroupImpl::progress() {
   if (failed_) {
-    wire_.endpoint().poll(survivors_);  // What waits in a socket unread would wake the progress thread for ever.
+    wire_.endpoint().poll(survivors_);  // Unread socket input would wake the progress thread forever.
     return false;
   }
   bool const found = wire_.endpoint().poll(*this);
   wire_.send_signals();
   if (!transfers_.idle()) {
-    wire_.submit();  // A peer waits for these, and blocks may take long to get ready and on their way.
+    wire_.submit();  // Peers wait for these, and the transfers below may take long.
     transfers_.progress();
   }
   if (!pair_operations_.empty()) pair_.progress();
@@ -183,9 +202,10 @@ void GroupImpl::wake_waiters() {
 }
 
 void GroupImpl::finish(OperationState& operation) {
-  if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0) return;  // Rings complete in order.
+  if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0)
+    return;  // The all-to-all channels complete their operations in order.
   std::size_t const index = operation.pending_index;
-  if (index == OperationState::kNotPending) return;  // Still being started: see finish_start().
+  if (index == OperationState::kNotPending) return;  // Still being started; finish_start() completes it.
   auto& place = pair_operations_[index];
   std::vector<std::shared_ptr<OperationState>> done{std::move(place)};
   if (index + 1 < pair_operations_.size()) {
@@ -210,7 +230,7 @@ class GroupImpl::Waiter {
     group_.has_leader_ = false;
     if (group_.num_followers_ > 0) group_.followers_changed_->notify_all();
   }
-  /// @returns whether this thread is the leader, which it becomes if there is none.
+  /// Becomes the leader if there is none. @returns whether this thread leads.
   bool lead() {
     if (!leads_ && !group_.has_leader_) leads_ = group_.has_leader_ = true;
     return leads_;
@@ -249,7 +269,7 @@ Status GroupImpl::wait_untimed(Visit& visit, OperationState& operation,
     bool const exposes = transfers_.exposes();
     if (found && exposes) backoff.restart();
     switch (backoff.next(exposes ? kSpinTimeWhileExposing : kSpinTime)) {
-      case Backoff::Step::kLookAgain:  // The shortest exchanges are over before a pause would be.
+      case Backoff::Step::kLookAgain:  // The shortest exchanges end before a pause would.
         break;
       case Backoff::Step::kPause:
         cpu_pause();
@@ -294,7 +314,7 @@ void GroupImpl::sleep(Visit& visit, Waiter& waiter, Deadline deadline, Operation
 
 void GroupImpl::sleep_as_leader(Visit& visit, Deadline deadline, OperationState const& operation) {
   arm();
-  progress();  // What arrived before arm() took effect rings no bell.
+  progress();  // An arrival before arm() took effect rings no doorbell.
   if (!operation.done()) {
     leader_sleeps_for_ = &operation;
     visit.lock().unlock();
@@ -369,10 +389,11 @@ BackgroundNeed GroupImpl::current_need() const {
 
 void GroupImpl::update_background() {
   if (!progress_thread_) return;
-  // Under the same lock as the need itself: an arrival rings from here on, whatever the thread is doing.
+  // Done under the same lock as the change of the need: from here on an arrival rings, whatever the progress thread
+  // does.
   if (num_callbacks_ > 0 && !background_armed_) {
     watch_in_background();
-    progress();  // What arrived before arm() took effect rings no bell.
+    progress();  // An arrival before arm() took effect rings no doorbell.
   }
   auto const need = current_need();
   auto const before = need_.load(std::memory_order_relaxed);
@@ -398,17 +419,17 @@ void GroupImpl::unwatch_in_background() {
 
 void GroupImpl::background_step() noexcept {
   try {
-    if (companion_ != nullptr && failed_) {  // First: what follows may fail.
+    if (companion_ != nullptr && failed_) {  // First, because the code below may throw.
       Visit visit(*this);
       if (auto* const companion = companion_.load()) companion->group_failed(failure_);
     }
-    // Somebody else is in the library and looks for the same: this step may be left out, as the next one comes soon.
+    // Another thread is in the library and does the same work. The step can be skipped; the next one comes soon.
     if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(mutex_, std::try_to_lock).owns_lock()) return;
     Visit visit(*this);
-    // Does not block: lets the endpoint see what its sockets have. It takes wake-ups with it, the leader's too, so the
-    // lock is held until progress() has looked for what they announced.
+    // Does not block: lets the endpoint handle socket input. It takes wake-ups, the leader's too, so the lock is held
+    // until progress() has found what they announced.
     wire_.endpoint().sleep(Deadline::min());
-    // The leader may not have got up yet from a wake-up that this call took.
+    // This call may have taken the wake-up of a leader that has not woken yet.
     if (leader_sleeps_for_ != nullptr && leader_sleeps_for_->done()) wire_.endpoint().wake();
     if (wants_keep_alive_ && !failed_) wire_.endpoint().keep_alive();
     progress();
@@ -433,7 +454,7 @@ void GroupImpl::fail_in_background(std::string const& reason) noexcept {
   try {
     fail({StatusCode::kAborted, reason}, true);
   } catch (std::exception const&) {
-    wire_.report_error(reason);  // For the next call.
+    wire_.report_error(reason);  // Reported by the next call.
   }
 }
 

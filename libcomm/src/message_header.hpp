@@ -64,14 +64,14 @@ static_assert(sizeof(MessageHeader) == 48 && sizeof(MessageHeader) <= kMaxHeader
 inline constexpr int kMaxRings = 64;
 inline constexpr std::uint8_t kPairChannel = 64;
 inline constexpr std::uint8_t kPairConsumedChannel = 65;  ///< `operation`: number of consumed messages mod 2^16.
-inline constexpr std::uint8_t kTransferReadyChannel =
-    66;  ///< `operation`: transfer number; the receiver exposed its output.
-inline constexpr std::uint8_t kTransferGrantChannel =
-    67;  ///< `operation`: transfer number; `fragment`: number of granted fragments mod 256.
-inline constexpr std::uint8_t kTransferDoneChannel =
-    68;  ///< `operation`: transfer number; the receiver has the payload.
-inline constexpr std::uint8_t kTransferDataChannel =
-    69;  ///< `operation`: transfer number; `fragment`: fragment number mod 256.
+/// `operation`: transfer number; the receiver exposed its output.
+inline constexpr std::uint8_t kTransferReadyChannel = 66;
+/// `operation`: transfer number; `fragment`: number of granted fragments mod 256.
+inline constexpr std::uint8_t kTransferGrantChannel = 67;
+/// `operation`: transfer number; the receiver has the payload.
+inline constexpr std::uint8_t kTransferDoneChannel = 68;
+/// `operation`: transfer number; `fragment`: fragment number mod 256.
+inline constexpr std::uint8_t kTransferDataChannel = 69;
 
 /// Name of the call for error messages and flight records.
 char const* verb_name(Verb verb);

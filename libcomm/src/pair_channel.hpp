@@ -122,8 +122,8 @@ class PairChannel {
     std::deque<Unexpected> unexpected;
     /// The next message of this source stays in its slot: too many bytes are held.
     bool is_stalled = false;
-    Clock::time_point
-        needed_since{};  ///< When a receive was first seen to wait for the stalled source; the epoch: not yet.
+    /// When a receive was first seen to wait for the stalled source; the epoch: not yet.
+    Clock::time_point needed_since{};
   };
 
   /// Puts queued messages to `peer`, as far as slots and credit allow.

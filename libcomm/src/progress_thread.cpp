@@ -18,13 +18,15 @@ namespace headway::comm {
 
 namespace {
 
+/// Interval of works that only want visits.
 constexpr std::chrono::milliseconds kVisitInterval{1000};
-/// Rounds without any need before the thread sleeps for long: a need that comes and goes with each exchange must not
-/// cost a system call each time.
+/// Number of rounds without a need before the thread sleeps for long. A need that comes and goes with each exchange
+/// must not cost a system call each time.
 constexpr int kIdleRounds = 10;
 
 constexpr auto kNever = std::chrono::milliseconds::max();
 
+/// Longest time between two steps of `work`.
 std::chrono::milliseconds interval_of(BackgroundWork const& work) {
   switch (work.background_need()) {
     case BackgroundNeed::kLooks:
@@ -40,7 +42,7 @@ std::chrono::milliseconds interval_of(BackgroundWork const& work) {
 }  // namespace
 
 std::shared_ptr<ProgressThread> ProgressThread::shared() {
-  // One thread per process is the contract, so this is the one place with state of the process.
+  // The contract is one thread per process, so this is the one place with process-wide state.
   static std::mutex mutex;
   static std::weak_ptr<ProgressThread> current;
   std::lock_guard const lock(mutex);
@@ -68,7 +70,7 @@ ProgressThread::ProgressThread() : owner_(getpid()) {
 
 ProgressThread::~ProgressThread() {
   if (getpid() != owner_) {
-    thread_.detach();  // After fork() the thread exists in the parent only.
+    thread_.detach();  // After fork() the thread exists only in the parent.
   } else {
     stop_.store(true);
     notify(std::chrono::milliseconds(0));
@@ -114,7 +116,7 @@ void ProgressThread::note_events(std::span<epoll_event const> events) {
       [[maybe_unused]] auto const drained = read(wake_.get(), &count, sizeof count);
       continue;
     }
-    // A work that was detached since epoll_wait() returned is found no more.
+    // A work that was detached after epoll_wait() returned has no entry any more.
     for (auto& entry : entries_) entry.has_event = entry.has_event || entry.work == event.data.ptr;
   }
 }
@@ -126,14 +128,14 @@ int ProgressThread::step_due(std::span<epoll_event const> events) {
   auto shortest = kNever;
   for (auto& entry : entries_) {
     auto const before = interval_of(*entry.work);
-    // Due from half of its interval on: a sleep may end a little early, and the step must not wait for the next one
-    // then.
+    // A step is due after half its interval: a sleep may end slightly early, and the step must not wait for the next
+    // one.
     bool const is_due = before != kNever && now - entry.stepped_at >= before / 2;
     if (std::exchange(entry.has_event, false) || is_due) {
       entry.stepped_at = now;
       entry.work->background_step();
     }
-    // A need that this step has met counts once more: the next one like it mostly follows at once.
+    // A need that this step has met counts once more, since the next one mostly follows at once.
     shortest = std::min({shortest, before, interval_of(*entry.work)});
   }
   return sleep_for(shortest);

@@ -18,43 +18,44 @@ struct epoll_event;
 
 namespace headway::comm {
 
-/// How much of the progress thread some work needs while no caller is in the library.
+/// How much a work needs the progress thread while no caller is in the library. Ordered by urgency.
 enum class BackgroundNeed {
-  kNone,    ///< Nothing is pending, or it needs nobody.
-  kLooks,   ///< A look every few milliseconds: something may have to be fetched or posted.
-  kEvents,  ///< Somebody waits for the outcome: wake up when something arrives.
+  kNone,    ///< Nothing is pending, or it needs no help.
+  kLooks,   ///< A step every few milliseconds: something may have to be fetched or posted.
+  kEvents,  ///< A step at each arrival: somebody waits for the outcome.
 };
 
-/// Work that goes on while no caller is in the library.
+/// Work that must go on while no caller is in the library: one group.
 class BackgroundWork {
  public:
   virtual ~BackgroundWork() = default;
-  /// Lock-free.
+  /// Present need. Lock-free.
   [[nodiscard]] virtual BackgroundNeed background_need() const = 0;
-  /// Moves the work on; never blocks for long.
+  /// Moves the work on. Never blocks for long.
   virtual void background_step() noexcept = 0;
-  /// Whether it wants a step every second, also without need.
+  /// Does it want a step every second even without a need?
   [[nodiscard]] virtual bool wants_visits() const = 0;
-  /// Readable when a peer was lost, a notice came or a socket has input.
+  /// Descriptor that is readable when a peer was lost, a notice came or a socket has input. -1: none.
   [[nodiscard]] virtual int lifeline_fd() const = 0;
-  /// Readable when, besides, something arrived.
+  /// Like lifeline_fd(), but also readable when a put arrived. -1: none.
   [[nodiscard]] virtual int activity_fd() const = 0;
 };
 
-/// The one thread of a process that watches lifelines and covers work nobody waits for. Shared by all groups; it ends
-/// with the last of them.
+/// The one thread of a process that watches lifelines and moves on work that nobody waits for. All groups share it; it
+/// ends with the last of them.
 ///
-/// It steps a work when one of the work's descriptors is readable or when the work's need is due. Between steps it
-/// sleeps in epoll_wait() for as long as the most urgent need allows, at first without end.
+/// It steps a work when one of its descriptors is readable or its need is due. Between steps it sleeps in epoll_wait()
+/// for as long as the most urgent need allows, without limit if there is none.
 ///
-/// A need that rises must not be slept through. The thread decides how long to sleep, says so in `sleep_ms_`, and only
-/// then looks whether a request came since it began to look at the needs. A caller does the reverse: it counts its
-/// request, then looks whether the thread sleeps for too long. Both use sequentially consistent operations, so at least
-/// one of the two sees the other. tests/model/sleeping.pml checks this.
+/// A rising need must not be slept through (tests/model/sleeping.pml checks this). The thread publishes its sleep time
+/// in `sleep_ms_`, then checks whether a request came since it began to look at the needs. A caller does the reverse:
+/// it counts its request, then checks whether the thread sleeps too long. All these accesses are sequentially
+/// consistent, so at least one side sees the other.
 ///
-/// Locks: `mutex_` guards the entries and is held during steps; the locks of the works come after it.
+/// Locks: `mutex_` guards the entries and is held during steps. The locks of the works come after it.
 class ProgressThread {
  public:
+  /// The thread of this process; a forked child gets its own.
   static std::shared_ptr<ProgressThread> shared();
   /// @throws SystemError if the system has no thread or descriptor left.
   ProgressThread();
@@ -62,23 +63,25 @@ class ProgressThread {
   ProgressThread(ProgressThread const&) = delete;
   ProgressThread& operator=(ProgressThread const&) = delete;
 
+  /// Adds a work. @throws SystemError if epoll refuses its descriptor.
   void attach(BackgroundWork& work);
-  /// After it returns, `work` is not used any more. Must not be called with a lock that background_step() takes.
+  /// Removes a work. It is not used after the call. The caller must not hold a lock that background_step() takes.
   void detach(BackgroundWork& work);
 
-  /// Says that some work's need has risen and wants a step within `patience`. Costs a system call only if the thread
-  /// sleeps for longer. Takes no lock.
+  /// Announces that some work's need has risen and must be served within `patience`. Makes a system call only if the
+  /// thread sleeps longer than that. Takes no lock.
   void notify(std::chrono::milliseconds patience) noexcept;
-  /// Starts or stops stepping `work` when its activity_fd() is readable. Takes no lock; calls for one work must not
+  /// Starts or stops stepping `work` when its activity_fd() is readable. Takes no lock. Calls for one work must not
   /// overlap.
   void watch_activity(BackgroundWork& work, bool watch) noexcept;
 
-  /// Time between steps of a work with BackgroundNeed::kLooks.
+  /// Time between steps of a work with kLooks.
   static constexpr std::chrono::milliseconds kLookInterval{2};
-  /// The same for kEvents, whose descriptors wake the thread: deadlines only.
+  /// Time between steps of a work with kEvents, for deadlines only: descriptors wake the thread for the rest.
   static constexpr std::chrono::milliseconds kDeadlineInterval{50};
 
  private:
+  /// State of one attached work.
   struct Entry {
     BackgroundWork* work;
     Clock::time_point stepped_at{};
@@ -86,19 +89,22 @@ class ProgressThread {
   };
 
   void run() noexcept;
-  /// Steps what is due. @returns how long to sleep, in milliseconds; -1: without end.
+  /// Steps the works that are due. @returns how long to sleep, in milliseconds; -1: without limit.
   int step_due(std::span<epoll_event const> events);
+  /// Marks the works whose descriptors are readable.
   void note_events(std::span<epoll_event const> events);
-  /// @returns the time to sleep where the most urgent work wants a step after `shortest`; -1: without end.
+  /// @returns the sleep time in milliseconds if the most urgent work wants a step after `shortest`; -1: without limit.
   [[nodiscard]] int sleep_for(std::chrono::milliseconds shortest);
 
+  /// Process that made the thread.
   pid_t owner_;
   FileDescriptor epoll_, wake_;
+  /// Guards entries_; see the lock order above.
   std::mutex mutex_;
   std::vector<Entry> entries_;
-  int idle_rounds_ = 0;                      ///< Used by the thread only: rounds since something was needed.
-  std::atomic<std::uint64_t> requests_ = 0;  ///< Counts notify(); partner: `sleep_ms_`.
-  std::atomic<int> sleep_ms_ = 0;            ///< How long the thread sleeps, or is about to; 0: it is awake.
+  int idle_rounds_ = 0;                      ///< Rounds since something was needed. Used by the thread only.
+  std::atomic<std::uint64_t> requests_ = 0;  ///< Number of notify() calls; partner: `sleep_ms_`.
+  std::atomic<int> sleep_ms_ = 0;  ///< Milliseconds that the thread sleeps or is about to sleep; 0: it is awake.
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

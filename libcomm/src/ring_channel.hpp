@@ -198,13 +198,13 @@ class RingChannel {
   std::size_t front_slot_ = 0;       ///< num_completed_ mod depth.
   std::size_t started_slot_ = 0;     ///< num_started_ mod depth.
   std::deque<std::shared_ptr<RingOperation>> operations_;  ///< Operations num_completed_ to num_started_ - 1.
-  std::vector<std::uint64_t>
-      arrivals_;  ///< (depth, size) Number + 1 of the newest operation whose message has arrived.
-  std::vector<std::uint64_t>
-      revocations_;  ///< (depth, size) Number + 1 of the newest operation whose revoked block has arrived.
+  /// (depth, size) Number + 1 of the newest operation whose message has arrived.
+  std::vector<std::uint64_t> arrivals_;
+  /// (depth, size) Number + 1 of the newest operation whose revoked block has arrived.
+  std::vector<std::uint64_t> revocations_;
   std::vector<std::uint64_t> num_arrivals_;  ///< (size) Mutant kCountArrivals: notifications from each source.
-  std::vector<std::shared_ptr<RingOperation>>
-      pool_;  ///< Operations for reuse: a circular buffer, in the order of their last use.
+  /// Operations for reuse: a circular buffer, in the order of their last use.
+  std::vector<std::shared_ptr<RingOperation>> pool_;
   std::size_t oldest_pooled_ = 0;
   std::unique_ptr<LagAdvisor> advisor_;  ///< Null without adapt_lag.
   BusyClock busy_clock_;

@@ -36,8 +36,8 @@ struct DeviceStats {
   /// the same device.
   std::uint64_t local_copies = 0, local_copy_bytes = 0;
   std::uint64_t landing_bytes = 0;  ///< Device memory reserved for what peers send.
-  std::uint64_t mapped_bytes =
-      0;  ///< Memory of peers (allocate_device_memory()) that this rank has mapped and may write to.
+  /// Memory of peers (allocate_device_memory()) that this rank has mapped and may write to.
+  std::uint64_t mapped_bytes = 0;
 };
 
 /// One rank's part of an operation on device memory. Thread-safe.
