@@ -15,7 +15,7 @@ cpu_set_t own_cores() {
 
 int num_usable(cpu_set_t const& cores) {
   double count = CPU_COUNT(&cores);
-  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "quota period", or "max period".
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // Contains "QUOTA PERIOD" or "max PERIOD".
   std::string quota;
   double period = 0;
   if (file >> quota >> period && quota != "max" && period > 0) count = std::min(count, std::stod(quota) / period);

@@ -4,10 +4,10 @@
 
 namespace headway::comm {
 
-/// Cores that this process may run on.
+/// Cores that this process may run on (its affinity mask).
 cpu_set_t own_cores();
 
-/// How many cores processes have that together may run on `cores`: those, or fewer by cgroup quota. At least 1.
+/// Number of cores that processes on `cores` may use together: their number, or less by the cgroup quota. At least 1.
 int num_usable(cpu_set_t const& cores);
 
 }  // namespace headway::comm

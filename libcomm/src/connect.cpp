@@ -1,3 +1,5 @@
+// Connecting a group: check the options, connect the ranks, choose a transport per peer, and make the group.
+
 #include "engines/checked/endpoint.hpp"
 #include "engines/composite/endpoint.hpp"
 #include "engines/inproc/endpoint.hpp"
@@ -33,8 +35,7 @@ constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 /// Largest receive memory of a rank: the shm transport counts its 64-byte units in 32 bits.
 constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
 
-/// Refuses what the layout of the receive memory could not count. The limits of the factors keep their product below
-/// 2^64.
+/// Refuses options whose receive memory exceeds the limit. The limits of the factors keep their product below 2^64.
 void check_receive_memory(int size, GroupOptions const& options) {
   expects(options.slot_bytes <= kMaxReceiveBytes, "slot_bytes must be at most " + std::to_string(kMaxReceiveBytes) +
                                                       ", not " + std::to_string(options.slot_bytes));
@@ -48,6 +49,7 @@ void check_receive_memory(int size, GroupOptions const& options) {
           std::to_string(kMaxReceiveBytes) + " bytes: lower slot_bytes, max_lag_limit or num_channels");
 }
 
+/// Checks the options and fills in defaults. @throws UsageError.
 void check(int rank, int size, GroupOptions& options) {
   expects(size >= 1 && rank >= 0 && rank < size,
           "rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size));
@@ -71,11 +73,11 @@ void check(int rank, int size, GroupOptions& options) {
   if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);
 }
 
-/// How a peer is reached, in the order in which engines are made: the first one's memory is where all land.
+/// How a peer is reached. Transports are made in this order; the first one provides the receive memory of all.
 enum class Way { kShm, kVerbs, kTcp, kSelf };
 constexpr std::array kEngineWays{Way::kShm, Way::kVerbs, Way::kTcp};
 
-/// Takes the lifelines that lead to the peers reached by `way`; the others stay.
+/// Moves out the lifelines to the peers reached by `way`; the others stay.
 std::vector<Lifeline> take(std::vector<Lifeline>& lifelines, std::vector<Way> const& ways, Way way) {
   std::vector<Lifeline> taken(lifelines.size());
   for (std::size_t peer = 0; peer < lifelines.size(); ++peer) {
@@ -86,7 +88,8 @@ std::vector<Lifeline> take(std::vector<Lifeline>& lifelines, std::vector<Way> co
 
 bool is_remote(Lifeline const& lifeline) { return lifeline.fd.valid() && !lifeline.same_host; }
 
-/// The own address that most peers on other hosts were reached with. Loopback addresses serve ranks of this host alone.
+/// The own address that most peers on other hosts were reached with. Loopback addresses do not count: they serve this
+/// host only.
 std::string choose_own_address(std::vector<Lifeline> const& lifelines, GroupOptions const& options) {
   std::map<std::string, int> uses;
   for (auto const& each : lifelines) {
@@ -101,7 +104,7 @@ std::string choose_own_address(std::vector<Lifeline> const& lifelines, GroupOpti
 #if HEADWAY_HAS_VERBS
 using RdmaAddress = verbs::Address;
 
-/// The address for RDMA, where there is one. @throws SystemError if the options name one that is not there.
+/// The address for RDMA, if there is one. @throws SystemError if the options name a device that is missing.
 std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::vector<Lifeline> const& lifelines) {
   bool const may_be_missing = options.engine == Engine::kAuto && options.rdma_device.empty();
   auto addresses = verbs::find_addresses();
@@ -115,6 +118,7 @@ std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::v
   return verbs::choose_address(options.rdma_device, lifelines, std::move(addresses));
 }
 #else
+/// Stands for verbs::Address in builds without verbs.
 struct RdmaAddress {
   [[nodiscard]] static RdmaReach reach() { return {}; }
 };
@@ -126,7 +130,7 @@ std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::v
 }
 #endif
 
-/// shm for peers on this host; for the others verbs if both have RDMA devices that reach each other, else tcp.
+/// Chooses how to reach each peer: shm on this host; otherwise verbs if both RDMA devices reach each other, else tcp.
 std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, Engine engine,
                              std::optional<RdmaAddress> const& rdma, SetupPatience const& patience) {
   std::vector<Way> ways(lifelines.size(), engine == Engine::kVerbs ? Way::kVerbs : Way::kTcp);
@@ -143,7 +147,7 @@ std::vector<Way> choose_ways(int rank, std::vector<Lifeline> const& lifelines, E
   return ways;
 }
 
-/// An engine that lands in `landing` or, if that is empty, in memory of its own.
+/// Makes a transport. It receives into `landing` or, if that is empty, into memory of its own.
 std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<Lifeline> lifelines,
                                       LandingLayout const& layout, std::span<std::byte> landing,
                                       [[maybe_unused]] std::optional<RdmaAddress> const& rdma,
@@ -172,14 +176,15 @@ std::unique_ptr<Endpoint> make_engine(Way way, int rank, int size, std::vector<L
   return std::make_unique<TcpEndpoint>(rank, size, std::move(lifelines), landing);
 }
 
+/// A connected rank, before its group is made.
 struct Connected {
   std::unique_ptr<Endpoint> endpoint;
   Acquainted acquainted;
   std::shared_ptr<ProgressThread> progress_thread;
 };
 
-/// Returns once all ranks have their engines: a rank that cannot make its own closes its connections. `sockets`: of the
-/// lifelines, by rank; the engines own them and use them only after this.
+/// Returns once all ranks have made their transports; a rank that fails closes its connections. `sockets`: those of the
+/// lifelines, by rank. The transports own them, and use them only after this call.
 void await_engines_of_peers(std::vector<int> const& sockets, SetupPatience const& patience) {
   std::array<std::byte, 1> ready{std::byte{1}};
   for (std::size_t peer = 0; peer < sockets.size(); ++peer) {

@@ -6,7 +6,7 @@
 
 namespace headway::comm {
 
-/// An element type for error messages: by the name that the group's owner has for it, else as a number.
+/// Name of an element type for error messages: `name(type)`, or the number if there is no such function.
 inline std::string text_of(DataType type, DataTypeName name) {
   return name == nullptr ? "type " + std::to_string(type) : name(type);
 }

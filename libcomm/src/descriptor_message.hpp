@@ -13,10 +13,10 @@
 
 namespace headway::comm {
 
-/// A message of a local socket for sendmsg() and recvmsg(): a body, and two descriptors that go with it.
+/// A message on a local socket for sendmsg() and recvmsg(): bytes and two file descriptors (SCM_RIGHTS).
 class DescriptorMessage {
  public:
-  /// `body` must outlive it.
+  /// `body` must outlive this object.
   explicit DescriptorMessage(std::span<std::byte> body) : part_{.iov_base = body.data(), .iov_len = body.size()} {
     header_.msg_iov = &part_;
     header_.msg_iovlen = 1;
@@ -27,7 +27,7 @@ class DescriptorMessage {
   DescriptorMessage& operator=(DescriptorMessage const&) = delete;
 
   [[nodiscard]] msghdr& header() { return header_; }
-  /// Sends duplicates of them.
+  /// Attaches two descriptors. The peer gets duplicates.
   void attach(std::array<int, 2> descriptors) {
     cmsghdr* const rights = CMSG_FIRSTHDR(&header_);
     rights->cmsg_level = SOL_SOCKET;
@@ -35,9 +35,11 @@ class DescriptorMessage {
     rights->cmsg_len = CMSG_LEN(sizeof descriptors);
     std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
   }
-  /// Whether descriptors were sent that this process could not take: it may open no more files. Before take().
+  /// Did the message bring descriptors that this process could not take, because it may open no more files? Call it
+  /// before take().
   [[nodiscard]] bool lacks_descriptors() const { return is_cut() && num_received_bytes() < 2 * sizeof(int); }
-  /// The descriptors that were received, once; not valid if there were not exactly two. Without it they stay open.
+  /// Takes ownership of the received descriptors. Invalid ones if there were not exactly two. Descriptors that are
+  /// never taken stay open.
   [[nodiscard]] std::array<FileDescriptor, 2> take() {
     std::array<int, 2> descriptors{-1, -1};
     std::size_t const num_bytes = num_received_bytes();
@@ -50,7 +52,7 @@ class DescriptorMessage {
   }
 
  private:
-  /// The kernel closed what did not fit: the limit of open files was met, or more than two were sent.
+  /// The kernel closed descriptors that did not fit: the limit of open files was reached, or more than two were sent.
   [[nodiscard]] bool is_cut() const { return (header_.msg_flags & MSG_CTRUNC) != 0; }
   [[nodiscard]] std::size_t num_received_bytes() const {
     cmsghdr const* const rights = CMSG_FIRSTHDR(&header_);

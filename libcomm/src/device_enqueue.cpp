@@ -1,4 +1,5 @@
-// How a device group enqueues an operation: on one or two streams if it is small, else on a lane for each peer.
+// Enqueues an operation of a device group: on one stream (two with a bound) if it is small, else on one stream per
+// peer.
 
 #include "device_group_impl.hpp"
 
@@ -8,7 +9,8 @@ namespace headway::comm {
 
 namespace {
 
-/// Blocks of together so much wait less for each other on one stream than streams do for each other.
+/// Up to this many bytes above the stage size, one stream is faster: streams wait longer for each other than such
+/// blocks do.
 constexpr std::size_t kOneStreamBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -29,7 +31,7 @@ void DeviceGroupImpl::enqueue(CUstream user, std::optional<int> max_lag, DeviceO
 
 void DeviceGroupImpl::enqueue_on_one_stream(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation) {
   CUstream const receive = receiver(rank_);
-  // Without lag nothing is sent before all that came earlier is received, so that one stream does both.
+  // If max_lag is 0, nothing is sent before all earlier data was received, so one stream can do both.
   CUstream const send = max_lag == 0 ? receive : lane(rank_);
   after_event(receive, start);
   if (send != receive) {
@@ -48,7 +50,7 @@ void DeviceGroupImpl::enqueue_on_one_stream(CUevent start, std::optional<int> ma
   copies_.enqueue(receive);
   if (!is_own_staged) {
     words_.enqueue(receive);
-    copy_own(receive);  // While blocks are under way.
+    copy_own(receive);  // Overlaps with the transfer of the blocks.
   }
   add_whole_receives();
   words_.enqueue(receive);
@@ -107,7 +109,7 @@ void DeviceGroupImpl::enqueue_on_lanes(CUevent start, std::optional<int> max_lag
       is_only_sent ? lane(x.sends.front().peer) : receiver(x.receives.empty() ? rank_ : x.receives.front().peer);
   if (!is_only_sent) after_event(last, start);
   copy_own(last);
-  // What is in a slot for good, or was written into the output, is where it belongs when it has come.
+  // Blocks in DeviceSlots, and blocks written directly into outputs, need no copy after they have arrived.
   auto const is_cut = [&](Block const& block) { return !x.is_in_slots && block.way == Way::kSlots; };
   for (auto& block : x.receives) {
     take_over(state(block.peer).receiver, last);
@@ -218,7 +220,7 @@ void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
   auto const num_slots = to.layout(index).num_slots;
   if (fragment < num_slots) return;
   auto const needed = fragment + 1 - num_slots;
-  // What the CPU sees already, no stream need wait for.
+  // If the CPU already sees the slot free, the stream need not wait.
   if (to.board(index).consumed.load(std::memory_order_acquire) >= needed) return;
   words_.wait(to.word(index, &Board::consumed), needed);
 }
@@ -268,8 +270,8 @@ void DeviceGroupImpl::after_bound(CUstream stream, std::optional<int> max_lag) {
 }
 
 CUstream DeviceGroupImpl::lane(int peer) {
-  // All peers on other hosts share one: each of many lanes that wait for room would take a hardware queue. Both sides
-  // take blocks in turns, run by run, and earlier runs make room for one, so that nobody waits for a later one.
+  // All peers on other hosts share one stream: each stream that waits for room would take a hardware queue. Both sides
+  // take blocks in turns, run by run, and earlier runs free the room for a later one. So no side waits for a later run.
   bool const is_shared = !is_of_messages() && peer != rank_ && link(peer).is_remote();
   return stream_at(exchange_.channel->lanes, static_cast<std::size_t>(is_shared ? size_ : peer));
 }

@@ -11,13 +11,16 @@ using nvlink::kStageBytes;
 
 namespace {
 
-/// Slots of collectives and of messages: enough for the copies in and out of a slot to overlap.
+/// Slots of collectives and of messages: enough to overlap copies into and out of slots.
 constexpr std::size_t kCollectiveSlotBytes = std::size_t{4} << 20;
 constexpr std::uint64_t kCollectiveSlots = 8;
-/// Between hosts a slot is pinned memory of the host, and fragments overlap with each other on their three legs.
+/// Between hosts a slot is pinned host memory. Small fragments overlap on the three legs: device to host, network, host
+/// to device.
 constexpr std::size_t kRemoteSlotBytes = std::size_t{1} << 20;
+/// Longest wait for streams after a failure.
 constexpr auto kDrainTime = std::chrono::seconds(10);
-/// After a failure: a peer that has not failed too by then is lost, and one that has is done with what it does.
+/// Time after a failure until waits for outputs are released. kLossTime: a peer that has not reported its failure by
+/// then is lost. kOutputTime: the streams of a peer that has failed have ended by then.
 constexpr auto kLossTime = std::chrono::seconds(2), kOutputTime = std::chrono::seconds(8);
 constexpr auto kDrainPoll = std::chrono::microseconds(200);
 
@@ -40,8 +43,9 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       offered_memory_(context_, introductions_, links_.number),
       flight_recorder_(group.options().flight_records, size_) {
   expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
-  // A rank that starts operation t holds all of t - k - 1, so its peers are done with t - 2(k + 1). They say so after
-  // each kCreditStep fragments only, so that many more slots are needed. Blocks of two fragments may lag.
+  // A rank that starts operation t holds all data of t - k - 1, so its peers completed t - 2(k + 1). Twice 2(k + 1)
+  // slots let blocks of two fragments lag. Peers report only every kCreditStep fragments, so that many more slots are
+  // needed.
   auto const ring_slots = 4 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + nvlink::kCreditStep;
   int const num_rings = group.options().num_channels;
   for (int i = 0; i < num_rings + 2; ++i) {
@@ -61,7 +65,7 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
 
 DeviceGroupImpl::~DeviceGroupImpl() {
   drain(nullptr);
-  relay_.reset();  // Once all that streams have left with it is sent.
+  relay_.reset();  // After all that the streams left with it is sent.
   group_.detach(*this);
 }
 
@@ -102,7 +106,7 @@ DeviceStats DeviceGroupImpl::stats() {
   return stats;
 }
 
-// The watch
+// GroupCompanion: called by the group.
 
 bool DeviceGroupImpl::is_late(Clock::time_point now) {
   std::lock_guard const lock(watch_mutex_);
@@ -136,9 +140,9 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   if (!has_failed()) {
     failed_at_ = Clock::now();
     failure_->status = failure;
-    // Streams of peers may still write to what they were offered. Before the failure shows here.
+    // Streams of peers may still write to memory that they were offered: quarantine it before the failure shows.
     if (offered_memory_.has_offered()) nvlink::SharedMemory::of_process().quarantine();
-    failure_->is_set.store(true, std::memory_order_release);  // Before any wait passes that should not.
+    failure_->is_set.store(true, std::memory_order_release);  // Before any wait is released.
     note_failed_records();
     pending_.clear();
   }
@@ -172,7 +176,7 @@ void DeviceGroupImpl::forget_completed() {
   }
 }
 
-// What each call exchanges
+// The blocks of each call.
 
 void DeviceGroupImpl::new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match, int peer) {
   exchange_.verb = verb;
@@ -226,7 +230,7 @@ DeviceOperationPtr DeviceGroupImpl::all_to_all_v(AllToAllArgs const& args, Devic
   std::lock_guard const lock(mutex_);
   auto& channel = ring(args.channel);
   new_exchange(Verb::kAllToAll, channel, args.data_type, channel.num_operations);
-  for (int step = 0; step < size_; ++step) {  // No rank is everybody's first.
+  for (int step = 0; step < size_; ++step) {  // Ranks start with different peers.
     int const to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
     add_send(args.sends[static_cast<std::size_t>(to)], to);
     add_receive(args.receives[static_cast<std::size_t>(from)], from);

@@ -24,18 +24,18 @@
 
 namespace headway::comm {
 
-/// The device group behind DeviceGroup::make(): a link to each peer, and the streams that carry fragments over them.
+/// The device group behind DeviceGroup::make(): a link to each peer, and streams that carry fragments over the links.
 ///
-/// A fragment goes so: the sender's stream waits until its slot is free (a count of consumed fragments that the
-/// receiver's stream writes), copies, and writes the count of arrived fragments; the receiver's stream waits for that,
-/// copies the fragment out, and writes what it has consumed. All words are in host memory, so that a CPU can watch
-/// them, and let every wait pass when the group has failed.
+/// Path of a fragment: the sender's stream waits until the slot is free, copies the fragment, and writes the count of
+/// arrived fragments. The receiver's stream waits for that count, copies the fragment out, and writes the count of
+/// consumed fragments, for which the sender's stream waits. These words are in host memory, so a CPU can watch them,
+/// and can release every wait when the group has failed.
 ///
-/// A large block whose output the sender can reach (nvlink::OfferedMemory) is copied there at once, if its host knows
-/// where that is when it comes to it. Its fragments are counted, though it is not cut.
+/// A large block is copied at once into an output that the sender has mapped (nvlink::OfferedMemory), if the sender's
+/// host knows the place in time. It is then not cut, but its fragments are counted all the same.
 ///
-/// Lock order: the group's lock, then watch_mutex_. mutex_ is held while operations are enqueued, which may block in
-/// the driver; it comes before both, and nothing that must end such a wait takes it.
+/// Lock order: mutex_, the group's lock, watch_mutex_. mutex_ is held while operations are enqueued, which may block in
+/// the driver. Code that must end such a wait takes only the other two.
 class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
  public:
   DeviceGroupImpl(Group& group, DeviceOptions const& options);
@@ -60,49 +60,56 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
  private:
   friend class DeviceSlotsImpl;
 
-  /// The links to all peers that share a layout.
+  /// The links to all peers that share one layout.
   struct LinkSet {
-    int number;                                        ///< Alike on all ranks.
-    nvlink::LinkLayout layout, remote_layout{};        ///< The second of links between hosts; empty: there may be none.
-    nvlink::Hello hello{};                             ///< What this rank says of it to all peers.
-    std::shared_ptr<nvlink::SharedSegment> segment{};  ///< Of all links; null: each has one.
-    std::vector<std::shared_ptr<nvlink::Link>> offered{}, links{};  ///< (size) This rank's side; those of both.
+    int number;  ///< Set number, the same on all ranks.
+    /// remote_layout is for links between hosts; without channels, the set has none.
+    nvlink::LinkLayout layout, remote_layout{};
+    nvlink::Hello hello{};                             ///< Description of this rank's memory, sent to all peers.
+    std::shared_ptr<nvlink::SharedSegment> segment{};  ///< Segment that all links share; null: each link has its own.
+    /// (size) Links whose memory this rank has offered to the peer, and links that are ready for use.
+    std::vector<std::shared_ptr<nvlink::Link>> offered{}, links{};
   };
+  /// A sequence of operations with its own streams: an all-to-all channel, the collectives, the messages, or slots.
   struct Channel {
     LinkSet* set;
-    int index;  ///< In the layout of the links.
+    int index;  ///< Index in the layout of the links.
+    /// Largest bound: most_lag + 1 completions are kept.
     std::size_t most_lag = 0;
+    /// Operations started so far: the number of the next one.
     std::uint64_t num_operations = 0;
-    /// (size) Streams that send. Channels share none: of two channels that ranks use in different order, one may have
-    /// to wait for room.
+    /// (size) Streams that send, one per peer; one more serves all peers on other hosts. Channels share no streams: of
+    /// two channels that ranks use in different order, one may have to wait for room.
     std::vector<std::unique_ptr<nvlink::Stream>> lanes{};
-    /// Streams that receive: one, or one for each peer where messages have no order.
+    /// Streams that receive: one, or one per peer for messages, which have no common order.
     std::vector<std::unique_ptr<nvlink::Stream>> receivers{};
-    /// Tells peers what they may write, after leases or the start of an operation: so neither a lane nor a receiver.
+    /// Stream that tells peers what they may write, after leases or the start of an operation. So it is no sending or
+    /// receiving stream.
     std::unique_ptr<nvlink::Stream> credits{};
-    std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Of the latest operations, as far as a bound reaches.
+    std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Completions of the latest operations, oldest first.
   };
-  /// What goes to a peer or comes from it.
+  /// A block to or from one peer.
   struct Block {
     int peer;
     CUdeviceptr address;
     std::size_t num_bytes;
-    std::uint64_t message = 0;  ///< Its number in the channel, among those to the peer or from it.
+    std::uint64_t message = 0;  ///< Message number in the channel, counted per peer and direction.
     std::uint64_t first_fragment = 0, num_fragments = 0, num_enqueued = 0;
     nvlink::Way way = nvlink::Way::kSlots;
-    CUdeviceptr output = 0;  ///< Of what goes directly.
+    CUdeviceptr output = 0;  ///< Output at the peer, if `way` is kDirectly.
 
     [[nodiscard]] std::uint64_t end_fragment() const { return first_fragment + num_fragments; }
     [[nodiscard]] std::uint64_t next_fragment() const { return first_fragment + num_enqueued; }
   };
+  /// The operation that is being started.
   struct Exchange {
     Verb verb;
     Channel* channel;
     DataType type;
     std::uint64_t match;
-    int peer;  ///< The root, or the other side of a message; else -1.
+    int peer;  ///< Root of a collective, or the other rank of a message; else -1.
     Deadline deadline;
-    bool is_in_slots;  ///< Blocks stay in the slot where they land.
+    bool is_in_slots;  ///< DeviceSlots: blocks stay in the slot that they arrive in.
     std::vector<Block> sends, receives;
     std::span<std::byte const> own_source;
     std::span<std::byte> own_output;
@@ -118,23 +125,28 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
 
   // device_handshake.cpp
   [[nodiscard]] nvlink::Hello own_hello(LinkSet const& set) const;
-  /// Tells all peers of this rank and its memory, without waiting for any.
+  /// Sends this rank's hello to all peers, and offers its memory to those on this host. Waits for none.
   void introduce(LinkSet& set);
+  /// Makes this rank's side of a link and offers it to `peer`.
   void offer_link(LinkSet& set, int peer);
-  /// Waits until the peer has introduced itself, as one with the same layout.
+  /// Waits for the hello of `peer`. @throws UsageError if its layout or host does not fit.
   [[nodiscard]] nvlink::Hello await_hello(LinkSet const& set, int peer, Deadline deadline);
-  /// Waits for the memory of all peers of an exchange that were not met yet. They need only have introduced theirs.
+  /// Meets all peers of an exchange that were not met yet. These need only have called introduce().
   void meet_peers(Exchange const& exchange);
+  /// Makes the link to `peer` usable. A failure aborts the group.
   void meet(LinkSet& set, int peer, Deadline deadline);
-  /// For a set that all ranks make at the same time: all peers or, where it throws, none.
+  /// Meets all peers of a set that all ranks make at the same time. If it throws, no link is kept.
   void meet_all(LinkSet& set);
   [[nodiscard]] std::shared_ptr<nvlink::Link> meet_on_this_host(LinkSet& set, int peer, nvlink::Hello const& theirs,
                                                                 Deadline deadline);
+  /// Stops watching the links of a set that goes away.
   void forget_links(LinkSet const& set);
 
+  /// Channels, in this order: all-to-alls, collectives, messages, slots.
   [[nodiscard]] Channel& ring(int index) { return channels_[static_cast<std::size_t>(index)]; }
   [[nodiscard]] Channel& collectives() { return ring(group_.options().num_channels); }
   [[nodiscard]] Channel& messages() { return ring(group_.options().num_channels + 1); }
+  /// Resets exchange_ for a new operation.
   void new_exchange(Verb verb, Channel& channel, DataType type, std::uint64_t match, int peer = -1);
   void new_collective(Verb verb, DataType type, int root = -1) {
     new_exchange(verb, collectives(), type, collectives().num_operations, root);
@@ -146,56 +158,69 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   void add_receive(std::span<std::byte> block, int peer);
 
   // device_start.cpp
-  /// Starts exchange_. `max_lag`: none for messages, which wait for each other at their peer only.
+  /// Starts exchange_. `max_lag` is empty for messages, which only wait for their peer.
   DeviceOperationPtr start(std::optional<int> max_lag, DeviceCall const& call);
+  /// Flight record of exchange_; takes its operation number.
   [[nodiscard]] PairFlight new_flight();
+  /// Numbers the fragments of all blocks, and tells `operation` which words it waits for.
   void number_fragments(DeviceOperationImpl& operation);
+  /// Properties of a message on which both ranks must agree.
   [[nodiscard]] nvlink::MessageMeaning meaning_of(Block const& block) const;
-  /// Tells the relay what the streams will want of it.
+  /// Hands the blocks to peers on other hosts to the relay.
   void hand_to_relay();
+  /// Writes a note of each message into the boards, and compares it with the peer's note. A mismatch aborts the group.
   void note_messages();
   void note(nvlink::Board& board, bool is_send, Block const& block);
-  /// Whether a block may be copied into the output by its sender, as both ranks see it.
+  /// May the sender copy the block directly into the output? Both ranks get the same answer.
   [[nodiscard]] bool may_go_directly(Block const& block) const;
+  /// Offers the output of `block` to its sender, if it is in memory that peers can map.
   void offer_output(nvlink::Board& board, Block& block);
+  /// Decides for each block to send: through slots, or directly into the output.
   void choose_ways();
+  /// Blocks until the note that message `number` overwrites is no longer needed.
   void wait_for_room(nvlink::Board const& board, bool is_send, std::uint64_t number, int peer);
 
   // device_enqueue.cpp
+  /// Is the operation small enough for one stream (two with a bound)?
   [[nodiscard]] bool fits_one_stream() const;
   void enqueue(CUstream user, std::optional<int> max_lag, DeviceOperationImpl& operation);
   void enqueue_on_one_stream(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
   void enqueue_on_lanes(CUevent start, std::optional<int> max_lag, DeviceOperationImpl& operation);
-  /// Adds copies, and words to write after them; what must be waited for before is enqueued.
+  /// Adds copies of whole blocks, and the words to write after them. Enqueues the waits that must come before.
   void add_whole_sends(CUstream stream);
-  /// Adds words to wait for, and copies to make after them.
+  /// Adds the words to wait for, and the copies out of slots after them.
   void add_whole_receives();
-  /// Tells peers that they may write into outputs.
+  /// Enqueues words that allow peers to write into outputs.
   void open_outputs(CUevent start, std::optional<int> max_lag);
-  /// Calls `enqueue` with each of the blocks in turn, until all their fragments are enqueued.
+  /// Calls `enqueue` with each block in turn, until all fragments of all blocks are enqueued.
   template <class Enqueue>
   static void in_turns(std::vector<Block>& blocks, Enqueue enqueue);
-  /// What one copy takes of the next fragments, as one part.
+  /// Enqueue the next run of fragments of a block: as many as one copy takes.
   void send_fragments(Block& block, CUstream stream);
   void receive_fragments(Block& block, CUstream stream);
-  /// The number of the first of these fragments, and what they hold; counts them as enqueued.
+  /// Number of the first fragment of the next run, and the run's part of the block. Counts the run as enqueued.
   [[nodiscard]] std::pair<std::uint64_t, nvlink::BlockPart> next_run(Block& block);
   void send_directly(Block& block, CUstream stream);
-  /// Where a fragment lands at the peer, or here.
+  /// Address of a fragment's slot or stage, at the peer and here.
   [[nodiscard]] CUdeviceptr landing_at_peer(Block const& block, std::uint64_t fragment);
   [[nodiscard]] CUdeviceptr landing(Block const& block, std::uint64_t fragment);
+  /// Is the block small enough for a stage in host memory? Its copies then use no multiprocessor.
   [[nodiscard]] bool is_staged(Block const& block) const;
+  /// Adds a wait for a free slot, unless the CPU already sees it free.
   void await_room(Block const& block, std::uint64_t fragment);
-  /// Adds a word that says that fragments from `first` to `end` are consumed, where that is to be said of one of them.
+  /// Adds the word that reports fragments `first` to `end` - 1 as consumed, if one of them completes a credit step.
   void give_credit(Block const& block, std::uint64_t first, std::uint64_t end);
+  /// Copies the block to the own rank.
   void copy_own(CUstream stream);
+  /// Let `stream` wait for an event, or for all work so far of another stream.
   void after_event(CUstream stream, CUevent event);
   void after_stream(CUstream stream, CUstream earlier);
-  /// Lets `stream` go on, in order, with what `last` did so far.
+  /// Lets `stream` wait for what `last` did so far, then makes it the last stream.
   void take_over(CUstream& last, CUstream stream);
+  /// Lets `stream` wait for operation t - max_lag - 1 of the channel.
   void after_bound(CUstream stream, std::optional<int> max_lag);
   void count_local_copy(std::size_t num_bytes);
-  /// The streams of the exchange's channel on which blocks go to `peer`, and come from it.
+  /// Stream of the exchange's channel that sends to `peer`, and the one that receives from it.
   [[nodiscard]] CUstream lane(int peer);
   [[nodiscard]] CUstream receiver(int peer);
   [[nodiscard]] CUstream stream_at(std::vector<std::unique_ptr<nvlink::Stream>>& streams, std::size_t at) const;
@@ -213,13 +238,16 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   }
   [[nodiscard]] bool has_failed() const { return failure_->is_set.load(std::memory_order_acquire); }
   void throw_if_failed() const;
-  /// Looks anew.
+  /// Checks the health of the group now.
   void throw_if_unhealthy();
+  /// Throws UsageError if `stream` is being captured into a CUDA graph.
   void refuse_capture(CUstream stream) const;
+  /// Drops pending operations from the front whose data has arrived. Needs watch_mutex_.
   void forget_completed();
   void note_failed_records();
-  /// Of one channel, or of all where that is null.
+  /// Are the streams of one channel, or of all if null, idle?
   [[nodiscard]] bool is_idle(Channel const* channel) noexcept;
+  /// Waits until they are idle; after a failure for a limited time.
   void drain(Channel const* channel) noexcept;
 
   Group& group_;
@@ -227,13 +255,13 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   int const rank_, size_;
   std::shared_ptr<nvlink::Context const> context_;
 
-  std::mutex mutex_;  ///< Guards what follows, up to watch_mutex_.
+  std::mutex mutex_;  ///< Guards the members below, up to watch_mutex_.
   LinkSet links_;
   int num_link_sets_ = 1;
-  std::deque<Channel> channels_;    ///< Of all-to-alls, then of collectives, of messages, and of slots.
-  nvlink::HostSegment own_stages_;  ///< A stage for each channel that is not of slots.
+  std::deque<Channel> channels_;    ///< All-to-alls, then collectives, messages, and slots.
+  nvlink::HostSegment own_stages_;  ///< One stage per channel, except slots, for the block to the own rank.
   std::shared_ptr<nvlink::EventPool> events_;
-  Exchange exchange_{};  ///< Scratch, as the next two.
+  Exchange exchange_{};  ///< Scratch of the operation being started, like the next two.
   nvlink::WordBatch words_;
   nvlink::CopyBatch copies_;
   DeviceStats stats_;
@@ -241,14 +269,18 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
   nvlink::Introductions introductions_;
   nvlink::OfferedMemory offered_memory_;
 
-  std::unique_ptr<nvlink::Relay> relay_;  ///< Null: all peers met so far are on this host.
+  std::unique_ptr<nvlink::Relay> relay_;  ///< Null: no peer on another host was met yet.
 
-  std::mutex watch_mutex_;  ///< Guards what follows; never held during a call of the driver.
+  std::mutex watch_mutex_;  ///< Guards the members below. Never held during a driver call.
+  /// Operations whose data has not all arrived, oldest first.
   std::deque<std::shared_ptr<DeviceOperationImpl>> pending_;
   FlightRecorder flight_recorder_;
   std::vector<FlightRecord> failed_records_;
+  /// When the group failed; the epoch: it has not.
   Clock::time_point failed_at_{};
+  /// All links in use, for group_failed().
   std::vector<std::shared_ptr<nvlink::Link const>> met_;
+  /// Failure of the group; shared with operations that outlive it.
   std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
 };
 

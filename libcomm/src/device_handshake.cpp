@@ -1,4 +1,4 @@
-// How a device group meets its peers: hellos over the group, then descriptors of memory from mailbox to mailbox.
+// How a device group meets its peers: hellos over the group, then memory descriptors through mailboxes.
 
 #include "device_group_impl.hpp"
 #include "rendezvous/host_identity.hpp"
@@ -14,7 +14,7 @@ namespace headway::comm {
 
 namespace {
 
-/// Whether an address of a peer is one of `addresses`.
+/// Is `address`, which belongs to a peer, one of `addresses`?
 bool is_among(std::vector<SocketAddress> const& addresses, std::string const& address) {
   return std::ranges::any_of(addresses, [&](SocketAddress const& each) {
     auto const own = each.to_string();
@@ -39,8 +39,8 @@ void DeviceGroupImpl::introduce(LinkSet& set) {
   set.links.resize(static_cast<std::size_t>(size_));
   set.hello = own_hello(set);
   auto const own_addresses = host_addresses();
-  // Before anybody asks for it: a rank that needs this one's memory may not wait for this one's next call. And all
-  // before anybody is told: what was told cannot be taken back.
+  // Offers come first: a rank that needs this memory may not wait for this rank's next call. All offers come before any
+  // hello, since a hello cannot be taken back.
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_ && is_among(own_addresses, group_.address(peer))) offer_link(set, peer);
   }
@@ -91,7 +91,7 @@ void DeviceGroupImpl::meet(LinkSet& set, int peer, Deadline deadline) {
       link = std::make_shared<nvlink::Link>(context_, set.remote_layout);
       if (relay_ == nullptr) relay_ = std::make_unique<nvlink::Relay>(group_);
     }
-  } catch (SystemError const& error) {  // As any operation that is late.
+  } catch (SystemError const& error) {  // Treated like an operation that is late.
     group_.abort(error.what());
     throw_if_failed();
   }
@@ -105,7 +105,7 @@ void DeviceGroupImpl::meet_all(LinkSet& set) {
   try {
     introduce(set);
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) static_cast<void>(await_hello(set, peer, deadline));  // Who is refused is so by all.
+      if (peer != rank_) static_cast<void>(await_hello(set, peer, deadline));  // All ranks refuse the same peers.
     }
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) meet(set, peer, deadline);

@@ -9,7 +9,7 @@ bool DeviceOperationImpl::done() {
   CUresult const result = context_->call().event_query(completion_.get());
   if (result == CUDA_ERROR_NOT_READY) return false;
   context_->check(result, "cuEventQuery");
-  if (!is_good_ && first_failure().ok()) is_good_ = true;  // What fails later does no harm.
+  if (!is_good_ && first_failure().ok()) is_good_ = true;  // A later failure does not matter.
   return true;
 }
 

@@ -9,6 +9,7 @@ namespace headway::comm {
 
 namespace {
 
+/// block_bytes must be a multiple of this.
 constexpr std::size_t kBlockUnit = 512;
 
 }  // namespace
@@ -134,7 +135,8 @@ void DeviceSlotsImpl::free_slots() {
     free_from = group_.events_->record(credits);
     lease.is_free = true;
   }
-  // One that was given back as it was, always the last, has no operation of which peers wait to hear.
+  // A slot that was released without an exchange, always the last one: its number is used again, and peers hear
+  // nothing.
   if (!leases_.empty() && leases_.back().is_free && leases_.back().completion == nullptr) leases_.pop_back();
   auto const num_freed = num_freed_;
   for (; !leases_.empty() && leases_.front().is_free; leases_.pop_front()) ++num_freed_;
@@ -148,7 +150,7 @@ void DeviceSlotsImpl::free_slots() {
 bool DeviceSlotsImpl::is_captured(DeviceStream stream) const {
   CUstreamCaptureStatus status{};
   auto const result = group_.context_->call().stream_is_capturing(static_cast<CUstream>(stream), &status);
-  // The legacy default stream refuses to tell while another one is captured, and to be waited for.
+  // While another stream is captured, the legacy default stream refuses the query, and cannot be waited for.
   return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

@@ -9,11 +9,11 @@
 
 namespace headway::comm {
 
-/// A channel of a device group whose slots hold the blocks of all ranks side by side. The end of a lease is what tells
-/// the peers that a slot is free.
+/// Slots of a device group: a channel whose slots hold the blocks of all ranks side by side. The end of a lease tells
+/// the peers that the slot is free.
 class DeviceSlotsImpl final : public DeviceSlots {
  public:
-  /// Meets all peers. The caller holds the group's mutex.
+  /// Meets all peers. The caller holds the device group's mutex.
   DeviceSlotsImpl(DeviceGroupImpl& group, DeviceSlotsOptions const& options);
   ~DeviceSlotsImpl() override;
 
@@ -24,15 +24,18 @@ class DeviceSlotsImpl final : public DeviceSlots {
   void release(std::uint64_t number, std::span<DeviceStream const> streams) override;
 
  private:
+  /// A slot that was taken and is not freed yet.
   struct Lease {
-    std::shared_ptr<CUevent_st> completion{};  ///< Of the operation, once it has started.
-    std::vector<DeviceStream> streams{};       ///< That used it, once it is over.
-    bool is_over = false, is_free = false;     ///< The second as soon as no stream that used it is captured in a graph.
+    std::shared_ptr<CUevent_st> completion{};  ///< Completion of its operation; null: not started.
+    std::vector<DeviceStream> streams{};       ///< Streams that used the slot, known when the lease is over.
+    /// is_free: the lease is over, and no stream that used the slot is being captured into a graph.
+    bool is_over = false, is_free = false;
   };
 
+  /// Number of slots taken so far: number of the next one.
   [[nodiscard]] std::uint64_t num_taken() const { return num_freed_ + leases_.size(); }
-  /// Frees slots whose leases are over, and tells peers so. A stream that is being captured cannot be waited for: its
-  /// slots are left to a later call.
+  /// Frees slots whose leases are over, and tells the peers. Slots used by a stream that is being captured are left to
+  /// a later call, since such a stream cannot be waited for.
   void free_slots();
   [[nodiscard]] bool is_captured(DeviceStream stream) const;
 
@@ -40,10 +43,10 @@ class DeviceSlotsImpl final : public DeviceSlots {
   DeviceSlotsOptions options_;
   DeviceGroupImpl::LinkSet links_;
   DeviceGroupImpl::Channel& channel_;
-  // Guarded by the group's mutex.
-  std::uint64_t num_freed_ = 0;  ///< All before are free.
-  std::deque<Lease> leases_;     ///< From num_freed_ on.
-  /// (num_slots) When all streams that used a slot are done with it; null: none has.
+  // The members below are guarded by the device group's mutex.
+  std::uint64_t num_freed_ = 0;  ///< All slots before this one are free.
+  std::deque<Lease> leases_;     ///< Leases of slots from num_freed_ on.
+  /// (num_slots) Event after all work that used a slot; null: the slot was never used.
   std::vector<std::shared_ptr<CUevent_st>> free_from_;
 };
 

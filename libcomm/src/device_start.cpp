@@ -1,5 +1,5 @@
-// How an operation of a device group starts: what it means is compared with what its peers mean, and its fragments get
-// their numbers; then it is enqueued.
+// Start of an operation of a device group: compare its messages with the peers' notes, choose how blocks travel, number
+// the fragments, then enqueue.
 
 #include "device_group_impl.hpp"
 
@@ -11,7 +11,7 @@ namespace headway::comm {
 
 namespace {
 
-/// How long the host of a sender looks for a place in the output, where it expects one. Copying 40 MB inside the
+/// Longest time that a sender's host looks for a place in the output, where it expects one. Copying 40 MB inside the
 /// receiver's device takes as long.
 constexpr auto kPlaceTime = std::chrono::microseconds(20);
 
@@ -48,7 +48,7 @@ DeviceOperationPtr DeviceGroupImpl::start(std::optional<int> max_lag, DeviceCall
     enqueue(user, max_lag, *operation);
   } catch (OperationError const&) {
     throw;
-  } catch (std::exception const& error) {  // What is enqueued in part cannot be taken back.
+  } catch (std::exception const& error) {  // A partly enqueued operation cannot be undone.
     words_.clear();
     copies_.clear();
     group_.abort(error.what());
@@ -139,8 +139,8 @@ void DeviceGroupImpl::hand_to_relay() {
 
 void DeviceGroupImpl::note_messages() {
   int const index = exchange_.channel->index;
-  for (auto& block : exchange_.receives) {       // Before the sends: peers may be looking for places.
-    if (link(block.peer).is_remote()) continue;  // The relays compare what both say.
+  for (auto& block : exchange_.receives) {       // Receives first: peers may be looking for places.
+    if (link(block.peer).is_remote()) continue;  // The relays compare these.
     auto& board = link(block.peer).board(index);
     block.message = state(block.peer).messages_expected++;
     note(board, false, block);
@@ -160,7 +160,7 @@ void DeviceGroupImpl::note(Board& board, bool is_send, Block const& block) {
   auto& own = (is_send ? board.sent : board.expected)[at];
   auto const& other = (is_send ? board.expected : board.sent)[at];
   own.meaning = meaning_of(block);
-  // Sequentially consistent, as the load below: of the two hosts at least one sees the other's note.
+  // Sequentially consistent, like the load below: at least one of the two hosts sees the other's note.
   own.number_plus_1.store(number + 1);
   if (other.number_plus_1.load() != number + 1 || own.meaning == other.meaning) return;
   auto* const name = group_.options().data_type_name;
@@ -170,7 +170,7 @@ void DeviceGroupImpl::note(Board& board, bool is_send, Block const& block) {
 }
 
 bool DeviceGroupImpl::may_go_directly(Block const& block) const {
-  // A message may be sent before anybody thinks of receiving it. What goes to slots does so already.
+  // A message may be sent long before its receive. A block in slots is already where it belongs.
   return !exchange_.is_in_slots && !is_of_messages() && !is_staged(block) && !link(block.peer).is_remote();
 }
 
@@ -181,7 +181,7 @@ void DeviceGroupImpl::offer_output(Board& board, Block& block) {
   board.has_places.store(has_place, std::memory_order_relaxed);
   if (!has_place) return;
   {
-    std::lock_guard const lock(watch_mutex_);  // A failure after this knows that something was offered.
+    std::lock_guard const lock(watch_mutex_);  // A failure after this point knows of the offer.
     throw_if_failed();
   }
   auto& placement = board.placements[block.message % Board::kNumNotes];
@@ -191,13 +191,13 @@ void DeviceGroupImpl::offer_output(Board& board, Block& block) {
 
 void DeviceGroupImpl::choose_ways() {
   if (std::ranges::none_of(exchange_.sends, [this](auto const& block) { return may_go_directly(block); })) return;
-  introductions_.take_letters();  // Peers may offer more than there is room for.
+  introductions_.take_letters();  // Makes room: peers may offer more than the mailbox holds.
   auto const deadline = Clock::now() + kPlaceTime;
   for (auto& block : exchange_.sends) {
     if (!may_go_directly(block)) continue;
     auto& board = link(block.peer).peer_board(exchange_.channel->index);
     auto& placement = board.placements[block.message % Board::kNumNotes];
-    // A receiver that had a place for the last block has probably one for this.
+    // A receiver that had a place for the previous block probably has one for this block.
     while (board.has_places.load(std::memory_order_relaxed) && !placement.is_chosen(block.message) &&
            Clock::now() < deadline) {
     }
@@ -207,7 +207,7 @@ void DeviceGroupImpl::choose_ways() {
 }
 
 void DeviceGroupImpl::wait_for_room(Board const& board, bool is_send, std::uint64_t number, int peer) {
-  // The peer must be past the message whose note is overwritten: it has then read it.
+  // The note to overwrite was read if the peer has started the message after it.
   if (number + 1 < Board::kNumNotes) return;
   auto const& other = (is_send ? board.expected : board.sent)[(number + 1) % Board::kNumNotes];
   while (other.number_plus_1.load() < number + 2 - Board::kNumNotes) {

@@ -6,7 +6,7 @@
 
 namespace headway::comm {
 
-/// Owns one open descriptor; closes it.
+/// Owns one file descriptor and closes it. -1: none.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -23,6 +23,7 @@ class FileDescriptor {
 
   [[nodiscard]] int get() const { return fd_; }
   [[nodiscard]] bool valid() const { return fd_ >= 0; }
+  /// Gives up ownership.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }
   void reset() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

@@ -202,8 +202,8 @@ void GroupImpl::wake_waiters() {
 }
 
 void GroupImpl::finish(OperationState& operation) {
-  if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0)
-    return;  // The all-to-all channels complete their operations in order.
+  // The all-to-all channels complete their operations themselves, in order.
+  if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0) return;
   std::size_t const index = operation.pending_index;
   if (index == OperationState::kNotPending) return;  // Still being started; finish_start() completes it.
   auto& place = pair_operations_[index];

@@ -27,7 +27,7 @@ class LagAdvisor {
   void completed(std::uint64_t number);
 
   /// Recommended bound: the largest that the last kLooks replays found, approached from above one step per replay.
-  /// Until the first replay it is the limit, since a bound that is too small costs more than one that is too large.
+  /// It is the limit until the first replay, since a bound that is too small costs more than one that is too large.
   [[nodiscard]] int advice() const { return advice_; }
 
   /// Replayed time of the latest exchanges under `max_lag`, in microseconds per exchange.

@@ -12,10 +12,11 @@ namespace headway::comm {
 namespace {
 
 constexpr std::size_t kMaxFreeBytes = std::size_t{1} << 30;
+/// Blocks up to kLargeStep have sizes that are powers of two, larger ones are multiples of it.
 constexpr std::size_t kSmallestBlock = 64 * 1024;
 constexpr std::size_t kLargeStep = std::size_t{2} << 20;
 
-/// Few different sizes, so that freed blocks fit again.
+/// Rounds up to one of few sizes, so that freed blocks fit later requests.
 std::size_t block_bytes(std::size_t num_bytes) {
   if (num_bytes > kLargeStep) return (num_bytes + kLargeStep - 1) / kLargeStep * kLargeStep;
   return std::bit_ceil(std::max(num_bytes, kSmallestBlock));
@@ -23,7 +24,7 @@ std::size_t block_bytes(std::size_t num_bytes) {
 
 }  // namespace
 
-// Never destroyed: Python may free tensors after static objects are gone.
+// The pool is never destroyed: Python may free tensors after static objects are gone.
 MemoryPool& MemoryPool::shared() {
   static auto& pool = *new auto(std::make_shared<MemoryPool>(kMaxFreeBytes));
   return *pool;
@@ -51,7 +52,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t num_bytes) {
 }
 
 void MemoryPool::give_back(PoolBlock block) noexcept {
-  std::list<PoolBlock> dropped;  // Unmapped without the lock.
+  std::list<PoolBlock> dropped;  // Unmapped after the lock is released.
   std::lock_guard const lock(mutex_);
   num_free_bytes_ += block->bytes().size();
   free_.push_front(std::move(block));

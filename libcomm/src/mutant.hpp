@@ -8,16 +8,16 @@
 
 namespace headway::comm {
 
-/// Faults that tests plant, each the lack of one rule that the bounded-lag argument needs. They exist only in builds
-/// with HEADWAY_TEST_MUTANTS; the stress test must catch every one of them.
+/// Faults that tests plant. Each breaks one rule that the bounded-lag proof or a protocol needs. They exist only in
+/// builds with HEADWAY_TEST_MUTANTS; the stress test must catch every one.
 enum class Mutant {
   kNone,
-  kShallowRing,         ///< A ring of 2 k + 1 slots.
-  kNoTagForEmpty,       ///< A block of no bytes is not sent, and not waited for.
-  kCompleteOutOfOrder,  ///< Operations complete in any order, and the bound counts those that are outstanding.
-  kCountArrivals,       ///< The n-th notification of a source is taken for operation n, whatever it says.
-  kBelieveStaleCount,   ///< Every consumed count is taken for an advance, also one that is late.
-  kSharedWord,          ///< Fragments share one word, so that a later one stands for the earlier ones.
+  kShallowRing,         ///< The ring has depth 2k + 1.
+  kNoTagForEmpty,       ///< An empty block is neither sent nor waited for.
+  kCompleteOutOfOrder,  ///< Operations complete in any order, and the bound limits the number of incomplete ones.
+  kCountArrivals,       ///< The n-th notification of a source counts for operation n, whatever its tag says.
+  kBelieveStaleCount,   ///< Every consumed count is taken for an advance, even a late one.
+  kSharedWord,          ///< Fragments share one word, so a later one stands for all earlier ones.
   kPullUnclaimed,       ///< A receiver reads a revocable offer without claiming it.
 };
 
@@ -31,7 +31,7 @@ inline constexpr bool kMutantsAreBuilt = true;
 inline constexpr bool kMutantsAreBuilt = false;
 #endif
 
-/// kNone for "". @throws UsageError for a name that is unknown or not in this build.
+/// Mutant of that name; kNone for "". @throws UsageError for an unknown name, or in a build without mutants.
 inline Mutant mutant_from(std::string_view name) {
   if (name.empty()) return Mutant::kNone;
   expects(kMutantsAreBuilt, "mutant '" + std::string(name) + "' needs a build with HEADWAY_TEST_MUTANTS");
@@ -41,7 +41,7 @@ inline Mutant mutant_from(std::string_view name) {
   throw UsageError("there is no mutant '" + std::string(name) + "'");
 }
 
-/// Whether `planted` is `mutant`; known to the compiler, and so free, where mutants are not built.
+/// Is `mutant` planted? Without mutants a compile-time false, so it costs nothing.
 constexpr bool is_planted(Mutant planted, Mutant mutant) { return kMutantsAreBuilt && planted == mutant; }
 
 }  // namespace headway::comm

@@ -1,4 +1,4 @@
-// In place of device_group_impl.cpp in a build without cuda.h.
+// Stub for builds without cuda.h, in place of device_group_impl.cpp.
 
 #include "headway/comm/device_group.hpp"
 #include "headway/comm/device_memory.hpp"

@@ -5,20 +5,20 @@
 
 namespace headway::comm {
 
-/// Whether `error_number` says that this process or this host may open no more files.
+/// Does `error_number` say that this process or this host may open no more files?
 [[nodiscard]] bool is_out_of_files(int error_number);
 
-/// Describes the limit that such an error met; empty for any other error.
+/// Advice about the limit behind such an error; empty for any other error.
 [[nodiscard]] std::string open_files_advice(int error_number);
 
-/// Open files that a process with one group of `num_ranks` ranks needs, if all of them are on its host: for each peer a
-/// socket, a doorbell, a process and, once there was a reduction, a socket of Gloo; about 64 for Python and torch.
+/// Open files that a process needs for one group of `num_ranks` ranks, all on its host. Per peer: a socket, a doorbell,
+/// a pidfd and, after a reduction, a socket of Gloo. Python and torch need about 64.
 [[nodiscard]] constexpr std::size_t open_files_of_ranks(int num_ranks) {
   return 64 + 4 * static_cast<std::size_t>(num_ranks);
 }
 
-/// Checks that this process may open `num_files` more, for a group of `num_ranks` ranks. Costs a look at each open
-/// file.
+/// Checks that this process may open `num_files` more files, for a group of `num_ranks` ranks. Cost: it lists the open
+/// files of the process.
 /// @throws SystemError with both numbers and the limit.
 void expect_free_files(std::size_t num_files, int num_ranks);
 

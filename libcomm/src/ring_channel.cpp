@@ -6,7 +6,7 @@
 //
 // Example: max_lag = 1, depth = 4. A posts 4 into slot 0 of B, over its own block of operation 0.
 //   A completed 2, so B posted 2, so B completed 0: slot 0 is free.
-//   With depth = 3, A may post 3 into slot 0 when B has only posted 1 and not copied out 0.
+//   If depth were 3, A could post 3 into slot 0 when B has only posted 1 and not copied out 0.
 //
 // Large blocks: the sender puts a header only, the offer, and the receiver reads the block from the sender's memory
 // (transfer.cpp). With max_lag > 0 the offer is revocable. Receiver and sender claim the slot's word for t + 1; the
@@ -116,8 +116,8 @@ std::shared_ptr<RingOperation> RingChannel::start(AllToAllArgs const& args, std:
   operations_.push_back(operation);
   if (!may_post(operation->number())) ++wire_.stats().queued;
   post_due();  // Before answers to peers: the peers of our offers wait for these.
-  for (int source = 0; source < wire_.size();
-       ++source) {  // Messages of faster peers may have arrived before the start.
+  // Messages of faster peers may have arrived before the start.
+  for (int source = 0; source < wire_.size(); ++source) {
     if (has_arrived(*operation, source)) receive_block(*operation, source);
     bool const is_empty = source != wire_.rank() && operation->receives[static_cast<std::size_t>(source)].empty();
     if (is_empty && wire_.plants(Mutant::kNoTagForEmpty)) operation->part_done();
@@ -243,8 +243,8 @@ void RingChannel::revoke(RingOperation& operation) {
   std::erase_if(operation.offers, [&](RingOperation::Offer& each) {
     if (!each.is_revoked) {
       auto const word = wire_.layout().ring_claim(wire_.rank(), ring_, operation.slot);
-      if (!wire_.endpoint().claim(each.peer, word, operation.number() + 1))
-        return true;  // The receiver is reading the block.
+      // If the claim fails, the receiver is reading the block.
+      if (!wire_.endpoint().claim(each.peer, word, operation.number() + 1)) return true;
       transfers_.forget(each.peer, each.transfer);
       each.is_revoked = true;
       ++num_unsent_;

@@ -98,7 +98,7 @@ class RingChannel {
   std::vector<TraceEvent> drain_trace();
   /// Adds the wait for `operation`, which has just completed and was waited for since `from`, to the statistics.
   void waited(RingOperation& operation, Clock::time_point from);
-  /// With adapt_lag: the calling thread begins or ends a wait for an exchange of channel `ring`, this one or another.
+  /// The calling thread begins or ends a wait for an exchange of channel `ring`, this one or another (adapt_lag).
   void wait_began(int ring);
   void wait_ended(int ring);
   /// Recommended bound (lag_advisor.hpp). @throws UsageError without adapt_lag.
@@ -208,7 +208,7 @@ class RingChannel {
   std::size_t oldest_pooled_ = 0;
   std::unique_ptr<LagAdvisor> advisor_;  ///< Null without adapt_lag.
   BusyClock busy_clock_;
-  std::thread::id starter_;          ///< With adapt_lag: the thread that started the newest operation.
+  std::thread::id starter_;          ///< Thread that started the newest operation; with adapt_lag.
   FlightRing<FlightEntry> flights_;  ///< Flight entries, indexed by operation number.
   std::vector<TraceEvent> trace_;
   std::size_t trace_capacity_ = 0;

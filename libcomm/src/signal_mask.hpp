@@ -4,8 +4,8 @@
 
 namespace headway::comm {
 
-/// Blocks all signals of the calling thread while it exists. A thread that is started meanwhile inherits the mask:
-/// signals are for the program's own threads.
+/// Blocks all signals of the calling thread during its lifetime. Threads started meanwhile inherit the mask, so that
+/// signals go to the program's own threads.
 class BlockedSignals final {
  public:
   BlockedSignals() {

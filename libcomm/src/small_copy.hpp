@@ -5,9 +5,9 @@
 
 namespace headway::comm {
 
-/// memcpy() for what is mostly a few bytes, which costs less than the call.
+/// memcpy() for sizes that are mostly a few bytes: inlined, since the call would cost more than the copy.
 inline void copy_bytes(std::byte* to, std::byte const* from, std::size_t size) {
-  // Two pieces of one size, of which the second ends where the bytes end and may overlap the first.
+  // Copies two pieces of one size. The second ends where the bytes end, and may overlap the first.
   auto const copy_ends = [&]<std::size_t kPiece>() {
     std::byte first[kPiece], last[kPiece];
     std::memcpy(first, from, kPiece);

@@ -10,8 +10,8 @@
 
 namespace headway::comm {
 
-/// memcpy() past the cache, for a destination that would not stay there: its lines are not read before they are
-/// written. All is written when it returns.
+/// memcpy() with streaming stores, for a destination that would not stay in cache: its lines are not read before they
+/// are written. All stores are visible when it returns (store fence).
 inline void copy_streaming(std::byte* to, std::byte const* from, std::size_t size) {
 #if defined(__SSE2__)
   constexpr std::size_t kLineBytes = 64, kFetchAheadBytes = 1024;

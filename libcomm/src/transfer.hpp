@@ -19,7 +19,7 @@ namespace headway::comm {
 ///   get       reads it from the sender's memory, then signals done              (shm where the host allows it, inproc)
 ///   exposed   exposes the output and signals ready; the sender puts the payload (tcp, verbs)
 ///   fragments grants fragments that the sender puts into a small area in cache  (everywhere else)
-/// Where get works, the largest payloads still go in fragments while both sides wait in all_to_all_v_and_wait().
+/// The largest payloads skip get while both sides wait in all_to_all_v_and_wait().
 /// Each transfer is one part of its operation: its end calls part_done() there, then `on_part_done`. Used under the
 /// group's lock.
 class Transfers {

@@ -20,7 +20,7 @@ namespace headway::comm {
 /// Transport of a group.
 enum class Engine {
   kAuto,    ///< shm inside the host; to other hosts verbs if both ranks have RDMA devices that connect, else tcp.
-  kInproc,  ///< For ranks that are threads of one process.
+  kInproc,  ///< Ranks are threads of one process.
   kShm,
   kTcp,
   kVerbs,  ///< RDMA to all peers, also on this host. Needs a build with libibverbs headers and an active device.
@@ -48,11 +48,11 @@ struct GroupOptions {
   /// All-to-all blocks from this size on go in fragments instead, if both ranks are in all_to_all_v_and_wait():
   /// fragments stay in cache, and the output is written with streaming stores.
   std::size_t stream_bytes = std::size_t{8} << 20;
-  /// With a bound above 0: blocks are read from the sender's memory only if this rank's bytes of one exchange, times
-  /// the ring depth, exceed this value. Below it the slots stay in cache and are faster.
+  /// Threshold in bytes for reading blocks from the sender's memory while the bound is above 0: this rank's bytes of
+  /// one exchange, times the ring depth, must exceed it. Below it the slots stay in cache and are faster.
   std::size_t offer_footprint = std::size_t{4} << 20;
-  /// With a bound above 0: a block that is all an operation still waits for is left to its receiver for this time per
-  /// started 256 KiB. Then the sender revokes the offer and sends the block itself.
+  /// Time, per started 256 KiB, that a sender with a bound above 0 leaves an offered block to its receiver, counted
+  /// from when its operation waits for nothing else. Then the sender revokes the offer and sends the block itself.
   std::chrono::microseconds offer_patience{50};
   /// Limit in bytes, over all source ranks, on messages held because no receive was posted for them. Beyond it their
   /// senders wait. If a receive waits for such a sender for 30 s, the group fails (earlier if half the timeout is
@@ -60,7 +60,7 @@ struct GroupOptions {
   std::size_t unexpected_bytes = std::size_t{64} << 20;
   bool allow_pull = true;  ///< May peers' memory be read at all? If not, large blocks go in fragments.
   int num_channels = 1;    ///< Independent sequences of all-to-alls, 1 to 64.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< Of each operation, from its start.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);  ///< Time limit of each operation, from its start.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
   /// Number of operations that flight_records() keeps: per channel for all-to-alls, and once for all other operations
   /// together. Rounded up to a power of two. 0: records nothing.
@@ -75,9 +75,9 @@ struct GroupOptions {
   std::string rdma_device;  ///< RDMA device: DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX. Empty: chosen.
   int rdma_rails = 1;       ///< Queue pairs of verbs per peer, 1 to 8.
   std::size_t rdma_cache_bytes = std::size_t{4} << 30;  ///< Bytes of allocate() memory that verbs keeps registered.
-  bool wrap_checked = false;     ///< For tests: verify the transport contract (engine `checked`).
-  std::uint64_t fault_seed = 0;  ///< With wrap_checked: seed of delayed, repeated and reordered notifications; 0: none.
-  std::string mutant;            ///< For tests: name of a planted fault. Needs a build with HEADWAY_TEST_MUTANTS.
+  bool wrap_checked = false;     ///< Verify the transport contract (engine `checked`); for tests.
+  std::uint64_t fault_seed = 0;  ///< Seed of delayed, repeated and reordered notifications, with wrap_checked; 0: none.
+  std::string mutant;            ///< Name of a planted fault; for tests. Needs a build with HEADWAY_TEST_MUTANTS.
   /// The connecting thread calls it about every 100 ms while it waits. An exception from it ends connecting, here and
   /// at the peers.
   std::function<void()> while_connecting;
@@ -242,8 +242,7 @@ class Group {
   /// Pending operations and the last completed ones (options().flight_records), in the order of their starts. For a
   /// failed group: its state when it failed.
   [[nodiscard]] virtual std::vector<FlightRecord> flight_records() = 0;
-  /// For DeviceGroup, the only GroupCompanion: it observes this group's failures and time limits. At most one may be
-  /// attached.
+  /// Attaches or detaches a DeviceGroup, which shares this group's failures and time limits. At most one at a time.
   virtual void attach(GroupCompanion& companion) = 0;
   virtual void detach(GroupCompanion& companion) noexcept = 0;
   /// Sends `text` to the companion of `peer`, in order. Less than kMaxNoticeBytes.
