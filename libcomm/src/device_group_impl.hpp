@@ -78,8 +78,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupCompanion {
     std::size_t most_lag = 0;
     /// Operations started so far: the number of the next one.
     std::uint64_t num_operations = 0;
-    /// (size) Streams that send, one per peer; one more serves all peers on other hosts. Channels share no streams: of
-    /// two channels that ranks use in different order, one may have to wait for room.
+    /// (size) Streams that send, one per peer; one more serves all peers on other hosts. Channels share no sending
+    /// streams: of two channels that ranks use in different order, one may have to wait for room.
     std::vector<std::unique_ptr<nvlink::Stream>> lanes{};
     /// Streams that receive: one, or one per peer for messages, which have no common order.
     std::vector<std::unique_ptr<nvlink::Stream>> receivers{};

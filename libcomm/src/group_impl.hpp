@@ -210,7 +210,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   [[nodiscard]] FlightRecord pending_flight_record(OperationState const& operation, FlightClock::Reading const& clock);
   /// All records. Makes no progress.
   [[nodiscard]] std::vector<FlightRecord> all_flight_records();
-  /// Keeps the records of pending operations for flight_records(), before they are ended.
+  /// Keeps the records of pending operations for flight_records(), before fail() ends these.
   void note_failed_records();
 
   // shrink.cpp
@@ -261,7 +261,7 @@ class GroupImpl final : public Group, private ArrivalSink, private BackgroundWor
   bool background_armed_ = false;  ///< The endpoint is armed for the progress thread, which watches activity_fd().
   int num_idle_steps_ = 0;         ///< Background steps since events were last needed.
   bool has_leader_ = false;
-  /// Operation that the sleeping leader waits for. Null: no thread is in the endpoint's sleep().
+  /// Operation that the sleeping leader waits for. Null: the leader is not in the endpoint's sleep().
   OperationState const* leader_sleeps_for_ = nullptr;
   int num_followers_ = 0;
   std::unique_ptr<std::condition_variable> followers_changed_ = std::make_unique<std::condition_variable>();

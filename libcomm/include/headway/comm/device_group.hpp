@@ -76,8 +76,9 @@ class DeviceSlots {
     std::uint64_t number;         ///< Number of the operation that uses the slot.
     std::span<std::byte> memory;  ///< (size * block_bytes), device. The caller itself fills the block of its own rank.
   };
-  /// Leases the next slot. `stream` waits for the end of the slot's previous lease. @throws UsageError that names the
-  /// slot if its previous lease has not ended, or if the slot taken last has not been exchanged.
+  /// Leases the next slot. `stream` waits for the end of the slot's previous lease.
+  /// @throws UsageError that names the slot if its previous lease has not ended, or if the slot taken last has not been
+  /// exchanged.
   [[nodiscard]] virtual Slot take(DeviceStream stream) = 0;
   /// Sends sends[r] to every other rank r, and receives received_bytes[r] bytes of it into the slot. Ignores entry
   /// rank() of both. Slots are exchanged in the order of take().
