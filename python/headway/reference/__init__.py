@@ -1,4 +1,4 @@
-"""Plain PyTorch, one definition of what kernels compute: slow, and the judge of tests."""
+"""Plain PyTorch definitions of what the kernels compute. They are slow; tests use them as the oracle."""
 
 from headway.reference.gated_norm import gated_norm
 from headway.reference.hstu_attention import hstu_attention, hstu_mask

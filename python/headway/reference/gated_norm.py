@@ -1,4 +1,19 @@
-"""Norms of rows times a gate in plain PyTorch.
+"""Gated LayerNorm or RMSNorm in plain PyTorch: the oracle of the kernels.
+
+Idea: with s = silu(gate) and norm(z) = (z - mean(z)) / sqrt(var(z) + eps) * weight + bias per row ("layer"), or
+norm(z) = z / sqrt(mean(z^2) + eps) * weight + bias ("rms"), the forms are
+
+    norm_then_gate   norm(x) * s
+    gate_then_norm   norm(x * s)
+    concat           [s, x, norm(x) * s]          3 C columns
+    concat_norm      [s, norm(x), norm(x) * s]    3 C columns
+
+Example: x = [1, 3], "layer", eps = 0, no gate: mean 2, variance 1, result [-1, 1]. "rms": mean square 5, result
+    [1, 3] / sqrt(5).
+
+Invariants: the variance is the biased one (division by C). Arithmetic is in float32 (float64 for float64), rounded once
+    to the type of x.
+Complexity: O(T * C).
 
 Shapes: T rows, C columns.
 """
@@ -25,7 +40,7 @@ def gated_norm(
     form: GateForm = "norm_then_gate",
     eps: float = 1e-6,
 ) -> Tensor:
-    """As :func:`headway.ops.gated_norm`."""
+    """Oracle of :func:`headway.ops.gated_norm`, with the same arguments and result."""
     wide = torch.promote_types(x.dtype, torch.float32)
     x_TC = x.to(wide)
     if gate is None:

@@ -1,7 +1,28 @@
-"""HSTU attention (Zhai et al. 2024, equation 3) in plain PyTorch, a sequence at a time.
+"""HSTU attention in plain PyTorch, one sequence at a time: the oracle of the kernels.
 
-Shapes: B sequences, T tokens (TQ of queries, TK of keys) of all sequences one after the other, H heads, D columns of
-queries and keys, V columns of values, N tokens of one sequence.
+Idea: attention whose weights are SiLU instead of softmax, so rows need no normalisation. For query i of a head:
+
+    out_i = sum over keys j with mask_ij of silu(alpha * (q_i . k_j + bias_ij)) * scale * v_j
+
+The bias is the sum of position_weights[middle + j - i], indexed by the distance of the tokens, and time_weights[b],
+where b is the number of time bounds that the time difference |t_i - t_j| reaches.
+
+Example (hstu_mask): 6 tokens, 2 contextual, 2 targets, causal. Row: query, column: key.
+
+    contextual  1 1 1 1 . .      contextual tokens see each other and the whole history
+                1 1 1 1 . .
+    history     1 1 1 . . .      history tokens see contextual tokens and earlier history
+                1 1 1 1 . .
+    target      1 1 1 1 1 .      targets see all of these and themselves, but not each other
+                1 1 1 1 . 1
+
+Invariants: queries are the last tokens of their keys, so query i is token (num_keys - num_queries + i).
+    A sequence without queries has no output rows.
+Complexity: O(num_queries * num_keys) time and memory per sequence and head.
+Source: Zhai et al., "Actions Speak Louder than Words", 2024, equation 3.
+
+Shapes: B sequences, TQ queries and TK keys of all sequences (concatenated), H heads, D columns of queries and keys,
+V columns of values; Q queries, K keys and N tokens of one sequence.
 """
 
 from __future__ import annotations
@@ -24,16 +45,17 @@ def hstu_mask(
     window: int = 0,
     full_attention_tail: int = 0,
 ) -> torch.Tensor:
-    """Which keys each query of one sequence sees.
+    """Attention mask of one sequence.
 
-    Tokens are the keys in order: contextual ones, the history, targets; queries are the last of them. Contextual tokens
-    share the first position, targets the last, those of the history lie between one by one. A token sees itself, those
-    before its position (not ``causal``: those of another position) that are at most ``window`` positions away, if that
-    is not 0; the last ``full_attention_tail`` positions of the history, and with them targets, see past the window.
-    Contextual tokens see each other and the whole history.
+    The keys are all tokens in order: contextual tokens, history, targets. The queries are the last ``num_queries`` of
+    them. Contextual tokens share the first position, targets share the last position, and history tokens lie between,
+    one per position. A token sees itself and all tokens at earlier positions (not ``causal``: at other positions).
+    ``window``, unless 0, limits this to positions at most ``window`` away. The last ``full_attention_tail`` positions
+    of the history, and then also the targets, see past the window. Contextual tokens also see each other and the whole
+    history.
 
     Returns:
-        (num_queries, num_keys) bool.
+        (num_queries, num_keys) bool: True if the query sees the key.
     """
     shared = max(num_contextual - 1, 0)
     target_position = num_keys - num_targets - shared
@@ -74,7 +96,11 @@ def hstu_attention(
     query_times: torch.Tensor | None = None,
     key_times: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What :func:`headway.ops.hstu_attention` computes; arguments, shapes and errors are described there."""
+    """Oracle of :func:`headway.ops.hstu_attention`, which documents arguments, shapes and errors.
+
+    Returns:
+        (TQ, H, V) in the type of the inputs.
+    """
     key_offsets = offsets if key_offsets is None else key_offsets
     outputs = [v[:0]]
     for b in range(offsets.numel() - 1):
@@ -107,7 +133,7 @@ def hstu_attention(
 
 
 def _position_bias(weights: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """(num_queries, num_keys): by the distance of tokens."""
+    """(num_queries, num_keys) bias by token distance: ``weights[middle + key - query]``."""
     middle = (weights.numel() - 1) // 2
     key_K = torch.arange(num_keys, device=weights.device)
     query_Q = key_K[num_keys - num_queries :]
@@ -117,6 +143,6 @@ def _position_bias(weights: torch.Tensor, num_queries: int, num_keys: int) -> to
 def _time_bias(
     weights: torch.Tensor, bounds: torch.Tensor, query_times: torch.Tensor, key_times: torch.Tensor
 ) -> torch.Tensor:
-    """(queries, keys): by how many bounds their times are apart."""
+    """(queries, keys) bias by time bucket: the number of ``bounds`` that the absolute time difference reaches."""
     apart_QK = (query_times[:, None] - key_times[None, :]).abs().to(torch.float32)
     return weights[torch.bucketize(apart_QK, bounds, right=True)]

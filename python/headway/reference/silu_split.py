@@ -1,6 +1,14 @@
-"""SiLU of rows that are cut by columns, in plain PyTorch.
+"""SiLU of column blocks in plain PyTorch: the oracle of the kernel.
 
-Shapes: T rows, P columns of all parts.
+Idea: one projection of an HSTU layer yields u, v, q and k side by side. This splits its columns and applies SiLU to
+chosen parts; the others are copied.
+
+Example: x of (T, 5), widths (2, 3), activated (True, False): silu(x[:, :2]) and a copy of x[:, 2:].
+
+Invariants: SiLU is computed in float32 (float64 for float64) and rounded once to the type of x. Outputs are contiguous.
+Complexity: O(T * P).
+
+Shapes: T rows, P columns of all parts together.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from torch.nn import functional
 
 
 def silu_split(x: Tensor, widths: Sequence[int], *, activated: Sequence[bool] | None = None) -> list[Tensor]:
-    """As :func:`headway.ops.silu_split`."""
+    """Oracle of :func:`headway.ops.silu_split`, with the same arguments and result."""
     wide = torch.promote_types(x.dtype, torch.float32)
     parts = torch.split(x, list(widths), dim=1)
     is_activated = [True] * len(parts) if activated is None else activated
