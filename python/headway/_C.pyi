@@ -1,4 +1,4 @@
-"""Types of the C++ extension; see c10d_backend/module.cpp."""
+"""Types of the process-group extension; see c10d_backend/module.cpp."""
 
 from collections.abc import Callable
 from datetime import timedelta

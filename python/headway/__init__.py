@@ -1,4 +1,4 @@
-"""Headway: collectives that let ranks run a bounded distance apart, as a backend of ``torch.distributed``.
+"""Headway: a ``torch.distributed`` backend with bounded-lag all-to-all exchanges.
 
 Importing this module registers the backend::
 
@@ -12,7 +12,7 @@ from headway._environment import check_environment
 
 check_environment()
 
-from headway import _exit, slots  # noqa: E402 - a wrong environment is told first
+from headway import _exit, slots  # noqa: E402 - check_environment() must report a bad variable first
 from headway._extension import HeadwayBackend, Options  # noqa: E402
 from headway.backend import register  # noqa: E402
 from headway.collectives import all_to_all_single  # noqa: E402

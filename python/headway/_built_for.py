@@ -1,4 +1,4 @@
-"""Whether an extension was built for the torch that is installed."""
+"""Imports a C++ extension and checks that it was built for the installed torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def import_extension(name: str) -> Any:
-    """The C++ extension ``headway.<name>``.
+    """Imports the C++ extension ``headway.<name>``.
 
     Raises:
-        ImportError: it is not built, or for another torch.
+        ImportError: the extension is missing, does not load, or was built for another version of torch.
     """
     try:
         extension = import_module(f"headway.{name}")

@@ -1,7 +1,8 @@
-"""May one rank read another's memory with process_vm_readv? Tries it between two children, as ranks are siblings.
+"""Probes whether one rank may read another rank's memory with process_vm_readv (cross-memory attach, CMA).
 
-Run as a script in a process of its own: prints a JSON object with an errno for each attempt, 0 where it worked.
-``plain`` is as the system stands, ``with_ptracer`` after the owner has allowed it with PR_SET_PTRACER.
+The probe forks two children, because ranks of one host are siblings too. Run it as a script in a process of its own.
+It prints a JSON object with one errno per attempt; 0 means success. ``plain`` is the attempt without preparation.
+``with_ptracer`` is the attempt after the owner of the memory has called prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY).
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ class _IoVector(ctypes.Structure):
 
 
 def read_process(pid: int, address: int, size_bytes: int) -> tuple[int, bytes]:
-    """Reads memory of process ``pid``; returns (errno or 0, what was read)."""
+    """Reads ``size_bytes`` bytes at ``address`` in process ``pid``.
+
+    Returns:
+        (0, the bytes) or (errno, b""). A short read is EIO.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
     buffer = ctypes.create_string_buffer(size_bytes)
@@ -35,7 +40,13 @@ def read_process(pid: int, address: int, size_bytes: int) -> tuple[int, bytes]:
 
 
 def _fork_owner(*, allow: bool) -> tuple[int, int, int]:
-    """Child that holds MESSAGE until a pipe closes; returns (pid, address of the message, the pipe's write end)."""
+    """Forks a child that holds MESSAGE until a pipe closes.
+
+    Args:
+        allow: the child permits any process to read its memory (PR_SET_PTRACER_ANY).
+    Returns:
+        (pid, address of the message, write end of the pipe). Closing the write end ends the child.
+    """
     buffer = ctypes.create_string_buffer(MESSAGE, len(MESSAGE))
     ready_read, ready_write = os.pipe()
     stop_read, stop_write = os.pipe()
@@ -55,7 +66,7 @@ def _fork_owner(*, allow: bool) -> tuple[int, int, int]:
 
 
 def _attempt(*, allow: bool) -> int:
-    """errno of a sibling's attempt to read; 0 where the right bytes came."""
+    """Lets one child read MESSAGE from another. Returns 0 if the bytes are right, else an errno."""
     owner, address, stop = _fork_owner(allow=allow)
     reader = os.fork()
     if reader == 0:

@@ -1,7 +1,7 @@
-"""Do the GPUs of this host export their memory as dma-buf? Asks CUDA's driver, and makes no context.
+"""Probes whether the GPUs of this host can export their memory as dma-buf. Creates no CUDA context.
 
-Run as a script in a process of its own: prints a JSON object. ``devices`` has an entry for each GPU, True where it
-exports; without a driver or where that does not start there is none, and ``problem`` says why.
+Run it as a script in a process of its own. It prints a JSON object. ``devices`` holds one bool per GPU: True if the GPU
+exports dma-buf. If there is no CUDA driver, or cuInit() fails, ``devices`` is empty and ``problem`` says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124
 
 
 def probe() -> dict[str, Any]:
-    """What the driver says, as JSON types."""
+    """Queries the CUDA driver; returns the object that the script prints."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

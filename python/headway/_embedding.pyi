@@ -1,9 +1,10 @@
-"""Types of the extension for tables of embeddings; see embedding/torch/module.cpp.
+"""Types of the embedding-table extension; see embedding/torch/module.cpp.
 
-K keys, U unique keys, B bags, D columns of a vector, S floats of a row's state, R ranks. Ids are 64 bits of any value,
-tables and counts 32 bits; torch's integers have a sign, so the bits count. Tensors are on the device of the table or
-deduplicator, those of records on the CPU. Calls on a CUDA device go to the current stream and do not wait for it,
-unless they say so or give records or numbers.
+Shapes: K keys, U unique keys, B bags, D columns of an embedding, S floats of optimizer state per row, R ranks.
+Ids are arbitrary 64-bit values; table indices and counts have 32 bits. They are unsigned: signed torch tensors carry
+the same bits. Tensors are on the device of the table or deduplicator; tensors of ``Records`` are on the CPU. Calls on a
+CUDA device are enqueued on the current stream and do not wait for it, unless they return records or Python numbers, or
+their comment says so.
 """
 
 import enum
@@ -55,7 +56,7 @@ class Keys:
         table: int = 0,
         counts: torch.Tensor | None = None,  # (K,) int32
         are_unique: bool = False,
-        num_known: torch.Tensor | None = None,  # (1,) int32, on CUDA: how many there are, if less than K
+        num_known: torch.Tensor | None = None,  # (1,) int32, on CUDA: number of valid keys; None: all K
     ) -> None: ...
     @property
     def ids(self) -> torch.Tensor: ...
@@ -70,7 +71,7 @@ class Keys:
     @property
     def num_known(self) -> torch.Tensor | None: ...
     def to(self, device: torch.device, /) -> Keys: ...
-    def __len__(self) -> int: ...  # K, also if less are known
+    def __len__(self) -> int: ...  # K, even if num_known is less
 
 Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, vectors_KD, states_KS
 
@@ -102,7 +103,8 @@ class Table:
     def state_size(self) -> int: ...
     def size(self) -> dict[str, int]: ...
     def statistics(self) -> dict[str, int]: ...
-    def num_changes(self) -> int: ...  # grows when a call that changes the table begins, and when it ends
+    def num_changes(self) -> int: ...  # Incremented when a call that changes the table begins, and when it ends.
+    # From now on lookups belong to `step`; rows looked up in `oldest_in_use` or later are not evicted.
     def begin_step(self, step: int, oldest_in_use: int, /) -> None: ...
     def resume_step(self, step: int, oldest_in_use: int, /) -> None: ...
     def find(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # rows_K, statuses_K
@@ -119,10 +121,10 @@ class Table:
     def update(self, keys: Keys, rows: torch.Tensor, gradients: torch.Tensor, *, lr: float, step: int) -> None: ...
     def update_bags(
         self,
-        keys: Keys,  # those of `unique`, or fewer known ones
+        keys: Keys,  # unique.keys, or the same with a smaller num_known
         rows: torch.Tensor,  # (U,)
         unique: UniqueKeys,
-        gradients: torch.Tensor,  # (B, D): add_up() of them is what update() would get
+        gradients: torch.Tensor,  # (B, D); update() takes add_up() of them
         *,
         offsets: torch.Tensor | None = None,  # (B + 1,) int64
         weights: torch.Tensor | None = None,  # (K,)
@@ -142,28 +144,33 @@ class Table:
     def evict_beyond_limit(self) -> int: ...
 
 class UniqueKeys:
-    """Made on CUDA, it has room for K keys, whose number only the device knows: ``keys.num_known``."""
+    """The distinct keys of a batch.
+
+    On CUDA its tensors have room for K keys; only the device knows the number U (``keys.num_known``).
+    """
 
     @property
     def keys(self) -> Keys: ...
     @property
-    def numbers(self) -> torch.Tensor: ...  # (K,) int32
-    def narrow(self, size: int, /) -> UniqueKeys: ...  # once the host knows how many there are
-    def __len__(self) -> int: ...  # waits for the device, if only it knows
+    def numbers(self) -> torch.Tensor: ...  # (K,) int32: index of the unique key of each key (inverse indices)
+    def narrow(self, size: int, /) -> UniqueKeys: ...  # Shrinks the tensors to `size`, once the host knows U.
+    def __len__(self) -> int: ...  # U; waits for the device if only the device knows it.
 
 class Deduplicator:
     def __init__(self, workers: Workers, device: torch.device | None = None) -> None: ...
     def deduplicate(self, keys: Keys, /) -> UniqueKeys: ...
-    # The same rank by rank, and counts_R int64.
+    # The unique keys grouped by owner rank, and the number of each rank, counts_R (R,) int64.
     def sort_by_owner(self, unique: UniqueKeys, num_ranks: int, /) -> tuple[UniqueKeys, torch.Tensor]: ...
+    # Expands one row per unique key to one row per bag: the weighted sum of its keys' rows.
     def hand_out(
         self,
         unique: UniqueKeys,
-        values: torch.Tensor,  # (U, D), or (K, D) where only the device knows U
+        values: torch.Tensor,  # (U, D), or (K, D) if only the device knows U
         *,
         offsets: torch.Tensor | None = None,  # (B + 1,) int64
         weights: torch.Tensor | None = None,  # (K,)
     ) -> torch.Tensor: ...  # (B, D)
+    # Transpose of hand_out(): adds the row of each bag to the row of each of its unique keys.
     def add_up(
         self,
         unique: UniqueKeys,
@@ -171,32 +178,35 @@ class Deduplicator:
         *,
         offsets: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...  # (U, D), or (K, D), of which rows beyond U are not set
+    ) -> torch.Tensor: ...  # (U, D); on CUDA (K, D), rows from U on are undefined
 
+# Treats all keys as distinct, without a search for duplicates.
 def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
 
-# The same in another order, which is that of all (U, D) then; of (U,) int32, or (K,) where only the device knows U.
+# The unique keys in another order, which (U, D) tensors then follow too. order[i] is the present index of the key that
+# comes i-th: (U,) int32, or (K,) if only the device knows U.
 def reorder(unique: UniqueKeys, order: torch.Tensor, /) -> UniqueKeys: ...
-def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # order_K int32, counts_R int64
-def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU
+
+# Indices of the keys grouped by owner rank, order_K int32, and the number of keys of each rank, counts_R int64.
+def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU: virtual bucket of each key
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...
 
 class JoinedFeatures:
-    """Features of a batch, one after the other."""
+    """The features of a batch, concatenated."""
 
     @property
     def keys(self) -> Keys: ...
+    # (B + 1,) int64: one bag per list of a pooled feature, one bag per id of other features. None: each id is a bag.
     @property
-    def offsets(
-        self,
-    ) -> torch.Tensor | None: ...  # (B + 1,) int64: a bag for each list that is pooled, else for each id
+    def offsets(self) -> torch.Tensor | None: ...
     @property
-    def weights(self) -> torch.Tensor | None: ...  # (K,)
+    def weights(self) -> torch.Tensor | None: ...  # (K,); None: all 1
     @property
-    def num_bags(self) -> list[int]: ...  # by feature
+    def num_bags(self) -> list[int]: ...  # bags of each feature
 
 class FeatureJoiner:
-    """Puts features together that are looked up in one table."""
+    """Concatenates the features that are looked up in one table."""
 
     def __init__(
         self, *, names: Sequence[str], tables: Sequence[int], poolings: Sequence[str | None], device: torch.device

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 _PREFIX = "HEADWAY_"
 
-#: Name and meaning of every variable.
+#: Name of every variable and its description; ``headway --help`` prints them.
 KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_ENGINE": "transport to use: auto (default), shm, tcp or verbs",
     "HEADWAY_INTERFACE": "network interface for traffic between hosts, by name or by one of its addresses",
@@ -20,30 +20,30 @@ KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_GROUP_SECRET_FILE": "file that holds the secret, read instead of HEADWAY_GROUP_SECRET",
 }
 
-# Kubernetes puts these into every pod for a Service named "headway" or "headway-...".
+# Kubernetes sets variables with these endings in every pod for a Service named "headway" or "headway-...".
 _SERVICE_ENDING = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Names in ``environ`` that start with HEADWAY_ and mean nothing to Headway, sorted.
+    """Sorted names in ``environ`` that start with HEADWAY_ but are no setting of Headway.
 
-    The names that Kubernetes derives from a Service are left out.
+    Names that Kubernetes derives from a Service are not among them.
     """
     names = (name for name in environ if name.startswith(_PREFIX) and name not in KNOWN_VARIABLES)
     return sorted(name for name in names if not _SERVICE_ENDING.search(name))
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Refuses a misspelt variable, which would otherwise be ignored in silence.
+    """Rejects misspelt variables, which would otherwise be ignored silently.
 
-    Other programs own names that start with HEADWAY_ as well, so a name that resembles no known one passes.
+    Other programs also own names that start with HEADWAY_, so a name that resembles no known variable passes.
 
     Args:
-        environ: variables to look at; ``os.environ`` where None.
+        environ: variables to check; None: ``os.environ``.
     Raises:
-        ValueError: a variable is almost the name of a known one; one line, with the known name.
+        ValueError: a name is close to a known one. The message is one line and names the known variable.
     """
     for name in unknown_variables(os.environ if environ is None else environ):
         known = meant_variable(name)
@@ -52,7 +52,7 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
 
 
 def meant_variable(name: str) -> str | None:
-    """The known variable that ``name`` is a misspelling of, if any: at most one edit per four letters."""
+    """The known variable that ``name`` misspells, or None. A misspelling has at most one edit per four letters."""
     written = _letters(name)
     distances = {known: _edit_distance(written, _letters(known)) for known in KNOWN_VARIABLES}
     nearest = min(distances, key=lambda known: distances[known])
@@ -60,13 +60,14 @@ def meant_variable(name: str) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """The part that tells ``name`` apart: all names share the prefix, and underscores get lost easily."""
+    """``name`` in upper case, without the common prefix and without underscores, which are easily forgotten."""
     return name.removeprefix(_PREFIX).replace("_", "").upper()
 
 
 def _edit_distance(first: str, second: str) -> int:
-    """Letters to insert, drop, replace or swap with a neighbour to get from one to the other.
+    """Edit distance: number of insertions, deletions, replacements and swaps of neighbouring letters.
 
+    Example: ENGINE and ENIGNE have distance 1 (one swap). Cost: O(len(first) * len(second)) time, three rows of memory.
     Source: optimal string alignment, Boytsov, "Indexing methods for approximate dictionary searching", 2011.
     """
     before: list[int] = []

@@ -1,7 +1,8 @@
-"""Leaves all groups when the program ends.
+"""Leaves all groups and ends their threads when the program exits.
 
-A thread that lets go of a tensor after the interpreter has shut down aborts the process. Those of headway's groups
-therefore end in an exit handler, while the interpreter is alive: its own ones, and those of Gloo, which reduces.
+A thread that frees a tensor after the interpreter has shut down aborts the process. An exit handler therefore ends the
+threads of all headway groups while the interpreter is still alive. These are Headway's own threads and the threads of
+Gloo, which does the reductions.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from datetime import timedelta
 
 from headway._extension import end_live_parts
 
-#: How long messages that were sent and that peers have not taken yet hold up the end of a program which does not call
-#: ``destroy_process_group()``.
+#: Longest time that the exit handler waits until peers have received what this rank sent. It matters only for programs
+#: that do not call ``destroy_process_group()``.
 DELIVERY_TIME = timedelta(seconds=2)
-#: How long pending reductions and callbacks hold it up. A thread that has not ended by then is left behind.
+#: Longest time that the exit handler waits for pending reductions and callbacks; it abandons threads that take longer.
 END_TIME = timedelta(seconds=1)
 
 
-_registered_for: int | None = None  #: process whose finalizers of ``multiprocessing`` include ours
+_registered_for: int | None = None  #: Pid of the process in which register_in_child() has already run.
 
 
 def register() -> None:
-    """Exit handlers that were registered before this one may no longer use groups: they run after it."""
+    """Registers the exit handler. Handlers registered earlier run after it, so they can no longer use groups."""
     atexit.register(end_live_parts, DELIVERY_TIME, END_TIME)
 
 
 def register_in_child() -> None:
-    """Does the same in a child of ``multiprocessing``, before it makes a group.
+    """Does the same in a child of ``multiprocessing``; called before each group is created, effective once per process.
 
-    Such a child, unless it was spawned, ends by ``os._exit()`` after its finalizers and runs no exit handlers.
+    A forked child runs the finalizers of ``multiprocessing``, then calls ``os._exit()``, and runs no exit handlers.
     """
     global _registered_for
     if multiprocessing.parent_process() is None or _registered_for == os.getpid():

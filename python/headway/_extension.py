@@ -6,7 +6,7 @@ from headway._built_for import import_extension
 
 import_extension("_C")
 
-from headway import _C  # noqa: E402 - with its types, now that it is known to fit
+from headway import _C  # noqa: E402 - import_extension() has checked its torch version
 
 HeadwayBackend = _C.HeadwayBackend
 Options = _C.Options

@@ -1,4 +1,4 @@
-"""Facts of this host, read from the kernel. Standard library only; nothing here raises for what is missing."""
+"""Facts about this host, read from the kernel. Uses only the standard library; a missing fact is None, not an error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CpuLimits:
     """Cores that this process may use."""
 
     online: int  #: cores of the host
-    allowed: int  #: of them in this process's affinity mask
-    quota: float | None  #: cores' worth of time that the cgroup grants; None without a limit
+    allowed: int  #: cores in this process's affinity mask
+    quota: float | None  #: CPU time limit of the cgroup, in cores; None: no limit
 
     @property
     def usable(self) -> float:
@@ -34,7 +34,7 @@ class CpuLimits:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text without surrounding space; None where it cannot be read."""
+    """The file's text without surrounding white space; None if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -42,7 +42,7 @@ def read_text(path: Path) -> str | None:
 
 
 def cgroup_folders(controller: str) -> list[Path]:
-    """Folders to look for this process's limits in, the nearest first: cgroup 2, or the controller's of cgroup 1."""
+    """Folders that may hold this process's limits, nearest first: of cgroup 2, and of ``controller`` in cgroup 1."""
     folders: list[Path] = []
     for line in (read_text(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -54,7 +54,7 @@ def cgroup_folders(controller: str) -> list[Path]:
             continue
         nearest = base / path.lstrip("/")
         folders += [folder for folder in (nearest, *nearest.parents) if folder.is_relative_to(base)]
-    # In a container the path is the host's and may not be there; the mount point then is the container's group.
+    # In a container the path is that of the host and may not exist; the mount point then is the container's cgroup.
     return [folder for folder in dict.fromkeys([*folders, _CGROUP / controller, _CGROUP]) if folder.is_dir()]
 
 
@@ -75,19 +75,19 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The least memory limit of this process's cgroups; None without one."""
+    """Smallest memory limit of this process's cgroups; None: no limit."""
     limits = []
     for folder in cgroup_folders("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = read_text(folder / name)
-            # cgroup 1 writes "no limit" as a number near 2^63
+            # cgroup 1 expresses "no limit" as a number near 2^63
             if text is not None and text.isdigit() and int(text) < 1 << 60:
                 limits.append(int(text))
     return min(limits, default=None)
 
 
 def memory_info_bytes(name: str) -> int | None:
-    """An entry of /proc/meminfo that counts memory."""
+    """An entry of /proc/meminfo such as "MemAvailable"; None if missing. An entry without a unit is a count."""
     for line in (read_text(Path("/proc/meminfo")) or "").splitlines():
         key, _, value = line.partition(":")
         if key == name:
@@ -97,7 +97,7 @@ def memory_info_bytes(name: str) -> int | None:
 
 
 def memfd_error() -> str | None:
-    """Makes, maps and writes a memory file without a name; None where that works."""
+    """Creates, maps and writes an anonymous memory file (memfd). Returns None on success, else the error."""
     try:
         descriptor = os.memfd_create("headway-doctor", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
@@ -114,7 +114,7 @@ def memfd_error() -> str | None:
 
 
 def listen_error(family: socket.AddressFamily, address: str) -> str | None:
-    """Listens and connects on a loopback address; None where that works."""
+    """Listens on a loopback address and connects to it. Returns None on success, else the error."""
     try:
         with (
             socket.create_server((address, 0), family=family) as server,
@@ -145,7 +145,7 @@ def rdma_ports() -> dict[str, str]:
 
 
 def working_rdma_ports() -> list[str]:
-    """Ports that are up, ``device:port``; none without libibverbs."""
+    """Active RDMA ports as ``device:port``; empty without libibverbs."""
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
@@ -162,13 +162,17 @@ def registers_dma_buf() -> bool | None:
 
 
 def locked_memory_bytes() -> int | None:
-    """How much memory an unprivileged process may lock, as RDMA does; None: no limit."""
+    """Limit of locked memory (RLIMIT_MEMLOCK), which RDMA registration needs; None: no limit, or the user is root."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
 
 
 def run_probe(script_name: str) -> dict[str, Any]:
-    """Runs a probe beside this file in a process of its own; its JSON, or {"error": ...}."""
+    """Runs a probe script of this folder in a child process, so that a crash cannot harm the caller.
+
+    Returns:
+        the JSON object that the probe printed, or {"error": one line}.
+    """
     script = Path(__file__).with_name(script_name)
     try:
         finished = subprocess.run(

@@ -1,3 +1,3 @@
-"""The extension whose import registers ``torch.ops.headway.*``; see kernels/torch/."""
+"""Types of the kernel extension; importing it registers ``torch.ops.headway.*``. See kernels/torch/."""
 
 torch_version: str

@@ -1,6 +1,6 @@
-"""What torch and Headway's extension say of this host. Run as a script in a process of its own, which may crash.
+"""Probes torch, its GPUs and Headway's extension. Run it as a script in a process of its own, because it may crash.
 
-Prints one JSON object: versions, GPUs and their peer access, and the error of ``import headway`` where there is one.
+Prints one JSON object: torch's version, GPUs and their peer access, and the error of ``import headway``, if any.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def probe() -> dict[str, Any]:
-    """Facts as JSON types; a part that fails leaves its error instead."""
+    """Collects the facts as JSON types. A part that fails contributes its error instead."""
     facts: dict[str, Any] = {}
     try:
         import torch
@@ -29,7 +29,7 @@ def probe() -> dict[str, Any]:
     try:
         import headway  # noqa: F401
 
-        # A checkout without the extension could still be found as a namespace: ask for what the import is to bring.
+        # Without the extension a checkout may still import as a namespace package, so check for the backend itself.
         if not torch.distributed.is_backend_available("headway"):
             facts["headway_error"] = "imported, but no backend named headway is registered"
     except Exception as error:
@@ -42,6 +42,6 @@ def _one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    # As a script, this file's folder is first on the path: its modules must not shadow others of the same name.
+    # Python puts a script's folder first on the path. Its modules must not shadow others of the same name.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     print(json.dumps(probe()))

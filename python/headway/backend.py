@@ -19,11 +19,13 @@ from headway.options import complete_options
 
 
 def register() -> None:
-    """Makes ``"headway"`` a backend of ``torch.distributed``: one instance for all device types of a group.
+    """Makes ``"headway"`` a backend of ``torch.distributed``: one instance serves all device types of a group.
 
-    CUDA is named only where it is available: otherwise checkpoints ask for the current CUDA device and fail. Unless the
-    environment says otherwise, CUDA gets all of its hardware queues: a stream that waits for a peer takes one, and with
-    8, the default, so few such streams would hold up all others.
+    It registers for CUDA only if CUDA is available. Otherwise torch's checkpointing asks for the current CUDA device
+    and fails.
+
+    It sets ``CUDA_DEVICE_MAX_CONNECTIONS`` to 32 unless the variable is set. A stream that waits for a peer blocks one
+    hardware queue. With the default of 8 queues, a few such streams would block all others.
     """
     if torch.version.cuda is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -32,7 +34,10 @@ def register() -> None:
 
 
 def has_cuda() -> bool:
-    """``torch.cuda.is_available()``, where possible without CUDA's driver: once that is in use, no forked child can."""
+    """``torch.cuda.is_available()`` through NVML where possible.
+
+    The usual check initialises the CUDA driver, and children forked after that cannot use CUDA.
+    """
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -50,10 +55,11 @@ def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
 
     Args:
         group: c10d's ``_DistributedBackendOptions``: store, rank, size, timeout, name.
-        options: ``pg_options`` of the caller, if any.
+        options: the caller's ``pg_options``, or None.
     Raises:
-        TypeError, ValueError: wrong options or environment.
-        torch.distributed.DistBackendError: the ranks could not be connected; names who is missing or what differs.
+        TypeError, ValueError: an option or an environment variable is wrong.
+        torch.distributed.DistBackendError: the ranks could not be connected. The message names the missing ranks or the
+            settings that differ.
     """
     if "torchrec" in sys.modules and not torchrec_shim.is_installed():
         warnings.warn(torchrec_shim.MISSING, RuntimeWarning, stacklevel=2)
@@ -65,14 +71,16 @@ def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
 
 
 def make_reducer(store: Store, rank: int, size: int, timeout: timedelta, device: str, address: str) -> Any:
-    """Makes the backend that does the arithmetic of reductions: Gloo for CPU tensors, NCCL for CUDA tensors.
+    """Creates the backend that computes reductions: Gloo for CPU tensors, NCCL for CUDA tensors.
 
     Args:
-        store, rank, size, timeout: of the group.
-        device: type of the tensors' device.
-        address: numeric, of this host, by which the ranks have reached each other. Gloo listens there. By itself it
-            would look up the host's name, which is often a loopback address. ``GLOO_SOCKET_IFNAME``, where it is set,
-            wins over it.
+        store, rank, size, timeout: as given to the group.
+        device: type of the tensors' device, "cpu" or "cuda".
+        address: numeric address of this host at which peers have reached this rank. Gloo listens there. Its default
+            would be the address of the host's name, which is often a loopback address. ``GLOO_SOCKET_IFNAME``, if set,
+            takes precedence.
+    Raises:
+        RuntimeError: no reducing backend is known for ``device``.
     """
     if device == "cpu" and os.environ.get("GLOO_SOCKET_IFNAME"):
         return dist.ProcessGroupGloo(store, rank, size, timeout)

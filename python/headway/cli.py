@@ -1,4 +1,4 @@
-"""``headway``: doctor, demo, bench, flight-records and version."""
+"""The command ``headway`` with its subcommands doctor, demo, bench, flight-records and version."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ start here:
 
 
 def programs_root() -> Path:
-    """Folder that holds ``benchmarks`` and ``dlrm_examples``: inside an installed package, else the checkout."""
+    """Folder with ``benchmarks`` and ``dlrm_examples``: ``_programs`` of an installed package, else the checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "_programs"
     return installed if installed.is_dir() else package.parents[1]
 
 
 def find_benchmarks(root: Path) -> dict[str, str]:
-    """Name and description of each benchmark under ``root``, read without importing it.
+    """Maps the name of each benchmark under ``root`` to its description, without importing any.
 
     A benchmark is a file ``benchmarks/NAME.py`` that assigns a string to ``DESCRIPTION``.
     """
@@ -56,7 +56,10 @@ def _description_in(path: Path) -> str | None:
 
 
 def _load_package() -> None:
-    """Imports ``headway`` in full, after the launcher made it known without running it."""
+    """Imports ``headway`` in full.
+
+    The launcher of the command may have put an empty package of that name into ``sys.modules``; this removes it first.
+    """
     package = sys.modules.get("headway")
     if package is not None and getattr(package, "__file__", None) is None:
         del sys.modules["headway"]
@@ -64,10 +67,10 @@ def _load_package() -> None:
 
 
 def _run_program(module_name: str, arguments: Sequence[str], prog: str) -> int:
-    """Calls ``main(arguments)`` of a module of ``dlrm_examples`` or ``benchmarks``."""
+    """Calls ``main(arguments)`` in a module of ``dlrm_examples`` or ``benchmarks``; returns the exit status."""
     root = str(programs_root())
     sys.path.insert(0, root)
-    # Ranks that the program starts import the same folders.
+    # Child processes of the program must find the same folders.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     try:
         _load_package()
@@ -129,7 +132,7 @@ def _run_version(arguments: list[str]) -> int:
 
 
 def version() -> str:
-    """Version of the installed package, or of the checkout that this file lies in."""
+    """Version of the installed package, else the version in the checkout's pyproject.toml."""
     try:
         return importlib.metadata.version("headway")
     except importlib.metadata.PackageNotFoundError:
@@ -167,7 +170,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs ``headway ARGUMENTS`` and returns its exit status: 2 for a wrong argument or variable."""
+    """Runs ``headway ARGUMENTS``; returns the exit status. A wrong argument or variable exits with status 2."""
     parser = _parser()
     command = parser.parse_args(arguments[:1]).command
     if command is None:
@@ -181,7 +184,7 @@ def main(arguments: list[str]) -> int:
     run, _ = _COMMANDS[command]
     try:
         return run(arguments[1:])
-    except BrokenPipeError:  # the reader of the output has gone, as in `headway doctor | head`
+    except BrokenPipeError:  # The reader of the output has exited, as in `headway doctor | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Collectives that go beyond ``torch.distributed``."""
+"""Collectives with options that ``torch.distributed`` does not offer."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def all_to_all_single(
 ) -> dist.Work | None:
     """``torch.distributed.all_to_all_single`` on one of the group's channels.
 
-    Exchanges of one channel are matched in the order of their start; channels are independent of each other, so that
-    threads, or the stages of a pipeline, need not agree on an order. Each has a bound of its own
-    (``headway.set_max_lag``, ``headway.LagQueue``).
+    Exchanges on one channel match in the order in which each rank starts them. Channels are independent of each other:
+    threads or pipeline stages that use different channels need not agree on an order. Each channel has its own
+    ``max_lag`` (``headway.set_max_lag``, ``headway.LagQueue``).
 
     Args:
-        output: receives rows of all ranks, in their order. Shape (sum of output_split_sizes, ...).
-        input: rows to send, cut along the first dimension. Shape (sum of input_split_sizes, ...).
-        output_split_sizes: (size,) rows from each rank; equal parts where None.
-        input_split_sizes: (size,) rows to each rank; equal parts where None.
-        group: a headway group; the default group where None.
-        async_op: return at once, with a work to wait for.
+        output: receive buffer, blocks in rank order. Shape (sum of output_split_sizes, ...).
+        input: rows to send, split along the first dimension. Shape (sum of input_split_sizes, ...).
+        output_split_sizes: (size,) rows from each rank; None: equal blocks.
+        input_split_sizes: (size,) rows to each rank; None: equal blocks.
+        group: a headway group; None: the default group.
+        async_op: return at once with a ``Work``.
         channel: 0 to ``Options.num_channels`` - 1.
     Returns:
-        the work where ``async_op``, else None.
+        the ``Work`` if ``async_op``, else None.
     Raises:
-        ValueError: not a headway group, or the channel is not one of its channels.
+        ValueError: the group is not a headway group, or it has no such channel.
     """
     work = backend_of(group).all_to_all_single(
         output, input, output_split_sizes or [], input_split_sizes or [], channel

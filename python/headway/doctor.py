@@ -1,4 +1,4 @@
-"""``headway doctor``: what this host offers, what Headway will use of it and why, and what to fix."""
+"""``headway doctor``: reports the features of this host, which of them Headway will use and why, and fixes."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from headway.one_line_parser import OneLineParser
 
 TRIED_TORCH = "2.11"
 TRIED_PACKAGES = {"torchrec": "1.6.1", "fbgemm_gpu-cpu": "1.6.0"}
-#: Ranks for which the limit of open files must be enough where no launcher says how many there are.
+#: The limit of open files must suffice for at least this many ranks if no launcher tells their number.
 LEAST_RANKS = 64
-#: Of locked memory, for RDMA: the rings of a small group.
+#: Locked memory that RDMA needs for the rings of a small group, in bytes.
 NEEDED_LOCKED_BYTES = 64 << 20
 
 
 class Level(enum.Enum):
-    """How a finding bears on a run."""
+    """Severity of a finding."""
 
     OK = "ok"
-    NOTE = "note"  #: works, and could be better
+    NOTE = "note"  #: works, but could be better
     PROBLEM = "problem"  #: something would fail
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact of the host."""
+    """One fact about the host. ``fix`` tells how to improve it, if it is not OK."""
 
     name: str
     level: Level = Level.OK
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What Headway will use for one purpose."""
+    """The transport or method that Headway will use for one purpose, and the reason."""
 
     purpose: str
     uses: str
@@ -68,7 +68,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Looks at this host; takes a few seconds, since it imports torch in a process of its own."""
+    """Examines this host. Takes a few seconds, because it imports torch in a child process."""
     shared_memory = find_shared_memory()
     direct_reads = find_direct_reads()
     working_ports = _host.working_rdma_ports()
@@ -92,7 +92,7 @@ def diagnose() -> Diagnosis:
 
 
 def choose(shared_memory: Finding, direct_reads: Finding, *, rdma_works: bool) -> list[Choice]:
-    """What Headway uses, given what works here."""
+    """Derives from the findings which transport or method Headway will use for each purpose."""
     if shared_memory.level is Level.PROBLEM:
         same_host = Choice(
             purpose="peers on this host",
@@ -166,7 +166,7 @@ def find_shared_memory() -> Finding:
 
 
 def find_direct_reads() -> Finding:
-    """Cross-memory attach, tried between two sibling processes."""
+    """Tries cross-memory attach (CMA) between two sibling processes."""
     name = "direct reads (CMA)"
     scope = _host.read_text(Path("/proc/sys/kernel/yama/ptrace_scope"))
     yama = "no Yama" if scope is None else f"Yama ptrace_scope {scope}"
@@ -226,7 +226,11 @@ def find_loopback(family: socket.AddressFamily, address: str) -> Finding:
 
 
 def find_rdma(working_ports: list[str]) -> Finding:
-    """``working_ports``: those that are up, with libibverbs there to use them."""
+    """Checks the RDMA devices.
+
+    Args:
+        working_ports: active ports (``device:port``), empty without libibverbs.
+    """
     ports = _host.rdma_ports()
     if not ports:
         return Finding(name="RDMA", value="no device")
@@ -246,7 +250,7 @@ def find_rdma(working_ports: list[str]) -> Finding:
 
 
 def find_gpu_memory_over_rdma() -> Finding:
-    """Whether memory of GPUs could be registered for RDMA. It is what driver and library say: nothing is registered."""
+    """Reports whether driver and libibverbs could register GPU memory for RDMA. It registers nothing."""
     name = "GPU memory over RDMA"
     answer = _host.run_probe("_dma_buf_probe.py")
     devices = answer.get("devices", [])
@@ -266,18 +270,18 @@ def find_gpu_memory_over_rdma() -> Finding:
 
 
 def files_of_ranks(num_ranks: int) -> int:
-    """Open files that a rank needs at most: libcomm's open_files_of_ranks(), with all ranks on one host."""
+    """Upper bound of the open files that a rank needs: libcomm's open_files_of_ranks() with all ranks on one host."""
     return 64 + 4 * num_ranks
 
 
 def expected_ranks(environ: Mapping[str, str], num_cores: int) -> int:
-    """How many ranks a group on this host may have: what a launcher says, else one per core and at least 64."""
+    """Number of ranks to expect on this host: as the launcher says, else one per core and at least LEAST_RANKS."""
     told = environ.get("WORLD_SIZE") or environ.get("LOCAL_WORLD_SIZE") or ""
     return int(told) if told.isdecimal() else max(LEAST_RANKS, num_cores)
 
 
 def find_open_files(environ: Mapping[str, str]) -> Finding:
-    """Whether a rank may open as many files as its peers take; each further group takes about as many again."""
+    """Checks whether a rank may open enough files for its peers. Each further group needs about as many again."""
     soft, hard = _host.open_file_limits()
     num_ranks = expected_ranks(environ, int(_host.cpu_limits().usable))
     needed = files_of_ranks(num_ranks)
@@ -300,7 +304,7 @@ def _limit_text(limit: int) -> str:
 
 
 def find_variables(environ: Mapping[str, str]) -> Finding:
-    """The settings in the environment, and the names beside them that mean nothing."""
+    """Lists the HEADWAY_ settings in the environment, and HEADWAY_ names that Headway ignores."""
     name = "variables"
     read = [known for known in _environment.KNOWN_VARIABLES if known in environ]
     value = f"{', '.join(read)} set" if read else "none set"
@@ -312,7 +316,7 @@ def find_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def find_software() -> list[Finding]:
-    """Versions, GPUs, and whether ``import headway`` works."""
+    """Reports versions and GPUs, and whether ``import headway`` works."""
     facts = _host.run_probe("_torch_probe.py")
     findings = [_find_python()]
     error = facts.get("error") or facts.get("torch_error")
@@ -370,7 +374,7 @@ _MARKS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
 
 
 def format_report(diagnosis: Diagnosis) -> str:
-    """The diagnosis as text for people."""
+    """The diagnosis as readable text."""
     lines = ["this host"]
     width = max(len(finding.name) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
@@ -387,7 +391,7 @@ def format_report(diagnosis: Diagnosis) -> str:
 
 
 def main(arguments: list[str], *, diagnose_host: Callable[[], Diagnosis] = diagnose) -> int:
-    """Prints the diagnosis; returns 1 when something would fail."""
+    """Prints the diagnosis. Returns 1 if there is a problem, else 0."""
     parser = OneLineParser(
         prog="headway doctor",
         description="Says what this host offers, what Headway will use of it and why, and what to fix. "

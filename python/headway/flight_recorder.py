@@ -1,7 +1,7 @@
-"""The flight recorder: what the ranks of a group did last, for a job that hangs or has failed.
+"""The flight recorder: the last operations of each rank of a group, for a job that hangs or has failed.
 
-A group records its last operations all the time. Where ``HEADWAY_FLIGHT_RECORDER`` names a folder, each rank writes
-them there when a group fails. ``export()`` makes of these files what PyTorch's analyzer reads::
+Every group records its last operations all the time. If ``HEADWAY_FLIGHT_RECORDER`` names a folder, each rank writes
+its records there when a group fails. ``export()`` converts these files for PyTorch's flight-recorder analyzer::
 
     HEADWAY_FLIGHT_RECORDER=~/flight torchrun ...
     headway flight-records ~/flight --output ~/flight-torch
@@ -24,51 +24,54 @@ import torch.distributed as dist
 from headway.groups import backend_of
 from headway.one_line_parser import OneLineParser
 
-#: Version of PyTorch's format that is written.
+#: Version of PyTorch's flight-recorder format that export() writes.
 _TORCH_FORMAT = "2.10"
-#: The analyzer knows no other library's names, and "barrier" by that of NCCL's way to do it.
+#: Names that the analyzer expects. It knows only names of NCCL, where a barrier is an all-reduce.
 _TORCH_NAMES = {"all_to_all_v": "all_to_all", "barrier": "all_reduce_barrier"}
-#: An operation that failed was pending: see ``_torch_state()``.
+#: PyTorch's name of each state. ``_entry()`` maps "failed" to "queued" or "posted", as the operation was pending.
 _TORCH_STATES = {"queued": "scheduled", "posted": "started", "completed": "completed"}
 
 
 class FlightRecord(TypedDict):
-    """One operation of a group on this rank. Times are nanoseconds since 1970; None where it did not come to that."""
+    """One operation of a group on this rank. Times are in nanoseconds since 1970; None: it has not happened."""
 
     operation: str  #: "all_to_all_v", "broadcast", "gather", "scatter", "all_gather", "barrier", "send", "receive", ...
-    number: int  #: alike on all ranks: of a channel's all-to-alls, of all other collectives, or of a pair's messages
-    channel: int | None  #: of an all-to-all; those of ``headway.slots`` have numbers after the group's own
-    device: int | None  #: of CUDA tensors: operations on them are numbered by themselves
-    peer: int | None  #: root, or other side of a message; a rank in the group
+    #: From 0, equal on all ranks. Counts the all-to-alls of a channel, all other collectives, or a pair's messages.
+    number: int
+    #: Channel of an all-to-all, else None. A ``headway.slots.Ring`` has a number after the group's own channels.
+    channel: int | None
+    device: int | None  #: CUDA device ordinal, None for host memory; each kind of memory has its own numbers
+    peer: int | None  #: root of a collective, or other end of a message; a rank in the group
     data_type: str
-    input_bytes: int  #: what this rank gives, its own part included
+    input_bytes: int  #: bytes that this rank contributes, including its block to itself
     output_bytes: int
-    state: str  #: "queued", "posted", "completed", or "failed": pending when the group failed
+    state: str  #: "queued", "posted", "completed", or "failed" (was pending when the group failed)
     started_ns: int
     posted_ns: int | None
     completed_ns: int | None
-    waiting_for: list[int]  #: ranks in the group whose data has not come; if none, that have not taken this rank's
+    waiting_for: list[int]  #: ranks whose data is missing; if none is, ranks that have not received this rank's data
 
 
 class FlightDump(TypedDict):
-    """What one rank tells of one group: the contents of a file."""
+    """Flight records of one group on one rank: the contents of one file."""
 
-    group: str  #: c10d's name of it
-    rank: int  #: in the group
-    global_ranks: list[int]  #: rank in the default group, by rank in this one
+    group: str  #: c10d's name of the group
+    rank: int  #: this rank in the group
+    global_ranks: list[int]  #: (size,) rank in the default group, indexed by rank in this group
     failure: str | None
-    capacity: int  #: completed operations kept: of each channel's all-to-alls, of all others, of all on CUDA tensors
+    capacity: int  #: completed operations kept of each channel, of all others together, and of all on CUDA tensors
     records: list[FlightRecord]
 
 
 def flight_records(group: dist.ProcessGroup | None = None) -> list[FlightRecord]:
-    """What is pending in a headway group on this rank, and the last operations that completed, by their start.
+    """Pending and last completed operations of a headway group on this rank, in the order of their start.
 
-    Local; works from any thread, and after the group has failed: then it tells what was pending at that moment.
-    ``Options(flight_records=)``, rounded up to a power of two, is how many are kept of each channel's exchanges, and of
-    all other operations together, and of all on CUDA tensors; 0 switches the recorder off. Reductions are Gloo's or
-    NCCL's, and not among them. An operation on CUDA tensors is posted when it is enqueued, and completed when it was
-    seen that all had come that its streams wait for, which is looked at several times a second.
+    Local; may be called from any thread. After a failure it returns the operations that were pending at that moment.
+
+    ``Options(flight_records=)``, rounded up to a power of two, is the number of completed operations kept: of each
+    channel's exchanges, of all other operations together, and of all operations on CUDA tensors. 0 turns the recorder
+    off. Reductions run in Gloo or NCCL and are not recorded. An operation on CUDA tensors is "posted" when it is
+    enqueued. It is "completed" when the host has seen that all data arrived, which it checks several times a second.
 
     Raises:
         ValueError: the group is not a headway group.
@@ -78,10 +81,10 @@ def flight_records(group: dist.ProcessGroup | None = None) -> list[FlightRecord]
 
 
 def dump_flight_records(path: str | pathlib.Path, *, group: dist.ProcessGroup | None = None) -> None:
-    """Writes what this rank knows of a headway group, as JSON: a ``FlightDump``.
+    """Writes the flight records of a headway group on this rank as JSON, a ``FlightDump``.
 
     Args:
-        path: file to write; each rank needs one of its own, and ``export()`` reads all ``*.json`` of a folder.
+        path: file to write, a different one on each rank; ``export()`` reads all ``*.json`` files of a folder.
     Raises:
         ValueError: the group is not a headway group.
         OSError: the file cannot be written.
@@ -90,22 +93,23 @@ def dump_flight_records(path: str | pathlib.Path, *, group: dist.ProcessGroup | 
 
 
 def export(folder: str | pathlib.Path, output: str | pathlib.Path) -> list[pathlib.Path]:
-    """Makes of the files of all ranks what PyTorch's flight-recorder analyzer (``torchfrtrace``) reads.
+    """Converts the files of all ranks for PyTorch's flight-recorder analyzer (``torchfrtrace``).
 
-    The analyzer compares the ranks' sequences of each process group. Headway has several sequences in a group that
-    need not be started in one order: the all-to-alls of each channel, the other collectives, and the messages of each
-    pair; those on CUDA tensors by themselves. Each is a process group to the analyzer, named
-    ``GROUP:all_to_all:CHANNEL``, ``GROUP:collectives`` or ``GROUP:messages:SOURCE:DESTINATION`` (global ranks), with
-    ``:cuda`` after ``GROUP`` of CUDA tensors. Messages are left out of a group in which a rank receives
-    from any rank, since nothing then says which of them belong together.
+    The analyzer compares one sequence of operations per process group over the ranks. A headway group has several
+    sequences that ranks may start in different order: the all-to-alls of each channel, the other collectives, and the
+    messages of each pair of ranks. Operations on CUDA tensors form sequences of their own. Each sequence becomes a
+    process group of the analyzer: ``GROUP:all_to_all:CHANNEL``, ``GROUP:collectives`` or
+    ``GROUP:messages:SOURCE:DESTINATION`` (global ranks). For CUDA tensors ``GROUP`` is followed by ``:cuda``. If any
+    rank of a group receives from any source, the group's messages are left out: the records do not tell which send
+    matched such a receive.
 
     Args:
-        folder: all ``*.json`` files in it are read; they must be of one job.
-        output: folder for one file a rank, ``rank_N``; it is made where it is missing.
+        folder: all its ``*.json`` files are read; they must belong to one job.
+        output: folder for one file per rank, ``rank_N``; created if missing.
     Returns:
-        the files.
+        paths of the written files.
     Raises:
-        ValueError: there is no such file, or one is not what a group wrote.
+        ValueError: the folder has no ``*.json`` file, or one of them is not a ``FlightDump``.
     """
     dumps = [_read(path) for path in sorted(pathlib.Path(folder).glob("*.json"))]
     if not dumps:
@@ -131,7 +135,7 @@ def _read(path: pathlib.Path) -> FlightDump:
 
 
 class _Sequence(NamedTuple):
-    """Operations that the ranks of it number alike."""
+    """Operations that ``global_ranks`` number alike; one process group of the analyzer."""
 
     name: str
     global_ranks: tuple[int, ...]
@@ -152,14 +156,14 @@ def _sequences_of(dump: FlightDump) -> Iterator[tuple[_Sequence, FlightRecord]]:
 
 
 def _ends(dump: FlightDump, record: FlightRecord) -> tuple[int, int]:
-    """Source and destination of a message, as ranks in the group."""
+    """(source, destination) of a message, as ranks in the group."""
     assert record["peer"] is not None
     own, peer = dump["rank"], record["peer"]
     return (own, peer) if record["operation"] == "send" else (peer, own)
 
 
 def _torch_dumps(dumps: list[FlightDump]) -> dict[int, dict[str, Any]]:
-    """Contents of the file of each global rank."""
+    """Maps each global rank to the contents of its file."""
     by_sequence: dict[_Sequence, dict[int, list[FlightRecord]]] = defaultdict(dict)
     ambiguous = {dump["group"] for dump in dumps if any(r["operation"] == "receive_any" for r in dump["records"])}
     for dump in dumps:
@@ -189,7 +193,7 @@ def _torch_dumps(dumps: list[FlightDump]) -> dict[int, dict[str, Any]]:
 
 
 def _has_forgotten(dump: FlightDump) -> bool:
-    """Whether collectives or messages of the group, or anything on a device, may be no longer among the records."""
+    """Whether the recorder may have overwritten collectives, messages, or any operation on CUDA tensors."""
     completed = [record for record in dump["records"] if record["state"] == "completed"]
     on_device = [record for record in completed if record["device"] is not None]
     others = [record for record in completed if record["device"] is None and record["channel"] is None]
@@ -197,10 +201,14 @@ def _has_forgotten(dump: FlightDump) -> bool:
 
 
 def _first_comparable(by_rank: dict[int, list[FlightRecord]], forgetful: set[int]) -> int:
-    """The first operation of a sequence from which on no rank has forgotten any: absence means that it was not started.
+    """Number of the first operation of a sequence from which on the records of all ranks are complete.
 
-    The analyzer would find it by the places of entries among all those of a rank, which differ between ranks here.
-    Where a forgetful rank knows none of the sequence, only what others have pending can be compared.
+    From there on, a missing record means that the rank has not started the operation. Before it, a recorder may have
+    overwritten the record. The analyzer would align ranks by the position of entries among all entries of a rank, but
+    these positions differ between ranks here. If a rank in ``forgetful`` has no record of the sequence, only the
+    operations that are pending on other ranks can be compared.
+
+    Example: rank 0 has records 3 to 6, rank 1 has 5 to 7: the result is 5. Rank 0 has not started 7.
     """
     firsts = [0]
     for rank, records in by_rank.items():
@@ -252,7 +260,7 @@ def _entry(sequence: _Sequence, record: FlightRecord) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """``headway flight-records``."""
+    """Runs ``headway flight-records``; returns the exit status."""
     parser = OneLineParser(
         prog="headway flight-records",
         description="Makes of the flight records of all ranks what PyTorch's analyzer (torchfrtrace) reads.",

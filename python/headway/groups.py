@@ -1,4 +1,4 @@
-"""Finds the headway backend in a group, and sets its bounds."""
+"""Finds the headway backend of a process group, and sets its ``max_lag``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NAME = "headway"
 
 
 def find_backend(group: dist.ProcessGroup | None = None) -> HeadwayBackend | None:
-    """The headway backend of a group (of the default group where None), or None if it has none."""
+    """Returns the headway backend of ``group``, or None if it has none. None as argument: the default group."""
     if group is None:
         group = dist.distributed_c10d._get_default_group()
     for device in group._device_types:
         backend: Any = group._get_backend(device)
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checker in front.
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend in a checker.
         backend = getattr(backend, "wrapped_pg", backend)
         if isinstance(backend, HeadwayBackend):
             return backend
@@ -25,7 +25,7 @@ def find_backend(group: dist.ProcessGroup | None = None) -> HeadwayBackend | Non
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
-    """The headway backend of a group.
+    """Returns the headway backend of ``group``; None: of the default group.
 
     Raises:
         ValueError: the group belongs to another backend.
@@ -37,15 +37,15 @@ def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
 
 
 def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None, channel: int | None = None) -> None:
-    """Changes this rank's bound from now on; other ranks need not do the same.
+    """Changes ``max_lag`` on this rank from now on. Ranks may use different values.
 
-    The group's ``Options.max_lag`` stays what it began with; ``backend_of(group).max_lag(channel)`` is the bound now.
+    ``Options.max_lag`` keeps the initial value; ``backend_of(group).max_lag(channel)`` returns the current one.
 
     Args:
         max_lag: 0 to the group's ``Options.max_lag_limit``.
-        group: a headway group; the default group where None.
-        channel: whose bound, 0 to ``Options.num_channels`` - 1; that of all channels where None.
+        group: a headway group; None: the default group.
+        channel: 0 to ``Options.num_channels`` - 1; None: all channels.
     Raises:
-        ValueError: the group has no room for that bound or no such channel, or is not a headway group.
+        ValueError: ``max_lag`` is above the group's limit, there is no such channel, or it is not a headway group.
     """
     backend_of(group).set_max_lag(max_lag, channel)

@@ -1,7 +1,16 @@
-"""The pending exchanges of a loop, oldest first.
+"""Queue of the pending exchanges of a bounded-lag loop, oldest first.
 
-A loop that may run ahead of its peers starts one exchange a step and completes it up to ``max_lag`` steps later. The
-queue keeps each exchange together with whatever the caller needs to finish that step, and says which one to wait for.
+Idea: a loop that may run ahead of its peers starts one exchange per step and completes it up to ``max_lag`` steps
+later. The queue keeps each pending exchange together with the payload that the caller needs to finish that step. A push
+waits for the oldest exchanges until at most ``max_lag`` are pending.
+
+Example: max_lag = 2. push(0) and push(1) return nothing. push(2) leaves three pending, so it waits for exchange 0 and
+returns its payload. drain() then yields the payloads of 1 and 2.
+
+Invariants: exchanges complete in the order of their pushes. After a push at most ``max_lag`` are pending.
+    Payloads and results do not depend on ``max_lag``; it only changes who waits when.
+Complexity: O(1) per push, besides the wait. The payloads of up to ``max_lag + 1`` steps stay in memory.
+Source: listing 2 of Dichev et al., arXiv 2512.19342; docs/bounded_lag.md.
 """
 
 from __future__ import annotations
@@ -20,16 +29,16 @@ PayloadT = TypeVar("PayloadT")
 
 
 class Waitable(Protocol):
-    """What the queue needs of a ``torch.distributed.Work``."""
+    """The part of ``torch.distributed.Work`` that the queue uses."""
 
     def wait(self) -> Any:
-        """Blocks until the exchange is complete; raises what made it fail."""
+        """Blocks until the exchange is complete; raises the error of one that failed."""
 
 
 class LagQueue(Generic[PayloadT]):
-    """First-in first-out queue of exchanges, of which at most ``max_lag`` stay pending after a push.
+    """First-in first-out queue of exchanges; at most ``max_lag`` stay pending after a push.
 
-    Usage, the loop of a model that may lag by two steps::
+    A loop that may lag by two steps::
 
         queue = headway.LagQueue(group, max_lag=2)
         for step in steps:
@@ -39,7 +48,7 @@ class LagQueue(Generic[PayloadT]):
         for earlier in queue.drain():
             predict(*earlier)
 
-    Call sites whose exchanges need bounds of their own use a channel and a queue each::
+    Call sites that need different bounds use one channel and one queue each::
 
         users, items = (headway.LagQueue(group, channel=channel) for channel in (0, 1))
         ...
@@ -47,7 +56,7 @@ class LagQueue(Generic[PayloadT]):
         for earlier in users.push(work, received):
             ...
 
-    ``push()`` starts nothing and calls no collective. One thread uses a queue at a time.
+    ``push()`` starts no collective. A queue is not thread-safe: only one thread may use it at a time.
     """
 
     def __init__(
@@ -60,16 +69,16 @@ class LagQueue(Generic[PayloadT]):
         """Creates an empty queue.
 
         Args:
-            group: a headway group, whose bound is the default; any other group needs ``max_lag``.
-            max_lag: bound to use instead, at least 0; for a headway group at most its ``max_lag_limit``. With
-                ``"auto"``, which needs a group made with it, the queue follows the group's recommendation: the
+            group: a headway group; its bound is the default. Any other group needs ``max_lag``.
+            max_lag: bound, at least 0; for a headway group at most its ``max_lag_limit``. ``"auto"`` needs a group
+                created with ``Options(max_lag="auto")``. The queue then follows the group's recommendation: the
                 smallest bound whose throughput is within 2.5% of the best on the channel's latest exchanges, and
-                ``max_lag_limit`` for the first few.
-            channel: the group's channel that the exchanges are on, and whose bound the queue sets. Functions of
-                ``torch.distributed`` use channel 0.
+                ``max_lag_limit`` for the first few exchanges.
+            channel: channel of the exchanges; the queue sets its bound. Functions of ``torch.distributed`` use
+                channel 0.
         Raises:
-            ValueError: no bound is known, or the bound is negative or above what the group allows, or it is "auto"
-                and the group does not measure, or the group has no such channel.
+            ValueError: no bound is given and the group has none; the bound is negative or above the group's limit; it
+                is "auto" and the group was not created with "auto"; or the group has no such channel.
         """
         self._group = group
         self._channel = channel
@@ -91,16 +100,16 @@ class LagQueue(Generic[PayloadT]):
 
     @property
     def channel(self) -> int:
-        """The group's channel that the queue's exchanges are on; 0 where the group is not a headway group."""
+        """Channel of the queue's exchanges; 0 if the group is not a headway group."""
         return self._channel
 
     @property
     def max_lag(self) -> int:
-        """Exchanges that may stay pending after a push.
+        """Number of exchanges that may stay pending after a push.
 
-        May be set at any time, on each rank by itself; takes effect at the next push. Sets the bound of the channel of
-        a headway group as well, so that the group lets this rank go as far ahead. A queue that follows its group stops
-        doing so.
+        It may be set at any time and per rank, and takes effect at the next push. The setter also sets the bound of the
+        headway group's channel, so that the group lets this rank run as far ahead. It ends automatic adjustment
+        ("auto").
         """
         return self._max_lag
 
@@ -124,11 +133,11 @@ class LagQueue(Generic[PayloadT]):
 
     @property
     def oldest(self) -> Waitable | None:
-        """The exchange to wait for next, or None when nothing is pending."""
+        """The oldest pending exchange, or None if nothing is pending."""
         return self._pending[0][0] if self._pending else None
 
     def payloads(self) -> Iterator[PayloadT]:
-        """What the caller stored with each pending exchange, oldest first."""
+        """Payloads of the pending exchanges, oldest first."""
         return (payload for _, payload in self._pending)
 
     def all_to_all_single(
@@ -138,7 +147,7 @@ class LagQueue(Generic[PayloadT]):
         output_split_sizes: list[int] | None = None,
         input_split_sizes: list[int] | None = None,
     ) -> dist.Work:
-        """Starts an exchange on the queue's group and channel, for ``push()``.
+        """Starts an exchange on the queue's group and channel. The caller passes the result to ``push()``.
 
         Args:
             output, input, output_split_sizes, input_split_sizes: as in ``headway.all_to_all_single()``.
@@ -160,10 +169,10 @@ class LagQueue(Generic[PayloadT]):
         """Adds a started exchange, then waits for the oldest ones until at most ``max_lag`` are pending.
 
         Returns:
-            payloads of the exchanges that are now complete, oldest first; usually none or one, more after the bound
-            was lowered.
+            payloads of the exchanges that this call completed, oldest first. Usually none or one; more after the
+            bound was lowered.
         Raises:
-            whatever ``work.wait()`` raises; the failed exchange is no longer pending then.
+            Any error of ``work.wait()``; the failed exchange is then no longer pending.
         """
         self._pending.append((work, payload))
         if self._is_automatic and self._backend is not None:
@@ -188,6 +197,6 @@ class LagQueue(Generic[PayloadT]):
         return payload
 
     def drain(self) -> Iterator[PayloadT]:
-        """Waits for all pending exchanges one by one, so that a payload can be used before the next one is complete."""
+        """Waits for all pending exchanges, oldest first; yields each payload as soon as its exchange is complete."""
         while self._pending:
             yield self.pop()

@@ -1,4 +1,7 @@
-"""Lets ``init_process_group("headway")`` start under mpirun and srun, which do not set torch's variables."""
+"""Sets torch's ``env://`` variables under mpirun and srun.
+
+These launchers do not set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which ``init_process_group("headway")`` needs.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
-#: torch's ``env://`` rendezvous port is drawn from here: below the ports that the kernel hands out.
+#: MASTER_PORT is chosen from [FIRST_PORT, FIRST_PORT + NUM_PORTS), below the kernel's range of ephemeral ports.
 FIRST_PORT, NUM_PORTS = 20000, 10000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Where a launcher writes what torch calls RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+    """Names of a launcher's variables for RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
+
+    ``required`` names a further variable that only ranks have; None: ``rank`` is enough.
+    """
 
     name: str
     rank: str
@@ -40,7 +46,7 @@ LAUNCHERS = (
         local_rank="SLURM_LOCALID",
         local_world_size=None,
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        required="SLURM_STEP_ID",  # A batch script itself has the others too, but is no rank.
+        required="SLURM_STEP_ID",  # A batch script has the other variables too, but it is not a rank.
     ),
     Launcher(
         name="MPICH, Intel MPI",
@@ -54,21 +60,22 @@ LAUNCHERS = (
 
 
 def adopt_launcher_environment(environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets torch's variables from those of the launcher, where torch's own are not set; never changes one that is."""
+    """Sets torch's variables from the launcher's. It never changes a variable that is already set."""
     environ = os.environ if environ is None else environ
     for name, value in launcher_variables(environ, parent=os.getppid()).items():
         environ.setdefault(name, value)
 
 
 def launcher_variables(environ: Mapping[str, str], *, parent: int) -> dict[str, str]:
-    """torch's variables as the launcher implies them.
+    """Derives torch's variables from those of the launcher.
 
     Args:
-        environ: the process's variables.
-        parent: process that started this one; the same for all ranks of a host under mpirun.
+        environ: environment of the process.
+        parent: pid of the parent process, which is the same for all ranks of a host under mpirun. It identifies the
+            job if the launcher gives no job id.
     Returns:
-        nothing where RANK or WORLD_SIZE is set or no launcher is found. MASTER_ADDR is left out where it cannot be
-        known (Open MPI and MPICH on several hosts): torch then says that it is missing.
+        torch's variables; empty if RANK or WORLD_SIZE is set, or if no launcher is found. MASTER_ADDR is left out if it
+        is unknown (Open MPI and MPICH on several hosts). torch then reports that it is missing.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return {}
@@ -99,7 +106,7 @@ def _variables_of(launcher: Launcher, environ: Mapping[str, str], parent: int) -
 
 
 def _slurm_local_size(environ: Mapping[str, str]) -> str | None:
-    """Tasks of this step on one host, where that can be told: "2" or "2(x4)"; None for uneven layouts."""
+    """Tasks per host of this Slurm step, from "2" or "2(x4)"; None if hosts have different numbers of tasks."""
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", ""))
     match = re.fullmatch(r"(\d+)(\(x\d+\))?", counts)
     return match.group(1) if match else None
@@ -115,7 +122,7 @@ def _first_slurm_host(environ: Mapping[str, str]) -> str | None:
 
 
 def _hash_of(text: str) -> int:
-    """A number that is the same in every process, unlike ``hash()``."""
+    """32-bit polynomial hash. It is equal in all processes, unlike ``hash()``."""
     value = 0
     for byte in text.encode():
         value = (value * 131 + byte) % (1 << 32)

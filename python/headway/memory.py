@@ -1,4 +1,4 @@
-"""Tensors in memory that Headway owns."""
+"""Tensors in memory that RDMA devices and peers can access directly."""
 
 from __future__ import annotations
 
@@ -12,43 +12,48 @@ import torch
 
 from headway import _extension
 
-_pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}  # By device: of which generation of memory, and the pool.
+_pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}  # By device: (CUDA memory generation, pool).
 _pools_lock = threading.Lock()
 
 
 def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """``torch.empty`` in memory that RDMA devices and peers can write to.
+    """``torch.empty`` in memory that RDMA devices and peers can access directly.
 
-    **On a CPU**: memory that an RDMA device keeps registered. Over RDMA, blocks above 64 KiB are read where they are,
-    and those above ``Options(slot_bytes=)`` are written straight into the output: such memory must be registered with
-    the device. That of this function stays registered, also when it is freed and used again, up to
-    ``Options(rdma_cache_bytes=)``; any other is registered for each exchange anew. From 16 KiB on a block that stays
-    registered is not copied on its way out either. So it is worth having for blocks from 16 KiB that are exchanged
-    again and again. With shared memory and tcp it is ordinary memory.
+    **On a CPU**: memory that stays registered with the RDMA device. Over RDMA, blocks above 64 KiB are read in place,
+    and blocks above ``Options(slot_bytes=)`` are also written straight into the output. Both need registered memory.
 
-    **On a CUDA device**: memory that the other ranks of the host map, out of ``mem_pool()``, for the outputs of
-    all-to-alls, broadcasts, gathers, scatters and all-gathers. A block above 64 KiB is copied into the output by its
-    sender, where those for other outputs land in slots, out of which they are copied on the device's multiprocessors.
-    The sender's host must know the output when it comes to the exchange. So of two ranks the later one always copies
-    directly; the earlier one looks for the other for up to 20 us, and fills slots if it is not there. Such a copy
-    starts when both ranks' streams have come to the exchange, where slots are filled at once: so ranks must start the
-    operations of a group in one order, messages included. Where nothing may be copied inside a device, use
-    ``headway.slots``. The memory is used again when the host has seen that the exchange is done; what is free stays
-    with the pool, as with any private pool of torch.
+    * Memory of this function stays registered, even after it is freed and reused, up to ``Options(rdma_cache_bytes=)``.
+      Any other memory is registered anew for each exchange.
+    * Blocks of at least 16 KiB in memory that stays registered are sent without a copy.
+    * It therefore pays off for blocks of at least 16 KiB that are exchanged repeatedly.
+    * Over shared memory and tcp it behaves like ordinary memory.
+
+    **On a CUDA device**: memory from ``mem_pool()`` that the other ranks of the host map. Use it for the outputs of
+    all-to-alls, broadcasts, gathers, scatters and all-gathers.
+
+    * The sender copies a block above 64 KiB straight into such an output. Blocks for other outputs arrive in slots;
+      a copy on the device's multiprocessors moves them into the output.
+    * The sender's host must know the output when it starts the exchange. Of two ranks, the later one always copies
+      directly. The earlier one looks for the output of the other for up to 20 us and else uses slots.
+    * A direct copy starts when the streams of both ranks have reached the exchange; slots are filled at once. All ranks
+      must therefore start the operations of a group in one order, messages included.
+    * ``headway.slots`` avoids all copies inside a device.
+    * The memory is reused after the host has seen that the exchange is done. Free memory stays in the pool, as with any
+      private pool of torch.
 
     Args:
-        size: the shape, as integers or as one sequence of them.
-        dtype: ``torch.get_default_dtype()`` where None.
-        device: the CPU, or a CUDA device; the current one where it has no index.
+        size: the shape, as integers or as one sequence of integers.
+        dtype: None: ``torch.get_default_dtype()``.
+        device: the CPU or a CUDA device; without an index the current CUDA device.
     Returns:
-        Shape ``size``, contiguous, of undefined contents, without gradient. On a CPU its first byte begins a page, the
-        memory goes back to Headway's pool with the last tensor that uses it, is rounded up to at least 64 KiB, and the
-        storage cannot be resized. On a CUDA device it is a tensor of torch's allocator, in the order of the current
-        stream as any.
+        contiguous tensor of shape ``size`` with undefined contents, without gradient. On a CPU the data is aligned to a
+        page, the memory is rounded up to at least 64 KiB, it returns to Headway's pool with the last tensor that uses
+        it, and the storage cannot be resized. On a CUDA device it comes from torch's allocator and is ordered by the
+        current stream.
     Raises:
-        NotImplementedError: ``device`` is neither.
+        NotImplementedError: ``device`` is neither a CPU nor a CUDA device.
         RuntimeError: a size is negative, or there is no memory (``torch.OutOfMemoryError`` on a CUDA device).
         TypeError: a size is not an integer.
     """
@@ -66,16 +71,16 @@ def empty(
 
 
 def mem_pool(device: torch.device | str | int | None = None) -> torch.cuda.MemPool:
-    """The pool of CUDA memory that peers can write to, for ``torch.cuda.use_mem_pool()``: see ``empty()``.
+    """Returns the pool of CUDA memory that peers can write to, for ``torch.cuda.use_mem_pool()``; see ``empty()``.
 
-    One for each device, of torch's caching allocator. When a group fails, peers may still be writing to outputs of
-    exchanges that were pending: these stay for ever, and from then on this returns a new pool, whose memory no peer has
-    ever known. So ask for it each time.
+    There is one pool of torch's caching allocator per device. When a group fails, peers may still write to the outputs
+    of pending exchanges. The memory of these outputs is then never freed, and this function returns a new pool, whose
+    memory no peer has mapped. Therefore call it each time instead of keeping the pool.
 
     Args:
-        device: a CUDA device; the current one where it is None or has no index.
+        device: a CUDA device; None or without an index: the current CUDA device.
     Raises:
-        ValueError: it is not a CUDA device.
+        ValueError: ``device`` is not a CUDA device.
     """
     index = _index_of(device)
     with _pools_lock:

@@ -1,13 +1,13 @@
 """Statistics of headway groups as Prometheus metrics, through the ``prometheus_client`` package.
 
-Usage, in a process that serves metrics anyway::
+Usage, in a process that serves metrics::
 
     import headway.metrics, prometheus_client
 
     headway.metrics.register(group, name="lookups")
     prometheus_client.start_http_server(9400)
 
-Nothing is sent and nothing is counted for it: a scrape reads the counters that ``headway.stats()`` reads.
+It adds no messages and no counters: a scrape reads the counters of ``headway.stats()``.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ _GROUP_COUNTERS = {
 
 
 class GroupCollector(Collector):
-    """Metrics of one group on this rank; gives none once the group is gone."""
+    """Metrics of one group on this rank; none once the group is destroyed. Holds only a weak reference to the group."""
 
     def __init__(self, group: dist.ProcessGroup | None, name: str) -> None:
-        """``name`` becomes the label ``group`` of every metric; ``rank`` is the rank in the group.
+        """Creates a collector that is not yet registered.
 
+        Args:
+            group: a headway group; None: the default group.
+            name: label ``group`` of every metric. The label ``rank`` is the rank in the group.
         Raises:
             ValueError: the group is not a headway group.
         """
@@ -59,7 +62,7 @@ class GroupCollector(Collector):
         self._labels = [name, str(dist.get_rank(group))]
 
     def collect(self) -> Iterable[Metric]:
-        """One metric of each kind, now."""
+        """Yields the current value of every metric."""
         group = self._group()
         if group is None or group not in dist.distributed_c10d._world.pg_map:
             return
@@ -104,11 +107,11 @@ def register(
     """Adds a group's metrics to a registry.
 
     Args:
-        group: a headway group; the default group where None.
-        name: label ``group`` of its metrics. Give groups of one process different names.
-        registry: where ``prometheus_client`` looks; its default one.
+        group: a headway group; None: the default group.
+        name: label ``group`` of its metrics. Groups of one process need different names.
+        registry: registry of ``prometheus_client``, by default its global one.
     Returns:
-        the collector, for ``registry.unregister()``.
+        the collector, to be passed to ``registry.unregister()``.
     Raises:
         ValueError: the group is not a headway group.
     """

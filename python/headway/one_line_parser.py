@@ -1,4 +1,4 @@
-"""How the commands report a wrong argument."""
+"""Argument parser whose errors are one line."""
 
 import argparse
 from typing import NoReturn

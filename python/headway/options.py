@@ -22,17 +22,17 @@ def complete_options(
     global_ranks: list[int],
     environ: Mapping[str, str] | None = None,
 ) -> Options:
-    """Options of one group: those given, then the environment, then the defaults.
+    """Merges the options of one group: given options win over the environment, which wins over the defaults.
 
     Args:
-        given: what the caller passed as ``pg_options``; it is not changed.
-        timeout: that of ``init_process_group()`` or ``new_group()``; one in ``given`` wins.
+        given: the caller's ``pg_options``, which are not changed, or None.
+        timeout: timeout of ``init_process_group()`` or ``new_group()``; a timeout in ``given`` takes precedence.
         group_name: c10d's name of the group.
         global_ranks: the group's ranks in the default group; empty for the default group itself.
-        environ: variables to read; ``os.environ`` where None. ``_environment.py`` lists them.
+        environ: variables to read; None: ``os.environ``. ``_environment.py`` lists them.
     Raises:
         TypeError: ``given`` is not ``headway.Options``.
-        ValueError: a variable has a value that means nothing.
+        ValueError: a variable has an invalid value.
     """
     if given is not None and not isinstance(given, Options):
         raise TypeError(f"pg_options of a headway group must be headway.Options, not {type(given).__name__}")
@@ -67,7 +67,7 @@ def _set_secret(options: Options, environ: Mapping[str, str]) -> None:
 
 
 def read_secret(environ: Mapping[str, str]) -> str:
-    """The job's secret from ``HEADWAY_GROUP_SECRET_FILE`` or ``HEADWAY_GROUP_SECRET``; empty where neither is set.
+    """The job's secret from ``HEADWAY_GROUP_SECRET_FILE`` or ``HEADWAY_GROUP_SECRET``; empty if neither is set.
 
     Raises:
         ValueError: both are set, or the file cannot be read or is empty.
@@ -87,11 +87,14 @@ def read_secret(environ: Mapping[str, str]) -> str:
 
 
 def prepare_flight_folder(environ: Mapping[str, str]) -> str:
-    """Path of the folder that ``HEADWAY_FLIGHT_RECORDER`` names, made if missing; empty where it is not set.
+    """Creates the folder that ``HEADWAY_FLIGHT_RECORDER`` names, if missing, and checks it.
 
+    The check happens now, because it would be too late when a group fails.
+
+    Returns:
+        the absolute path; empty if the variable is not set.
     Raises:
-        ValueError: it cannot be made or written to, or is not safe from other users. When a group fails is too late to
-            learn that.
+        ValueError: the folder cannot be created or written to, or other users could tamper with it.
     """
     name = environ.get("HEADWAY_FLIGHT_RECORDER")
     if name is None:
@@ -118,7 +121,7 @@ def prepare_flight_folder(environ: Mapping[str, str]) -> str:
 
 
 def _expect_own(path: pathlib.Path, status: os.stat_result) -> None:
-    """Refuses what another user than root owns, who decides where names in it lead."""
+    """Rejects a path whose owner is neither this user nor root: the owner could redirect names in it by links."""
     if status.st_uid not in (os.geteuid(), 0):
         raise ValueError(
             f"HEADWAY_FLIGHT_RECORDER: {path} belongs to another user ({status.st_uid}); use a folder of your own"

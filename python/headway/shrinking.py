@@ -1,4 +1,22 @@
-"""Goes on with the ranks that are left when others are lost."""
+"""Shrinks a group to its surviving ranks after a failure.
+
+Idea: the survivors agree on their membership over the control connections of the old group; no store and no coordinator
+takes part. Each rank announces the set of ranks that it takes for members, at first all that it does not know to be
+lost. It drops every rank that another member has dropped, and announces again, until all members have announced the
+same set. Ranks that stay silent for ``timeout`` are dropped. The members then connect a new group, whose rank 0 runs a
+new store.
+
+Example: rank 2 of 4 dies. Ranks 0, 1 and 3 call shrink() and become ranks 0, 1 and 2: ``ranks == [0, 1, 3]``. They have
+completed 12, 11 and 12 all-to-alls, so ``all_to_alls == [11]``. All three redo the twelfth in the new group.
+
+Invariants: all members return the same ``ranks``, ``all_to_alls`` and ``collectives``.
+    ``all_to_alls`` and ``collectives`` are minima over the members, so no member has to redo an operation before them.
+    A rank that the others have excluded gets an error when it wakes up.
+Complexity: an announcement goes to all other ranks of the old group. If one more rank is lost while the members
+    connect, they agree again; there are at most as many attempts as the old group has ranks, plus one.
+    An agreement takes at most two timeouts.
+Implementation: libcomm/src/survivors.cpp (agreement), libcomm/src/shrink.cpp, c10d_backend/headway_shrink.cpp.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +32,17 @@ from headway.groups import NAME, backend_of
 
 @dataclass(frozen=True, kw_only=True)
 class ShrunkGroup:
-    """A group of the ranks that are left, and where to resume.
+    """A group of the surviving ranks, and the operation at which to resume.
 
-    Every rank of it has completed the first ``all_to_alls[c]`` all-to-alls of channel ``c`` of the old group, and the
-    first ``collectives`` of its other collectives (reductions, which Gloo or NCCL do, do not count). A rank may have
-    completed a few more, up to its bound; those are to be done again, from the state of that time.
+    Every member has completed the first ``all_to_alls[c]`` all-to-alls of channel ``c`` of the old group, and the first
+    ``collectives`` of its other collectives. Reductions, which Gloo or NCCL execute, do not count. A member may have
+    completed a few more, up to its ``max_lag``. The caller must redo these from the state of that time.
     """
 
     group: dist.ProcessGroup
-    ranks: list[int]  #: rank in the old group of each rank of the new one, ascending
-    all_to_alls: list[int]  #: (num_channels)
-    collectives: int
+    ranks: list[int]  #: (new size,) rank in the old group, indexed by rank in the new group; ascending
+    all_to_alls: list[int]  #: (num_channels,) all-to-alls that every member has completed
+    collectives: int  #: other collectives that every member has completed
 
 
 def shrink(
@@ -33,23 +51,22 @@ def shrink(
     exclude: Sequence[int] = (),
     timeout: timedelta = timedelta(seconds=30),
 ) -> ShrunkGroup:
-    """Makes a group of the ranks that are left, after an error named a rank that is lost or silent.
+    """Creates a group of the surviving ranks, after an error has named a lost or silent rank.
 
-    All ranks that are left must call it. They agree over the connections of the old group: neither the store by which
-    it was made nor its rank 0 is needed. The old group is destroyed; the default group is replaced by the new one, and
-    then all other groups are destroyed too, as their ranks are numbered anew.
-    The bounds of the old group's channels are those of the new one's.
+    All surviving ranks must call it. It needs neither the store of the old group nor its rank 0. The old group is
+    destroyed. If it is the default group, the new group replaces it, and all other groups are destroyed too, because
+    global ranks change. The channels keep their ``max_lag``.
 
     Args:
-        group: a headway group; None: the default one.
-        exclude: ranks of the group to leave out though they may be alive.
-        timeout: ranks that say nothing for so long are left out. If one wakes up later, it gets an error.
+        group: a headway group; None: the default group.
+        exclude: ranks of the group to leave out even if they are alive.
+        timeout: ranks that stay silent for this long are left out. Such a rank gets an error when it wakes up.
     Raises:
-        ValueError: not a headway group, one of a single rank, or a wrong rank in ``exclude``.
-        torch.distributed.DistBackendError: others go on without this rank, or those that are left could not agree or
-            connect; it says who.
+        ValueError: it is not a headway group, it has a single rank, or ``exclude`` has an invalid rank.
+        torch.distributed.DistBackendError: the others go on without this rank, or the survivors could not agree or
+            connect. The message names the ranks.
     """
-    c10d: Any = dist.distributed_c10d  # Its functions for shrunk groups take the store to be alive, and are private.
+    c10d: Any = dist.distributed_c10d  # Its public shrink function needs a living store, so this uses private ones.
     info = c10d._prepare_shrink_target_group(group)
     old = info["process_group"]
     global_ranks = dist.get_process_group_ranks(old)
@@ -58,6 +75,6 @@ def shrink(
     c10d._world.pg_map[old] = (NAME, result.backend.store)
     info["pg_options_override"] = None
     new = c10d._finalize_shrunk_group(info, left_out, result.backend)
-    if info["is_default_group"]:  # Global ranks are those of the default group.
+    if info["is_default_group"]:  # The new default group defines new global ranks.
         c10d._world.pg_group_ranks[new] = {rank: rank for rank in range(len(result.ranks))}
     return ShrunkGroup(group=new, ranks=result.ranks, all_to_alls=result.all_to_alls, collectives=result.collectives)

@@ -1,4 +1,4 @@
-"""What a rank waited for: counted by the group itself, without any extra message."""
+"""Statistics of a group: how long this rank waited for which peer, and traffic. They cost no extra messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PeerStatistics(TypedDict):
     """One peer, seen from this rank."""
 
     wait_s: float  #: seconds that waits lasted because this peer was the last to arrive
-    waits: int
+    waits: int  #: waits that ended with the arrival of this peer
     bytes_sent: int
     bytes_received: int
     messages_sent: int
@@ -22,33 +22,34 @@ class PeerStatistics(TypedDict):
 
 
 class CudaStatistics(TypedDict):
-    """Exchanges of CUDA tensors, since the first of the group."""
+    """Operations on CUDA tensors since the group was created."""
 
-    operations: int  #: started
+    operations: int  #: operations started
     bytes_sent: int  #: to other ranks
     bytes_received: int
-    local_copies: int  #: inside the device, on its multiprocessors: out of slots, and of a rank's blocks to itself
+    #: Copies inside the device, on its multiprocessors: out of slots, and of the rank's blocks to itself.
+    local_copies: int
     local_copy_bytes: int
-    landing_bytes: int  #: memory of the device that is reserved for what peers send
-    mapped_bytes: int  #: memory of peers' devices that this rank may write to: their outputs of ``headway.empty()``
+    landing_bytes: int  #: device memory reserved as receive buffer
+    mapped_bytes: int  #: memory of peers' devices (their ``headway.empty()``) that this rank can write to
 
 
 class GroupStatistics(TypedDict):
-    """One group on this rank, since its start or the last ``reset_stats()``."""
+    """Statistics of one group on this rank since it was created or ``reset_stats()`` was last called."""
 
     peers: dict[int, PeerStatistics]  #: by rank in the group
     lag_histogram: list[int]  #: entry i: exchanges completed while i later ones of their channel were posted
     wait_s_by_lag: list[float]  #: seconds waited at that lag
     operations: int  #: exchanges completed
     lag_lost: int  #: exchanges with a block larger than a slot while their bound was above 0
-    offers_revoked: int  #: large blocks that a receiver did not fetch in time, so that they were sent
+    offers_revoked: int  #: large blocks that the sender sent itself, because the receiver did not fetch them in time
     queued: int  #: operations that could not be posted at their start
-    landing_bytes: int  #: memory reserved for what peers send
+    landing_bytes: int  #: host memory reserved as receive buffer
     cuda: CudaStatistics  #: not reset
 
 
 def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:
-    """Statistics of a headway group on this rank; local and cheap.
+    """Returns the statistics of a headway group on this rank. Local and cheap.
 
     Raises:
         ValueError: the group is not a headway group.
@@ -57,5 +58,5 @@ def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:
 
 
 def reset_stats(group: dist.ProcessGroup | None = None) -> None:
-    """Sets all counters of a headway group on this rank to zero, but those of CUDA tensors."""
+    """Sets all counters of a headway group on this rank to zero, except those in ``cuda``."""
     backend_of(group).reset_statistics()

@@ -1,10 +1,9 @@
-"""Keeps TorchRec from taking a headway group for a fake one.
+"""Keeps TorchRec from treating a headway group as a fake group.
 
-TorchRec 1.6.1 asks a group for ``_get_backend_name()``, which says "custom" for every plug-in backend, and takes
-"custom" to mean a test double: it then makes outputs up without any communication
-(``torchrec/distributed/comm_ops.py`` with ``set_use_sync_collectives(True)``, and
-``dist_data.py`` under ``torch.compile``).
-With the shim a headway group gives its registered name.
+TorchRec 1.6.1 calls ``_get_backend_name()``, which returns "custom" for every plug-in backend. TorchRec takes "custom"
+for a fake group of its tests and makes up outputs without communication: in ``torchrec/distributed/comm_ops.py`` with
+``set_use_sync_collectives(True)``, and in ``dist_data.py`` under ``torch.compile``. With the shim a headway group
+returns its registered name, "headway".
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MARK = "_headway_original"
 
 
 def install() -> None:
-    """Makes ``ProcessGroup._get_backend_name`` say "headway" for headway groups; a second call changes nothing."""
+    """Makes ``ProcessGroup._get_backend_name`` return "headway" for headway groups. Idempotent."""
     if is_installed():
         return
     original = dist.ProcessGroup._get_backend_name
@@ -40,13 +39,13 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes ``install()``: for tests that show what happens without it."""
+    """Undoes ``install()``; for tests of TorchRec's behaviour without the shim."""
     if is_installed():
         _replace(getattr(dist.ProcessGroup._get_backend_name, _MARK))
 
 
 def is_installed() -> bool:
-    """Whether a headway group would be known to TorchRec as one."""
+    """Whether the shim is installed."""
     return hasattr(dist.ProcessGroup._get_backend_name, _MARK)
 
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from headway.groups import find_backend
 
-#: Exchanges kept for each group; later ones are not recorded.
+#: Most exchanges recorded per group; later ones are dropped.
 CAPACITY = 1_000_000
 
 
 class TraceEvent(TypedDict):
-    """One completed exchange. Times are seconds of the host's monotonic clock."""
+    """One completed exchange. Times are in seconds of the host's monotonic clock."""
 
     number: int
     channel: int
@@ -26,20 +26,20 @@ class TraceEvent(TypedDict):
     completed_s: float
     bytes_sent: int
     bytes_received: int
-    last_peer: int
-    lag: int
+    last_peer: int  #: peer whose data arrived last; -1 if the rank waited for none
+    lag: int  #: later exchanges of the channel that were posted when this one completed
 
 
 @contextlib.contextmanager
 def trace(path: str | pathlib.Path) -> Iterator[None]:
-    """Records the exchanges of all headway groups that exist now, and writes them when the block ends.
+    """Records the exchanges of all headway groups that exist on entry, and writes them when the block ends.
 
-    Each rank writes a file of its own: ``{rank}`` in ``path`` stands for the rank in the default group; without it,
-    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their
-    files can be loaded together.
+    Each rank writes its own file. ``{rank}`` in ``path`` is replaced by the rank in the default group; without it,
+    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their files can be loaded
+    together.
 
     Args:
-        path: Chrome's JSON format; the folder must exist.
+        path: file to write, in Chrome's JSON format; its folder must exist.
     Raises:
         ValueError: no headway group exists.
     """
@@ -63,9 +63,9 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
 
 
 def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, Any]]:
-    """One exchange as rows of Chrome's format: from start to completion, and in it the time until it was posted.
+    """Events in Chrome's format for one exchange: from start to completion, and within it the time until it was posted.
 
-    Exchanges overlap where ranks lag, so these are asynchronous rows, matched by id.
+    Exchanges overlap if the rank lags, so these are asynchronous events, which the viewer matches by id.
     """
     name = f"all_to_all {event['number']}"
     key = f"{track}.{event['channel']}.{event['number']}"
@@ -84,7 +84,7 @@ def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, An
 
 
 def _headway_backends() -> dict[str, Any]:
-    """Backend of each existing group by the group's name; None for groups of other backends."""
+    """Maps the name of each existing group to its headway backend; None for groups of other backends."""
     world = dist.distributed_c10d._world
     return {name: find_backend(group) for group, name in world.pg_names.items()}
 
