@@ -1,1 +1,1 @@
-"""Runnable recommendation models and trainers on top of headway."""
+"""Runnable recommendation models and training programs on top of Headway."""

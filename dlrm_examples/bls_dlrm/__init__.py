@@ -1,4 +1,5 @@
-"""Distributed DLRM inference whose ranks may lag behind each other by a bounded number of steps.
+"""Distributed DLRM inference with bounded-lag exchanges: a rank may run a bounded number of steps ahead of its peers.
 
-Source: "Faster Distributed Inference-Only Recommender Systems via Bounded Lag Synchronous Collectives", sections IV, V.
+Source: Dichev et al., "Faster Distributed Inference-Only Recommender Systems via Bounded Lag Synchronous Collectives",
+arXiv 2512.19342, sections IV, V.
 """

@@ -1,10 +1,12 @@
-"""Ali-CCP logs: skeleton rows joined with the features that the rows of one impression group share.
+"""Reader of Ali-CCP logs: joins skeleton rows with the features that the rows of an impression group share.
 
 ``sample_skeleton_*.csv`` holds ``sample id,click,conversion,common feature id,number of features,features`` and
 ``common_features_*.csv`` holds ``common feature id,number of features,features``. Features are separated by the byte 1;
-each is ``field``, byte 2, ``id``, byte 3, ``value``. As in the paper, each of the 23 fields becomes one table with one
-value per row: of a field that repeats (a user's history), the feature with the largest value is kept, the first of
-equals. The label is the click. Dense inputs are the values kept for the eight fields that carry counts.
+each is ``field``, byte 2, ``id``, byte 3, ``value``.
+
+As in the paper, each of the 23 fields becomes one table with one id per row. If a field repeats (a user's history), the
+reader keeps the feature with the largest value, and the first one of equal values. The label is the click. The dense
+inputs are the kept values of the eight fields that carry counts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COMMON_PREFIX = "common_features"
 _FEATURE_SEPARATOR = b"\x01"
 _ID_SEPARATOR = b"\x02"
 _VALUE_SEPARATOR = b"\x03"
-_LARGEST_ID = (1 << 63) - 1  # The store has columns of int64.
+_LARGEST_ID = (1 << 63) - 1  # The columns of the store are int64.
 _ID_DIGITS = len(str(_LARGEST_ID))
 _FIELD_BYTES = frozenset(field.encode() for field in FIELDS)
 _ORDERED_FIELD_BYTES = tuple(field.encode() for field in FIELDS)
@@ -47,10 +49,10 @@ Features = dict[bytes, tuple[int, float]]
 
 
 def parse_features(text: bytes, *, expected_count: int) -> Features:
-    """Reads a list of features and keeps the one of largest value for each known field.
+    """Parses a list of features; keeps the one with the largest value of each known field.
 
     Raises:
-        MalformedLineError: a feature is incomplete or its id beyond int64, or their number is not ``expected_count``.
+        MalformedLineError: a feature is incomplete, an id exceeds int64, or their number is not ``expected_count``.
     """
     parts = text.split(_FEATURE_SEPARATOR) if text else []
     if len(parts) != expected_count:
@@ -70,16 +72,16 @@ def parse_features(text: bytes, *, expected_count: int) -> Features:
 
 
 def parse_common_line(line: bytes) -> tuple[bytes, Features]:
-    """Reads a line of ``common_features_*.csv``: its id and its features."""
+    """Parses a line of ``common_features_*.csv``; returns the common feature id and its features."""
     fields = _split(line, num_fields=3)
     return fields[0], parse_features(fields[2], expected_count=_parse_count(fields[1]))
 
 
 def parse_skeleton_line(line: bytes, common: dict[bytes, Features]) -> LogRow:
-    """Reads a line of ``sample_skeleton_*.csv`` and joins it with the shared features that it names.
+    """Parses a line of ``sample_skeleton_*.csv`` and joins it with the common features that it names.
 
     Raises:
-        MalformedLineError: wrong fields, or a common feature id that ``common`` does not hold.
+        MalformedLineError: a field is wrong, or ``common`` lacks the common feature id.
     """
     fields = _split(line, num_fields=6)
     if fields[1] not in (b"0", b"1"):
@@ -95,7 +97,11 @@ def parse_skeleton_line(line: bytes, common: dict[bytes, Features]) -> LogRow:
 
 
 def read_common_features(source: Path, malformed: MalformedLines) -> dict[bytes, Features]:
-    """All shared features of a directory, by common feature id."""
+    """Reads all common features of a directory. Counts malformed lines in ``malformed``.
+
+    Returns:
+        features by common feature id.
+    """
     common: dict[bytes, Features] = {}
     for block in read_blocks(_list_common_files(source)):
         for offset, line in enumerate(block.lines):

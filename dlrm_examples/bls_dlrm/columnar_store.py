@@ -1,7 +1,7 @@
-"""Click logs converted once into Parquet files, and reused as long as the source files stay the same.
+"""Cache of click logs as Parquet files. A log is converted once and reused while its source files stay unchanged.
 
-A store is a directory: one ``part-<block>.parquet`` per block of source lines and ``manifest.json``. It does not depend
-on the number of ranks or on table sizes, so every run can use it. Because it is columnar, a rank reads only the columns
+A store is a directory with ``manifest.json`` and one ``part-<block>.parquet`` per block of source lines. It does not
+depend on the number of ranks or on table sizes, so every run can use it. It is columnar: a rank reads only the columns
 of its own embedding tables.
 """
 
@@ -36,14 +36,14 @@ LABEL = "label"
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is in a store."""
+    """Contents of a store, as written to ``manifest.json``."""
 
     store_version: int
     format_name: str
     source: str
-    part_rows: dict[str, int]  # file name -> rows, in row order
+    part_rows: dict[str, int]  # rows of each part file, in row order
     complete: bool  # False when only the first lines of the source were converted
-    max_ids: tuple[int, ...]  # largest id of each sparse column; 0 where there is none
+    max_ids: tuple[int, ...]  # largest id of each sparse column; 0 if it has no id
     malformed_count: int
     malformed_reports: tuple[str, ...]
     passed_over: tuple[str, ...]  # files without a usable row, with the reason
@@ -63,11 +63,11 @@ class ColumnarLog:
 
     @property
     def format(self) -> LogFormat:
-        """Format of the log it was made from."""
+        """Format of the source log."""
         return format_named(self.manifest.format_name)
 
     def read_columns(self, names: Sequence[str], *, num_rows: int) -> dict[str, npt.NDArray[np.generic]]:
-        """The first ``num_rows`` values of each column; missing values are 0; starts again at the end of the store.
+        """Reads the first ``num_rows`` values of each column. Missing values are 0; a store that is too short repeats.
 
         Returns:
             arrays of shape (num_rows,): int64 for sparse columns and the label, float64 for dense ones.
@@ -91,16 +91,16 @@ def open_or_convert(
     num_workers: int = 1,
     strict: bool = False,
 ) -> ColumnarLog:
-    """The store of ``source``, made first if there is none that is up to date.
+    """Opens the store of ``source``. Creates it first if there is none that is up to date.
 
     Args:
         source: log file or directory.
         log_format: how to read it.
         store_root: directory that holds the stores; created if missing.
-        num_rows: rows that the caller will use; None converts the whole log. With a limit blocks of lines are converted
-            until there are as many usable rows. Files whose first block has none are read last.
-        num_workers: processes that convert, each its own share of the lines.
-        strict: a malformed line is an error.
+        num_rows: number of rows that the caller needs; None: the whole log. With a limit, blocks of lines are converted
+            until there are as many usable rows. Files without a usable row in their first block are read last.
+        num_workers: number of converting processes; each converts a share of the blocks.
+        strict: treat a malformed line as an error.
     Raises:
         DataError: the source cannot be read, has no usable row, or has a malformed line and ``strict`` is set.
     """
@@ -118,7 +118,7 @@ def open_or_convert(
 
 
 def default_store_root() -> Path:
-    """Directory of the stores unless the user names one: ``$XDG_CACHE_HOME/headway/columnar``."""
+    """Default directory of the stores: ``$XDG_CACHE_HOME/headway/columnar``."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "headway" / "columnar"
 
@@ -143,7 +143,7 @@ def _find_store(store_root: Path, key: str, num_rows: int | None) -> ColumnarLog
 
 
 def _read_store(path: Path) -> ColumnarLog | None:
-    """Opens a store; None if it is damaged, so that it is made again."""
+    """Opens a store; returns None if it is damaged. The caller then creates it again."""
     try:
         fields = json.loads((path / "manifest.json").read_text())
         for name in ("max_ids", "malformed_reports", "passed_over"):
@@ -158,7 +158,7 @@ def _read_store(path: Path) -> ColumnarLog | None:
 
 @dataclass(frozen=True)
 class _Share:
-    """Blocks that one worker converted."""
+    """Result of one worker: the blocks that it converted."""
 
     part_rows: dict[str, int]
     max_ids: tuple[int, ...]
@@ -170,7 +170,7 @@ class _Share:
 def _convert(
     source: Path, log_format: LogFormat, store_root: Path, key: str, num_rows: int | None, num_workers: int
 ) -> ColumnarLog:
-    """Converts into a temporary directory, then moves it to its place, so that no reader sees half a store."""
+    """Converts into a temporary directory, then renames it: readers never see an incomplete store."""
     try:
         store_root.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix="building-", dir=store_root))
@@ -193,7 +193,11 @@ def _convert(
 def _convert_rows(
     source: Path, log_format: LogFormat, target: Path, num_rows: int | None, num_workers: int
 ) -> tuple[list[_Share], bool]:
-    """Converts blocks until there are ``num_rows`` usable rows; tells whether the log ended before."""
+    """Converts blocks until there are ``num_rows`` usable rows.
+
+    Returns:
+        the shares of the workers, and whether the whole log was converted.
+    """
     shares: list[_Share] = []
     first, end = 0, None if num_rows is None else _blocks_of(num_rows)
     while True:
@@ -204,7 +208,7 @@ def _convert_rows(
         found = sum(share.lines.total_rows() for share in shares)
         if found >= num_rows:
             return shares, False
-        # The blocks so far tell how many rows a block has. Without any row, twice as many blocks are read.
+        # Estimate the rows per block from the blocks so far. Without any usable row, double the number of blocks.
         more = -(-(num_rows - found) * end // found) if found else end
         first, end = end, end + more
 
@@ -216,7 +220,7 @@ def _blocks_of(num_lines: int) -> int:
 def _convert_shares(
     source: Path, log_format: LogFormat, target: Path, blocks: tuple[int, int | None], num_workers: int
 ) -> list[_Share]:
-    """Converts blocks from the first of ``blocks`` to the one in front of the second."""
+    """Converts blocks ``blocks[0]`` to ``blocks[1] - 1`` (None: to the end of the log)."""
     source_bytes = sum(path.stat().st_size for path in log_format.list_row_files(source))
     if num_workers == 1 or source_bytes < 4 << 20:
         return [_convert_share(source, log_format.name, target, blocks, 0, 1)]
@@ -264,7 +268,7 @@ def _to_table(rows: list[LogRow], log_format: LogFormat) -> pa.Table:
 
 def _merge(shares: list[_Share], source: Path, log_format: LogFormat, *, complete: bool) -> Manifest:
     malformed, lines = MalformedLines(), UsableLines()
-    malformed.extend(shares[0].joined_malformed)  # every worker read the same joined files
+    malformed.extend(shares[0].joined_malformed)  # All workers read the same joined files: count them once.
     part_rows: dict[str, int] = {}
     for share in shares:
         lines.extend(share.lines)

@@ -1,4 +1,4 @@
-"""Options that the demo and the grid share, and their checks."""
+"""Command-line options shared by the demo and the grid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ROWS_PER_TABLE = 1_000_000
 
 
 def at_least(lowest: int) -> Callable[[str], int]:
-    """Converter of an integer argument with a lower bound."""
+    """Returns an argparse type: an integer of at least ``lowest``."""
 
     def convert(text: str) -> int:
         try:
@@ -33,7 +33,7 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 
 def make_parser(program: str, description: str, *, default_out: str, default_steps: int) -> argparse.ArgumentParser:
-    """Parser with the shared options."""
+    """Creates a parser with the shared options."""
     parser = OneLineParser(
         prog=program,
         description=description,
@@ -113,6 +113,6 @@ def make_parser(program: str, description: str, *, default_out: str, default_ste
 
 
 def program_name(module: str) -> str:
-    """How the user called this program."""
+    """Command by which the user started this program."""
     started = Path(sys.argv[0]).name
     return sys.argv[0] if started.startswith("headway ") else f"python -m {module}"

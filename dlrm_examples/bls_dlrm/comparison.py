@@ -1,4 +1,4 @@
-"""One call of the demo or the grid: data, ranks, results, report."""
+"""One run of the demo or the grid: prepares data, runs the ranks, writes results and report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from dlrm_examples.bls_dlrm.text_table import HEADINGS, format_table, headline, 
 
 
 class SetupError(RuntimeError):
-    """The comparison cannot begin; the message is one line."""
+    """The comparison cannot start; the message is one line."""
 
 
 class Comparison:
-    """Collects workloads, then runs them all with one set of processes."""
+    """Prepares workloads, then runs all of them with one set of processes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -48,7 +48,7 @@ class Comparison:
             _make_directory(options.trace.parent)
 
     def load_log(self, path: Path, log_format: LogFormat) -> ColumnarLog:
-        """Opens or converts a log, at the first need, and says what was found."""
+        """Opens or converts a log at its first use, and prints how many rows it has and what was left out."""
         if path not in self._logs:
             self._logs[path] = self._load_log(path, log_format)
         return self._logs[path]
@@ -76,7 +76,7 @@ class Comparison:
         return log
 
     def generated_log(self, format_name: str) -> Path:
-        """A synthetic log large enough for a run, written at the first need and kept beside the results."""
+        """Path of a synthetic log that is large enough for a run. Written at its first use, next to the results."""
         options = self._options
         rows = options.ranks * options.mini_batch * options.steps
         directory = options.out / "data"
@@ -93,7 +93,7 @@ class Comparison:
         return path
 
     def workload(self, setting: str, log: ColumnarLog | None) -> Workload:
-        """A setting on a log, or on random requests for the sizes of Criteo."""
+        """Creates the workload of a setting on a log; without a log, on random requests with Criteo's table sizes."""
         largest = self._options.max_rows_per_table
         table_rows = KAGGLE_CARDINALITIES if log is None else log.format.table_rows
         if log is not None and table_rows is None:
@@ -108,7 +108,11 @@ class Comparison:
         )
 
     def run(self, workloads: Sequence[Workload], *, command: str, json_path: Path | None = None) -> int:
-        """Measures all workloads, prints tables, writes the report; returns the exit status."""
+        """Measures all workloads, prints tables and writes the report.
+
+        Returns:
+            the exit status: 1 if predictions differ between systems or bounds, else 0.
+        """
         options = self._options
         json_paths = {options.out / "results.jsonl", json_path or options.out / "results.jsonl"}
         for path in json_paths:
@@ -124,11 +128,11 @@ class Comparison:
             device=options.device,
             trace_path=None if options.trace is None else options.trace.resolve(),
         )
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: results so far are kept.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Handle it like Ctrl-C: keep the results so far.
         recorded = Recorded([], [])
         try:
             measure(plan, recorded, timeout_s=options.timeout)
-        finally:  # What is complete is kept, also when the rest fails or is interrupted.
+        finally:  # Keep complete workloads, even if the rest fails or is interrupted.
             rows = make_rows(plan, recorded.measurements, recorded.stats)
             for path in json_paths if rows else ():
                 write_json_lines(plan, rows, path)
@@ -147,14 +151,14 @@ class Comparison:
 
 
 class Recorded(NamedTuple):
-    """What the ranks have reported so far."""
+    """Reports of the ranks so far."""
 
     measurements: list[Measurement]
     stats: list[GroupStats]
 
 
 def measure(plan: Plan, recorded: Recorded, *, timeout_s: float) -> None:
-    """Runs the plan with a progress bar; adds to ``recorded`` as reports come."""
+    """Runs the plan with a progress bar; adds reports to ``recorded`` as they arrive."""
     with tqdm(total=plan.num_measurements, unit="run", desc="starting", leave=False) as progress:
 
         def on_message(message: Message) -> None:
@@ -170,7 +174,7 @@ def measure(plan: Plan, recorded: Recorded, *, timeout_s: float) -> None:
 
 
 def chosen_format(options: argparse.Namespace) -> LogFormat:
-    """Format of ``--data``."""
+    """Log format of ``--data``."""
     return detect_format(options.data) if options.format == "auto" else format_named(options.format)
 
 
@@ -178,7 +182,11 @@ EXPECTED_ERRORS = (DataError, SetupError, RankFailedError)
 
 
 def _choose_systems(options: argparse.Namespace) -> list[str]:
-    """Those that were asked for, or all of the device, once it is clear that they can run."""
+    """Names of the requested systems; by default all that run on the device.
+
+    Raises:
+        SetupError: a system does not run on the device, or there are fewer GPUs than ranks.
+    """
     num_gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     if options.device == "cuda" and num_gpus < options.ranks:
         raise SetupError(f"--device cuda needs a GPU for each of {options.ranks} ranks, and this host has {num_gpus}")

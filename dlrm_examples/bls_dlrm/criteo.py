@@ -1,4 +1,4 @@
-"""Criteo's click logs: a label, 13 integers and 26 hexadecimal categories, separated by tabs, empty where missing."""
+"""Criteo's click logs: a label, 13 integers and 26 hexadecimal categories, separated by tabs. A field may be empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_INTEGERS = 13
 NUM_CATEGORIES = 26
 NUM_FIELDS = 1 + NUM_INTEGERS + NUM_CATEGORIES
 
-# Distinct values per category in the Kaggle (Display Advertising Challenge) and the Terabyte log.
+# Number of distinct values per category in the Kaggle log (Display Advertising Challenge) and in the Terabyte log.
 # fmt: off
 KAGGLE_CARDINALITIES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
@@ -30,13 +30,13 @@ CATEGORY_DIGITS = 8
 
 
 def line_parser(*, category_digits: int) -> LineParser:
-    """Reads one line; integers may be negative, any of the last 39 fields may be empty, also at the end of the line.
+    """Creates a parser of one line. Integers may be negative; any of the last 39 fields may be empty.
 
     Args:
-        category_digits: most hexadecimal digits of a category, up to 16. A category with 16 digits is an unsigned
-            64-bit number and becomes the int64 with the same bits.
+        category_digits: maximum number of hexadecimal digits of a category, up to 16. A category of 16 digits is an
+            unsigned 64-bit number; it becomes the int64 with the same bits.
     Raises:
-        MalformedLineError: (the parser) the line does not have 40 fields of the right kind.
+        MalformedLineError: raised by the returned parser, if a line does not have 40 fields of the right kind.
     """
     category = rb"[0-9a-fA-F]{0,%d}" % category_digits
     whole_line = re.compile(

@@ -1,4 +1,4 @@
-"""DLRM inference on a few processes, with and without lag, under one setting."""
+"""Demo: DLRM inference on a few processes under one setting, with and without lag."""
 
 from __future__ import annotations
 

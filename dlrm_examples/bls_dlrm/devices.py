@@ -1,7 +1,8 @@
-"""Where the ranks compute: what a delay is there, and how the events of a run are stamped.
+"""Devices on which ranks compute: CPU or GPU. Each implements the delays and the time stamps of a run.
 
-On a CPU both are the host's. On a GPU everything is in the order of a stream: a delay keeps the stream busy, and the
-stamps are the device's, so that they say when something happened and not when the host asked for it.
+On a CPU a delay sleeps, and stamps come from the host's clock. On a GPU everything is ordered by a stream: a delay
+keeps the stream busy, and stamps are CUDA events. They tell when the device reached the event, not when the host
+enqueued it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _CALIBRATION_CYCLES = 20_000_000
 
 
 class RunTimes:
-    """When one rank passed the events of one run, in seconds of ``time.perf_counter`` (one clock for all of a host)."""
+    """Times at which one rank passed the events of one run.
+
+    Times are in seconds of ``time.perf_counter``, which all processes of a host share. Arrays are (steps,).
+    """
 
     def __init__(self, num_steps: int) -> None:
         self.arrived = np.zeros(num_steps)
@@ -39,15 +43,15 @@ class RunTimes:
         self.finished = 0.0
 
     def start(self) -> None:
-        """The run begins."""
+        """Marks the start of the run."""
         self.started = time.perf_counter()
 
     def stamp(self, event: Event, step: int) -> None:
-        """All that was asked for before this call comes before the event."""
+        """Records an event of ``step``. It comes after everything that was called or enqueued before."""
         getattr(self, event)[step] = time.perf_counter()
 
     def finish(self) -> None:
-        """The run has ended; from now on the times may be read."""
+        """Marks the end of the run. The times may be read only after this call."""
         self.finished = time.perf_counter()
 
     @property
@@ -57,11 +61,11 @@ class RunTimes:
 
     @property
     def request_latency_s(self) -> Seconds:
-        """(steps,) from the arrival of each mini-batch to its predictions."""
+        """(steps,) time from the arrival of each mini-batch to its predictions."""
         return self.predicted - self.arrived
 
     def work(self, *, max_lag: int) -> RankWork:
-        """What the rank did between its events, for the replay of a run with this bound."""
+        """Work of the rank between its events, for ``recurrence.replay()``; ``max_lag`` is the bound of the run."""
         num_steps = len(self.arrived)
         before_post, before_wait = np.zeros(num_steps), np.zeros(num_steps)
         previous = self.started
@@ -81,7 +85,10 @@ class RunTimes:
 
 
 class StreamTimes(RunTimes):
-    """The same for the current stream of a GPU; a stamp is an event of CUDA."""
+    """Times on the current stream of a GPU; each stamp is a CUDA event.
+
+    ``stamp()`` also keeps the host at most ``_HOST_LEAD_STEPS`` steps ahead of the GPU.
+    """
 
     def __init__(self, num_steps: int) -> None:
         super().__init__(num_steps)
@@ -113,24 +120,24 @@ class StreamTimes(RunTimes):
 
 
 class Host:
-    """The CPU of a rank."""
+    """A rank's CPU."""
 
     torch_device = torch.device("cpu")
 
     def new_times(self, num_steps: int) -> RunTimes:
-        """Stamps for a run."""
+        """Creates the stamps of a run."""
         return RunTimes(num_steps)
 
     def delay(self, seconds: float) -> None:
-        """Lets everything after it come that much later."""
+        """Delays everything after this call by ``seconds``."""
         time.sleep(seconds)
 
 
 class Gpu(Host):
-    """The GPU of a rank, and its current stream."""
+    """A rank's GPU, and its current stream."""
 
     def __init__(self, rank: int) -> None:
-        """Makes GPU ``rank`` the current one."""
+        """Makes GPU ``rank`` the current device."""
         torch.cuda.set_device(rank)
         self.torch_device = torch.device("cuda", rank)
         self._cycles_per_s = _measure_cycles_per_s()
@@ -139,11 +146,11 @@ class Gpu(Host):
         return StreamTimes(num_steps)
 
     def delay(self, seconds: float) -> None:
-        torch.cuda._sleep(int(seconds * self._cycles_per_s))  # One thread that looks at its clock.
+        torch.cuda._sleep(int(seconds * self._cycles_per_s))  # A kernel of one thread that spins on its clock.
 
 
 def open_device(name: DeviceName, rank: int) -> Host:
-    """The device of a rank of this host."""
+    """Opens the device of ``rank`` on this host; on GPUs, rank i uses GPU i."""
     return Host() if name == "cpu" else Gpu(rank)
 
 
@@ -156,4 +163,4 @@ def _measure_cycles_per_s() -> float:
         end.record()
         end.synchronize()
         rates.append(_CALIBRATION_CYCLES / start.elapsed_time(end) * 1e3)
-    return max(rates)  # The first may have been at a lower clock.
+    return max(rates)  # The first measurement may have run at a lower clock.

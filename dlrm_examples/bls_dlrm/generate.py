@@ -1,4 +1,6 @@
-"""Writes synthetic logs in the formats of Criteo and Ali-CCP, with the true cardinalities and a power-law popularity.
+"""Writes synthetic logs in the formats of Criteo and Ali-CCP. Ids follow a power law.
+
+Criteo logs have the cardinalities of the published logs.
 
 python -m dlrm_examples.bls_dlrm.generate criteo sample.tsv --rows 100000
 python -m dlrm_examples.bls_dlrm.generate ali_ccp sample_directory --rows 100000
@@ -27,7 +29,7 @@ MISSING_CATEGORY_RATE = 0.03
 NEGATIVE_INTEGER = 2
 """The integer column (1-based) that holds negative values in Criteo's logs."""
 
-# Synthetic size of each Ali-CCP field; the largest is that of the paper's largest table (about two million).
+# Chosen number of ids of each Ali-CCP field; the largest equals the paper's largest table (about two million).
 # fmt: off
 ALI_CCP_CARDINALITIES = dict(zip(FIELDS, (
     240_000, 98, 14, 3, 8, 4, 4, 3, 5, 2_000_000, 7_000, 264_000, 106_000, 80_000, 4, 5_900, 105_000, 52_000, 37_000,
@@ -46,7 +48,7 @@ def write_criteo_log(
     exponent: float = ZIPF_EXPONENT,
     seed: int = 0,
 ) -> None:
-    """Writes a Criteo log; gzip-compressed if ``path`` ends in ``.gz``. An existing file is replaced at the end."""
+    """Writes a Criteo log, gzip-compressed if ``path`` ends in ``.gz``. Replaces an existing file at the end."""
     random = np.random.default_rng(seed)
     partial = path.with_name(f".{os.getpid()}-{path.name}")
     with _create(partial, compressed=path.suffix == ".gz") as stream:
@@ -65,7 +67,7 @@ def write_criteo_log(
 def write_ali_ccp_log(
     directory: Path, *, num_rows: int, rows_per_group: int = 8, exponent: float = ZIPF_EXPONENT, seed: int = 0
 ) -> None:
-    """Writes a skeleton and a common-features file; each impression group of ``rows_per_group`` rows shares a user."""
+    """Writes a skeleton and a common-features file. ``rows_per_group`` consecutive rows share the user's features."""
     random = np.random.default_rng(seed)
     directory.mkdir(parents=True, exist_ok=True)
     num_groups = -(-num_rows // rows_per_group)
@@ -90,7 +92,7 @@ def _labels(random: np.random.Generator, rows: int) -> list[str]:
 
 
 def _integers(random: np.random.Generator, rows: int, column: int) -> list[str]:
-    """Counts with a long tail; one column reaches down to -3, and each has missing values."""
+    """Draws counts with a long tail and missing values. Column NEGATIVE_INTEGER reaches down to -3."""
     values = np.exp(random.normal(1.5, 1.5, rows)).astype(np.int64)
     if column == NEGATIVE_INTEGER:
         values -= 3
@@ -113,7 +115,7 @@ def _with_missing(random: np.random.Generator, fields: list[str], rate: float) -
 def _feature_lists(
     random: np.random.Generator, rows: int, fields: tuple[str, ...], exponent: float
 ) -> Iterator[list[str]]:
-    """For each row one feature per field; weighted fields repeat up to four times, with the logarithm of a count."""
+    """Yields the features of each row: one per field, but one to four per weighted field, valued log(count + 1)."""
     for start in range(0, rows, _ROWS_PER_CHUNK):
         chunk = min(_ROWS_PER_CHUNK, rows - start)
         features: list[list[str]] = [[] for _ in range(chunk)]
@@ -129,7 +131,7 @@ def _feature_lists(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m dlrm_examples.bls_dlrm.generate", description="Write a synthetic click log."
     )

@@ -1,4 +1,4 @@
-"""All settings on all datasets: the comparison of the paper's section VI.B."""
+"""Grid: all settings on all datasets, as in section VI.B of the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a plan as processes of this host, and collects what they report."""
+"""Starts the ranks of a plan as processes of this host, and collects their reports."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class RankFailedError(RuntimeError):
-    """A rank stopped before its work was done; the message is one line."""
+    """A rank stopped before it finished; the message is one line."""
 
 
 def run_plan(plan: Plan, on_message: Callable[[Message], None], *, timeout_s: float) -> None:
-    """Runs all ranks to their end; the ranks die with this process.
+    """Runs all ranks until they finish. They are killed if this process dies.
 
     Args:
         plan: what to run.
-        on_message: called in this process for everything that a rank reports, in the order of each rank.
-        timeout_s: the ranks are stopped if they take longer.
+        on_message: called in this process for each message of a rank; messages of one rank keep their order.
+        timeout_s: the ranks are killed if they take longer.
     Raises:
         RankFailedError: a rank failed, died or ran out of time.
     """
@@ -75,7 +75,7 @@ def _collect(
                 raise RankFailedError(f"ranks {missing} did not finish in time") from None
             continue
         if isinstance(message, Failed):
-            _check_alive(ranks, finished | {message.rank})  # the loss of another rank is the cause, not the effect
+            _check_alive(ranks, finished | {message.rank})  # A dead rank is the cause of this failure: report it first.
             raise RankFailedError(f"rank {message.rank} failed: {message.text}")
         if isinstance(message, Finished):
             finished.add(message.rank)
@@ -83,7 +83,7 @@ def _collect(
 
 
 def _check_alive(ranks: list[BaseProcess], reported: set[int]) -> None:
-    """Raises if a rank that has not reported its end has come to it."""
+    """Raises RankFailedError if a rank has ended that is not in ``reported``."""
     for rank, process in enumerate(ranks):
         status = process.exitcode
         if rank in reported or status is None:

@@ -1,4 +1,4 @@
-"""Lines of plain or gzip-compressed log files, with their numbers, split among readers."""
+"""Splits the lines of plain or gzip-compressed log files into blocks, and deals the blocks to several readers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BLOCK_LINES = 8192
 class LineBlock(NamedTuple):
     """Consecutive lines of one file."""
 
-    block_number: int  # place among all blocks of all files
+    block_number: int  # index among all blocks of all files
     path: Path
     first_line_number: int  # starts at 1
     lines: list[bytes]  # line ends are kept
 
 
 def list_log_files(source: Path, *, suffixes: tuple[str, ...]) -> list[Path]:
-    """Log files of ``source``: itself if it is a file, else the files in that directory that end in ``suffixes``.
+    """Lists the log files of ``source``: the file itself, or the files of the directory that end in ``suffixes``.
 
-    Hidden files of a directory are not listed: editors, macOS and downloads leave such files beside the data.
+    Hidden files are skipped: editors, macOS and downloads leave such files next to the data.
 
     Raises:
         DataError: there is no such path, or no such file in the directory.
@@ -56,17 +56,17 @@ def read_blocks(
     first_block: int = 0,
     end_block: int | None = None,
 ) -> Iterator[LineBlock]:
-    """Every ``num_shards``-th block of the files, starting at block ``shard``.
+    """Yields every ``num_shards``-th block of the files, starting at block ``shard``.
 
-    The readers with shard 0 to ``num_shards - 1`` together see each line exactly once, in blocks whose content does not
-    depend on ``num_shards``. A UTF-8 byte order mark at the begin of a file is no part of its first line.
+    The readers with shard 0 to ``num_shards - 1`` together see each line exactly once. The content of a block does not
+    depend on ``num_shards``. A UTF-8 byte order mark at the beginning of a file is not part of its first line.
 
     Args:
         paths: plain or gzip-compressed files, in reading order.
-        shard: number of this reader.
-        num_shards: readers.
-        first_block: blocks in front of it, of all readers, are passed over.
-        end_block: the block behind the last one of all readers; None: the end of the last file.
+        shard: index of this reader.
+        num_shards: number of readers.
+        first_block: index of the first block to read, counted over all readers.
+        end_block: index behind the last block to read, counted over all readers; None: to the end of the last file.
     Raises:
         DataError: a file cannot be read or decompressed.
     """

@@ -1,4 +1,4 @@
-"""What a reader of click logs must say about its format so that the columnar store can convert and load it."""
+"""Description of a click-log format, from which the columnar store can convert and load logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LineParser = Callable[[bytes], LogRow]
 
 @dataclass
 class MalformedLines:
-    """Counts lines that could not be read and keeps the first few reports (``file:line: reason``)."""
+    """Counts malformed lines and keeps the first ``max_reports`` reports (``file:line: reason``)."""
 
     count: int = 0
     reports: list[str] = field(default_factory=list)
@@ -42,23 +42,24 @@ class MalformedLines:
             self.reports.append(f"{path}:{line_number}: {reason}")
 
     def extend(self, other: MalformedLines) -> None:
-        """Adds what another reader found."""
+        """Adds the count and the reports of another reader."""
         self.count += other.count
         self.reports.extend(other.reports[: self.max_reports - len(self.reports)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFormat:
-    """A kind of click log.
+    """One click-log format.
 
     Attributes:
-        name: how the command line and the store call it.
+        name: name on the command line and in the store.
         dense_names: columns that feed the bottom MLP, in order.
         sparse_names: one column per embedding table, in order.
-        list_row_files: files with one impression a line, in reading order.
-        list_joined_files: files that every row may refer to.
-        make_line_parser: reads the joined files and returns the parser of a line; files malformed ones in its argument.
-        table_rows: rows of each table where the format defines them, else None (then the store's largest id decides).
+        list_row_files: lists the files with one impression per line, in reading order.
+        list_joined_files: lists the files that rows may refer to.
+        make_line_parser: reads the joined files and returns the parser of a line. It adds malformed lines of the joined
+            files to its argument.
+        table_rows: rows of each table, if the format defines them; None: derived from the largest ids of the store.
     """
 
     name: str

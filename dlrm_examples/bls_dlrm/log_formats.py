@@ -1,4 +1,4 @@
-"""The log formats that can be read, by name."""
+"""Registry of the supported log formats."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FORMATS = {log_format.name: log_format for log_format in (CRITEO, ALI_CCP)}
 
 
 def format_named(name: str) -> LogFormat:
-    """The format of that name.
+    """Looks up a format by name.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no format of that name.
     """
     if name not in FORMATS:
         raise DataError(f"unknown log format {name!r}; known: {', '.join(FORMATS)}")
@@ -23,5 +23,5 @@ def format_named(name: str) -> LogFormat:
 
 
 def detect_format(source: Path) -> LogFormat:
-    """Ali-CCP for a directory with skeleton files, else Criteo."""
+    """Detects the format: Ali-CCP for a directory with skeleton files, else Criteo."""
     return ALI_CCP if is_ali_ccp_directory(source) else CRITEO

@@ -1,7 +1,20 @@
-"""The two inference loops: the paper's listing 1 (synchronous) and listing 2 (bounded lag), with a stamp at each event.
+"""The two inference loops: listing 1 (synchronous) and listing 2 (bounded lag) of the paper, with time stamps.
 
-Neither loop calls a collective besides the exchange, and neither allocates for its stamps. Both are the same on a CPU
-and on a GPU, where all is in the order of the current stream: a wait makes the stream wait.
+Idea: a step looks up embeddings, exchanges them (all-to-all), and predicts. The synchronous loop waits for the exchange
+of a step in the same step. The bounded-lag loop with bound k starts step t and then waits for the exchange of step
+t - k, so a rank may run up to k steps ahead of its peers. After the last step it drains the k pending exchanges.
+
+Example: k = 1, three steps; S = delay, lookup, start of the exchange, bottom MLP; W = wait, interaction, top MLP.
+
+    synchronous    S0 W0 S1 W1 S2 W2
+    bounded lag    S0 S1 W0 S2 W1 W2
+
+Invariants: before a rank starts step t, it has completed step t - k - 1. Exchanges complete in order.
+    Predictions are bit-identical for all k. The exchange is the only collective inside a loop.
+    The stamps allocate no memory during the loop. On a GPU all work is ordered by the current stream; a wait makes the
+    stream wait, not the host.
+Complexity: one exchange per step. The tensors of up to k + 1 steps are alive (``held_bytes``).
+Source: Dichev et al., arXiv 2512.19342, listings 1 and 2.
 """
 
 from __future__ import annotations
@@ -25,10 +38,10 @@ class LoopResult:
     """One run of one rank.
 
     Attributes:
-        predictions: a (B,) tensor per step.
-        times: the stamps.
-        held_bytes: most bytes of tensors that pending exchanges kept alive at one time.
-        sent_bytes: bytes of all exchanges, to all ranks.
+        predictions: one (B,) tensor per step.
+        times: time stamps of the run.
+        held_bytes: largest size of the tensors that pending steps kept alive at one time.
+        sent_bytes: bytes sent in all exchanges, to all ranks.
     """
 
     predictions: list[torch.Tensor]
@@ -38,7 +51,7 @@ class LoopResult:
 
 
 class Pending(NamedTuple):
-    """What is needed to finish a step once its exchange is complete."""
+    """State of a step between the start of its exchange and its prediction."""
 
     step: int
     sent: torch.Tensor
@@ -47,7 +60,7 @@ class Pending(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that this step keeps alive."""
+        """Bytes of the tensors that this pending step keeps alive."""
         return self.sent.nbytes + self.received.nbytes + self.dense_output.nbytes
 
 
@@ -62,7 +75,7 @@ class InferenceRank:
         inputs: Sequence[StepInputs],
         device: Host | None = None,
     ) -> None:
-        """Moves everything to ``device``, the CPU where it is None."""
+        """Moves model, tables and inputs to ``device``; None: the CPU."""
         self._device = Host() if device is None else device
         at = self._device.torch_device
         self._model = model.to(at)
@@ -72,7 +85,12 @@ class InferenceRank:
 
     @torch.no_grad()
     def run_synchronous(self, group: dist.ProcessGroup, delays_s: Seconds) -> LoopResult:
-        """Listing 1: the exchange of a step overlaps with the bottom MLP of that step, nothing else."""
+        """Runs listing 1: the exchange of a step overlaps only with the bottom MLP of that step.
+
+        Args:
+            group: group of the exchange.
+            delays_s: (steps,) delay of this rank in each step.
+        """
         times = self._device.new_times(len(delays_s))
         predictions: list[torch.Tensor] = []
         held_bytes = sent_bytes = 0
@@ -90,7 +108,13 @@ class InferenceRank:
 
     @torch.no_grad()
     def run_bounded_lag(self, group: dist.ProcessGroup, delays_s: Seconds, *, max_lag: int) -> LoopResult:
-        """Listing 2: up to ``max_lag`` exchanges stay pending while later steps begin; drained at the end."""
+        """Runs listing 2: up to ``max_lag`` exchanges stay pending while later steps begin; drained at the end.
+
+        Args:
+            group: group of the exchange.
+            delays_s: (steps,) delay of this rank in each step.
+            max_lag: the bound k.
+        """
         times = self._device.new_times(len(delays_s))
         predictions: list[torch.Tensor] = []
         held_bytes = sent_bytes = 0
@@ -102,7 +126,7 @@ class InferenceRank:
             held_bytes = max(held_bytes, pending.num_bytes + sum(entry.num_bytes for entry in queue.payloads()))
             if step >= max_lag:
                 times.stamp("wait_began", step - max_lag)
-            for completed in queue.push(work, pending):  # that one: the bound does not change during a run
+            for completed in queue.push(work, pending):  # step - max_lag: the bound is constant during a run
                 times.stamp("wait_ended", completed.step)
                 self._finish(completed, predictions, times)
         while queue:
@@ -114,7 +138,7 @@ class InferenceRank:
         return LoopResult(predictions=predictions, times=times, held_bytes=held_bytes, sent_bytes=sent_bytes)
 
     def _start(self, step: int, delay_s: float, group: dist.ProcessGroup, times: RunTimes) -> tuple[dist.Work, Pending]:
-        """The part of a step that needs no other rank: delay, lookup, start of the exchange, bottom MLP."""
+        """First part of a step, which needs no other rank: delay, lookup, start of the exchange, bottom MLP."""
         inputs = self._inputs[step]
         times.stamp("arrived", step)
         if delay_s > 0:
@@ -128,7 +152,7 @@ class InferenceRank:
         return work, Pending(step, rows, received, self._model.bottom(inputs.dense))
 
     def _finish(self, pending: Pending, predictions: list[torch.Tensor], times: RunTimes) -> None:
-        """The rest of a step: interaction and top MLP."""
+        """Last part of a step, after its exchange: pooling if the receiver does it, interaction, top MLP."""
         rows = pending.received
         receive_offsets = self._inputs[pending.step].receive_offsets
         if receive_offsets is not None:

@@ -1,4 +1,4 @@
-"""What a rank reports, and the messages that carry it to the process that started the ranks."""
+"""Messages from the ranks to the process that started them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ class Measurement:
     """One run of one rank at one point.
 
     Attributes:
-        workload: index into the plan.
-        elapsed_s: duration of the loop, drain included.
+        workload: index into the plan's workloads.
+        run: index of the repetition.
+        elapsed_s: duration of the loop, including the drain.
         finished_s: end of the loop, on the clock of ``work.start_s``.
-        request_latency_s: (steps,) from the arrival of a mini-batch to its predictions.
-        work: time outside of communication, for the replay.
-        posting_s: total time inside the calls that start exchanges.
-        waiting_s: total time inside the waits.
-        held_bytes: most bytes that pending steps kept alive.
-        bytes_per_exchange: mean bytes that the rank sends in one exchange, all destinations together, itself included.
-        predictions_digest: hash over the bits of all predictions.
+        request_latency_s: (steps,) time from the arrival of a mini-batch to its predictions.
+        work: time outside communication, as input of the replay.
+        posting_s: total time in the calls that start exchanges.
+        waiting_s: total time in the waits.
+        held_bytes: largest size of the tensors that pending steps kept alive.
+        bytes_per_exchange: mean bytes that the rank sends in one exchange to all ranks, including itself.
+        predictions_digest: SHA-256 over the bits of all predictions.
     """
 
     rank: int
@@ -48,7 +49,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStats:
-    """What ``headway.stats(group)`` says on one rank after all runs of a point."""
+    """``headway.stats(group)`` of one rank after all runs of a point."""
 
     rank: int
     workload: int
@@ -58,14 +59,14 @@ class GroupStats:
 
 @dataclass(frozen=True)
 class Ready:
-    """A rank is connected and goes on to load its data."""
+    """A rank is connected and will now load its data."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank stops; the text is one line."""
+    """A rank has failed and stops; the text is one line."""
 
     rank: int
     text: str
@@ -73,7 +74,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Finished:
-    """A rank has done its part."""
+    """A rank has finished all its work."""
 
     rank: int
 

@@ -1,4 +1,4 @@
-"""Means with 95% intervals, latency and throughput as in the paper's section V.C, and its memory estimate."""
+"""Means with 95% confidence intervals; latency, throughput and memory estimate of the paper (section V.C)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# 97.5% quantiles of Student's t for 1 to 30 degrees of freedom.
+# 97.5% quantiles of Student's t distribution for 1 to 30 degrees of freedom.
 # fmt: off
 _T_QUANTILES = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
@@ -21,7 +21,7 @@ _NORMAL_QUANTILE = 1.960
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and half the width of its 95% interval (0 for a single sample)."""
+    """A mean and half the width of its 95% confidence interval (0 for a single sample)."""
 
     mean: float
     half_width: float
@@ -38,10 +38,10 @@ class Estimate:
 
 
 def estimate(samples: Sequence[float] | npt.NDArray[np.float64]) -> Estimate:
-    """Mean of independent samples with its interval by Student's t.
+    """Mean of independent samples with its 95% confidence interval by Student's t.
 
     Raises:
-        ValueError: there is no sample.
+        ValueError: ``samples`` is empty.
     """
     values = np.asarray(samples, dtype=np.float64).reshape(-1)
     if values.size == 0:
@@ -54,7 +54,7 @@ def estimate(samples: Sequence[float] | npt.NDArray[np.float64]) -> Estimate:
 
 
 def batch_latency(elapsed_s: npt.NDArray[np.float64], *, num_steps: int) -> Estimate:
-    """Mean over all runs i and processes j of L(i, j), the mean time of a step of process j in run i.
+    """Latency of a step: mean of L(i, j), the mean step time of process j in run i, over all runs and processes.
 
     Args:
         elapsed_s: (runs, ranks) duration of the loop, drain included.
@@ -64,7 +64,7 @@ def batch_latency(elapsed_s: npt.NDArray[np.float64], *, num_steps: int) -> Esti
 
 
 def throughput(elapsed_s: npt.NDArray[np.float64], *, num_steps: int) -> Estimate:
-    """Mean over runs of the mini-batches that all processes together answer in a second.
+    """Mini-batches per second of all processes together, mean over runs.
 
     Args:
         elapsed_s: (runs, ranks) duration of the loop, drain included.
@@ -74,5 +74,11 @@ def throughput(elapsed_s: npt.NDArray[np.float64], *, num_steps: int) -> Estimat
 
 
 def estimated_bytes_per_lag(*, row_bytes: int, mini_batch: int, num_tables: int) -> int:
-    """The paper's estimate of what each unit of k costs a process: s * b * tables + s**2 + b."""
+    """The paper's estimate of the memory per unit of k and process: s * b * tables + s**2 + b bytes.
+
+    Args:
+        row_bytes: s.
+        mini_batch: b, rows.
+        num_tables: number of embedding tables.
+    """
     return row_bytes * mini_batch * num_tables + row_bytes**2 + mini_batch

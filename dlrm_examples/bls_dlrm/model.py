@@ -1,7 +1,7 @@
-"""DLRM for inference, its embedding tables spread over the ranks table by table.
+"""DLRM for inference. Embedding tables are sharded table-wise over the ranks.
 
 Shapes: B rows of a rank's mini-batch, T tables, D columns of an embedding row, F dense inputs.
-Source: Naumov et al., "Deep Learning Recommendation Model"; sizes of its Criteo Kaggle configuration.
+Source: Naumov et al., "Deep Learning Recommendation Model"; default sizes are its Criteo Kaggle configuration.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class DlrmConfig:
-    """Sizes of a model; the weights follow from them and the seed alone, whatever the number of ranks.
+    """Sizes of a model. The weights depend only on these and the seed, not on the number of ranks.
 
     Attributes:
         table_rows: rows of each embedding table.
-        num_dense: inputs of the bottom MLP.
-        dim: columns of an embedding row, and outputs of the bottom MLP.
-        bottom_hidden: widths between the inputs and the outputs of the bottom MLP.
-        top_hidden: widths between the interaction and the single output of the top MLP.
-        seed: of all weights.
+        num_dense: F, inputs of the bottom MLP.
+        dim: D, columns of an embedding row and outputs of the bottom MLP.
+        bottom_hidden: hidden widths of the bottom MLP.
+        top_hidden: hidden widths of the top MLP, which has one output.
+        seed: seed of all weights.
     """
 
     table_rows: tuple[int, ...]
@@ -43,28 +43,28 @@ class DlrmConfig:
 
     @property
     def num_tables(self) -> int:
-        """T."""
+        """T, the number of embedding tables."""
         return len(self.table_rows)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of an embedding row."""
+        """Bytes of an embedding row (float32)."""
         return 4 * self.dim
 
     @property
     def bottom_widths(self) -> tuple[int, ...]:
-        """Widths of the bottom MLP, inputs and outputs included."""
+        """Widths of all layers of the bottom MLP, from its inputs to its outputs."""
         return (self.num_dense, *self.bottom_hidden, self.dim)
 
     @property
     def top_widths(self) -> tuple[int, ...]:
-        """Widths of the top MLP; its inputs are the dense output and the dot product of each pair of vectors."""
+        """Widths of all layers of the top MLP. Inputs: the dense output and the dot product of each vector pair."""
         num_vectors = self.num_tables + 1
         return (self.dim + num_vectors * (num_vectors - 1) // 2, *self.top_hidden, 1)
 
 
 class EmbeddingShard:
-    """The tables of one rank, stacked in one matrix so that one call looks up all of them."""
+    """The tables of one rank, stacked in one matrix, so that one call looks up rows of all of them."""
 
     def __init__(self, config: DlrmConfig, tables: Sequence[int]) -> None:
         rows = [config.table_rows[table] for table in tables]
@@ -76,16 +76,16 @@ class EmbeddingShard:
             _fill_table(self.weight[first : first + count], config.seed, table)
 
     def to(self, device: torch.device) -> EmbeddingShard:
-        """Moves the tables there; returns this."""
+        """Moves the tables to ``device``; returns self."""
         self.weight = self.weight.to(device)
         return self
 
     def look_up(self, indices: torch.Tensor, bag_offsets: torch.Tensor | None) -> torch.Tensor:
-        """Rows of the matrix, summed over each bag.
+        """Looks up rows of the stacked matrix and sums them over each bag.
 
         Args:
             indices: (N,) int64 rows of the stacked matrix.
-            bag_offsets: (M,) int64, where each bag begins in ``indices``; None for bags of one row each.
+            bag_offsets: (M,) int64, first index of each bag in ``indices``; None: each index is a bag.
         Returns:
             (M, D) float32, or (N, D) without ``bag_offsets``.
         """
@@ -95,7 +95,7 @@ class EmbeddingShard:
 
 
 class Dlrm:
-    """The two MLPs and the interaction, which every rank holds; the tables are in ``EmbeddingShard``."""
+    """The two MLPs and the interaction, replicated on every rank. ``EmbeddingShard`` holds the tables."""
 
     def __init__(self, config: DlrmConfig) -> None:
         self.config = config
@@ -106,24 +106,24 @@ class Dlrm:
         self._pair = row * num_vectors + column
 
     def to(self, device: torch.device) -> Dlrm:
-        """Moves the weights there; returns this."""
+        """Moves the weights to ``device``; returns self."""
         for layers in (self._bottom, self._top):
             layers[:] = [(weight.to(device), bias.to(device)) for weight, bias in layers]
         self._pair = self._pair.to(device)
         return self
 
     def bottom(self, dense: torch.Tensor) -> torch.Tensor:
-        """Turns (B, F) dense inputs into (B, D)."""
+        """Applies the bottom MLP: (B, F) dense inputs to (B, D)."""
         for weight, bias in self._bottom:
             dense = torch.relu(F.linear(dense, weight, bias))
         return dense
 
     def predict(self, dense_output: torch.Tensor, pooled: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Probability of a click.
+        """Predicts the probability of a click.
 
         Args:
-            dense_output: (B, D) of the bottom MLP.
-            pooled: for each table, table 0 first, (B, D) embedding vectors.
+            dense_output: (B, D) output of the bottom MLP.
+            pooled: T tensors (B, D), the pooled embeddings of each table, table 0 first.
         Returns:
             (B,) float32 in [0, 1].
         """
@@ -137,7 +137,7 @@ class Dlrm:
 
 
 def pool_rows(rows: torch.Tensor, bag_offsets: torch.Tensor) -> torch.Tensor:
-    """Sums (N, D) rows over bags that begin at ``bag_offsets`` (M,); returns (M, D)."""
+    """Sums (N, D) rows over bags with first rows ``bag_offsets`` (M,); returns (M, D)."""
     return F.embedding_bag(torch.arange(rows.shape[0], device=rows.device), rows, bag_offsets, mode="sum")
 
 
@@ -158,5 +158,5 @@ def _make_layers(widths: tuple[int, ...], *, seed: int) -> list[tuple[torch.Tens
 
 
 def _seed_of(seed: int, part: str, index: int) -> int:
-    """A seed for each part of the model, so that a part is the same whoever builds it."""
+    """Seed of one part of the model: every rank that builds the part gets the same weights."""
     return seed * 1_000_003 + {"bottom": 1, "top": 2, "table": 3}[part] * 10_007 + index

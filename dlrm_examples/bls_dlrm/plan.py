@@ -1,4 +1,4 @@
-"""What to run: the workloads, the points of each, and the sizes; handed to every rank as it is."""
+"""The measurement plan: workloads, points and sizes. Every rank gets the same plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANDOM_DATASET = "random"
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """One system at one bound."""
+    """One system with one bound."""
 
     system: str
     max_lag: int
@@ -26,9 +26,9 @@ class Workload:
     """One setting on one dataset.
 
     Attributes:
-        setting: its name.
+        setting: name of the setting.
         dataset: name of the log's format, or ``random``.
-        log: the converted log, None for random requests.
+        log: the converted log; None: random requests.
         table_rows: rows of each embedding table.
         num_dense: inputs of the bottom MLP.
     """
@@ -41,24 +41,24 @@ class Workload:
 
     @property
     def conditions(self) -> Setting:
-        """The setting itself."""
+        """The setting named ``setting``."""
         return SETTINGS[self.setting]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that the ranks need to know.
+    """Input of every rank.
 
     Attributes:
-        num_ranks: processes.
-        workloads: what to run, one after the other.
-        points: systems and bounds, all measured in each of the runs.
-        num_runs: repetitions.
+        num_ranks: number of processes.
+        workloads: workloads to run, one after the other.
+        points: systems and bounds; each run measures all of them.
+        num_runs: number of repetitions.
         num_steps: batches of a run.
         mini_batch: rows of a batch that each rank answers.
-        seed: of weights, random requests and delays.
-        device: where all ranks compute; on GPUs rank i takes GPU i.
-        trace_path: where to write traces of Headway's exchanges; setting, dataset and rank go before the suffix.
+        seed: seed of weights, random requests and delays.
+        device: device of all ranks; on GPUs rank i uses GPU i.
+        trace_path: file for traces of Headway's exchanges; setting, dataset and rank are inserted before the suffix.
     """
 
     num_ranks: int
@@ -73,12 +73,12 @@ class Plan:
 
     @property
     def num_measurements(self) -> int:
-        """Timed runs of the whole plan, each by all ranks at once."""
+        """Number of timed runs of the whole plan; all ranks take part in each."""
         return len(self.workloads) * len(self.points) * self.num_runs
 
 
 def make_points(systems: list[str], lags: list[int]) -> tuple[Point, ...]:
-    """Every system at every bound; the synchronous one has no bound and counts once, at 0."""
+    """All combinations of systems and bounds; the synchronous system has no bound and appears once, with 0."""
     points = []
     for name in systems:
         points += [Point(name, lag) for lag in (lags if SYSTEMS[name].bounded_lag else [0])]

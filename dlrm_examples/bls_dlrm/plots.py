@@ -1,4 +1,4 @@
-"""Plots of one workload: latency, throughput, request latency and distance from the replay over the bound."""
+"""Plots of one workload over the bound: latency, throughput, request latency, ratio to the replayed time; waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARKERS = {"sync": "", "bls-gloo": "s", "bls-headway": "o"}
 
 
 def plot_comparison(rows: Sequence[ResultRow], title: str) -> bytes:
-    """Four panels over the bound k with 95% intervals; the synchronous system is the horizontal line.
+    """Plots four panels over the bound k with 95% intervals; the horizontal line is the synchronous system.
 
     Returns:
         a PNG file.
@@ -35,7 +35,7 @@ def plot_comparison(rows: Sequence[ResultRow], title: str) -> bytes:
 
 
 def plot_waits(waits: Sequence[Waits]) -> bytes:
-    """For each bound, who waited for whom as a heat map, and the histogram of lag below it.
+    """Plots for each bound a heat map of which rank waited for which, and below it the histogram of lag.
 
     Returns:
         a PNG file.
@@ -93,6 +93,6 @@ def _scaled(value: Estimate, factor: float) -> Estimate:
 
 def _to_png(figure: Figure) -> bytes:
     target = io.BytesIO()
-    FigureCanvasAgg(figure)  # the figure draws itself on this, whatever display the user has
+    FigureCanvasAgg(figure)  # attaches itself to the figure, so no display is needed
     figure.savefig(target, format="png")
     return target.getvalue()

@@ -1,4 +1,4 @@
-"""One rank: connects, builds its part of the model, measures every point of the plan and reports to the launcher."""
+"""The process of one rank: connects, builds its part of the model, measures every point, reports to the launcher."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Outbox(Protocol):
 
 
 def rank_main(rank: int, plan: Plan, store_port: int, launcher_pid: int, outbox: Outbox) -> None:
-    """Entry point of a rank's process."""
+    """Entry point of a rank's process. Reports an error to the launcher as ``Failed`` and exits with status 1."""
     _die_with_launcher(launcher_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C for all ranks
     torch.set_num_threads(1)
     try:
         device = open_device(plan.device, rank)
@@ -62,7 +62,7 @@ def rank_main(rank: int, plan: Plan, store_port: int, launcher_pid: int, outbox:
 
 
 def measure_workload(plan: Plan, index: int, rank: int, device: Host, report: Callable[[Message], None]) -> None:
-    """Measures all points of one workload, in an order that is drawn anew for each run, and reports each run."""
+    """Measures all points of one workload and reports each run. Each run has its own random order of the points."""
     workload = plan.workloads[index]
     config = DlrmConfig(table_rows=workload.table_rows, num_dense=workload.num_dense, seed=plan.seed)
     inputs, inference = _prepare(plan, workload, config, rank, device)
@@ -96,7 +96,7 @@ def _measure_runs(
             seed=plan.seed,
         )
         for point in random.Random(f"{plan.seed} {run}").sample(plan.points, len(plan.points)):
-            dist.barrier()  # on the Gloo world group, before the clock starts
+            dist.barrier()  # on the default (Gloo) group, before the clock starts
             result = _run_point(inference, groups[point], point, delays_s)
             report(_measurement(result, rank, index, point, run))
     dist.barrier()
@@ -126,7 +126,7 @@ def _prepare(
 
 
 def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequence[int]) -> RequestSource:
-    """The requests of a workload, with the ids of some tables."""
+    """Creates the requests of a workload; ``tables`` are the tables whose ids it loads."""
     num_rows = plan.num_ranks * plan.mini_batch
     if workload.log is None:
         max_lookups = workload.conditions.max_lookups
@@ -135,7 +135,7 @@ def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequ
 
 
 def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dict[Point, dist.ProcessGroup]:
-    """One group for all points over Gloo or NCCL, and one Headway group per bound."""
+    """Creates one Headway group per bound, and one group for all points over Gloo or NCCL."""
     slot_bytes = max(row_bytes * max(step.receive_rows) for step in inputs)
     groups: dict[Point, dist.ProcessGroup] = {}
     shared: dict[str, dist.ProcessGroup] = {}
@@ -195,7 +195,7 @@ def _is_of_headway(group: dist.ProcessGroup) -> bool:
 
 
 def _traced(plan: Plan, workload: Workload) -> AbstractContextManager[None]:
-    """Traces the exchanges of the block if the plan says so, one file per workload and rank."""
+    """Context that traces exchanges over Headway if the plan asks for it; one file per workload and rank."""
     if plan.trace_path is None:
         return nullcontext()
     name = f"{plan.trace_path.stem}.{workload.setting}.{workload.dataset}.rank{{rank}}{plan.trace_path.suffix}"
@@ -203,14 +203,14 @@ def _traced(plan: Plan, workload: Workload) -> AbstractContextManager[None]:
 
 
 def _die_with_launcher(launcher_pid: int) -> None:
-    """Has the kernel kill this process when the launcher ends, however it ends."""
+    """Makes the kernel kill this process when the launcher ends for any reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher_pid:
         os._exit(1)
 
 
 def _describe(error: Exception) -> str:
-    """One line for the user, with the place that raised."""
+    """One line for the user: type, message, and the file and line that raised."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"

@@ -1,8 +1,20 @@
-"""The least time in which listing 2 of the paper can run, given what every rank did besides communicating.
+"""Replay of a run as if communication cost nothing: the least time in which listing 2 of the paper can finish.
 
-Replays the order of events of the loop with exchanges that cost nothing: an exchange is complete as soon as every rank
-has posted it. With bound k, rank r posts t after its work of step t, and waits for t - k at the end of step t, so that
-t - k - 1 is complete before it posts t.
+Idea: measure how long each rank worked between its events, then replay the events with exchanges that take no time. An
+exchange is complete as soon as every rank has posted it. With bound k, for rank r and step t:
+
+    posted(r, t)        = time of r's event before + before_post(r, t)
+    completed(r, t - k) = max(posted(r, t) + before_wait(r, t - k), max over all ranks s of posted(s, t - k))
+
+Each step posts t and then waits for t - k; after the last step the rank waits for the k exchanges left.
+
+Example: two ranks, three steps, work before posting [1, 5, 1] and [4, 1, 2], no other work.
+    k = 0: posted [1, 9, 10] and [4, 5, 11]; both complete at [4, 9, 11]; 11 in total.
+    k = 1: posted [1, 6, 7] and [4, 5, 7]; rank 0 completes at [6, 7, 7], rank 1 at [5, 7, 7]; 7 in total.
+
+Invariants: rank r completes t - k - 1 before it posts t. A rank alone never waits.
+Complexity: O(ranks * steps).
+Source: Dichev et al., arXiv 2512.19342, listing 2.
 """
 
 from __future__ import annotations
@@ -18,12 +30,12 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """Time that one rank spent outside of posting and waiting, between its events in program order.
+    """Time in seconds that one rank spent outside posting and waiting, between its events in program order.
 
     Attributes:
-        start_s: when the rank entered the loop, on a clock that the ranks share.
-        before_post_s: (steps,) work between the event before and the posting of each step (delay, lookup, ...).
-        before_wait_s: (steps,) work between the event before and the waiting for each step (bottom MLP, ...).
+        start_s: time at which the rank entered the loop, on a clock that all ranks share.
+        before_post_s: (steps,) work between the previous event and the posting of each step (delay, lookup, ...).
+        before_wait_s: (steps,) work between the previous event and the wait for each step (bottom MLP, ...).
         tail_s: work after the last wait.
     """
 
@@ -35,7 +47,7 @@ class RankWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Times at which the ranks pass the events, on the clock of ``RankWork.start_s``; arrays are (ranks, steps)."""
+    """Times of the replayed events, on the clock of ``RankWork.start_s``; arrays are (ranks, steps)."""
 
     posted_s: Seconds
     completed_s: Seconds
@@ -44,16 +56,18 @@ class Replay:
 
     @property
     def elapsed_s(self) -> float:
-        """From the first rank's start to the last one's end."""
+        """Time from the start of the first rank to the end of the last rank."""
         return float(self.finished_s.max() - self.started_s)
 
 
 def replay(ranks: Sequence[RankWork], *, max_lag: int) -> Replay:
-    """Runs the recurrence.
+    """Replays the events of all ranks.
 
     Args:
         ranks: one entry per rank, all with the same number of steps.
         max_lag: the bound k, at least 0.
+    Raises:
+        ValueError: ``max_lag`` is negative.
     """
     if max_lag < 0:
         raise ValueError(f"max_lag must be at least 0, not {max_lag}")

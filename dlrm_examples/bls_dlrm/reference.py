@@ -1,4 +1,4 @@
-"""The judge: one process that holds all tables and answers the same mini-batches without any exchange."""
+"""Oracle of the predictions: one process holds all tables and answers the same mini-batches without any exchange."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dlrm_examples.bls_dlrm.step_inputs import make_step_inputs
 def predict_in_one_process(
     config: DlrmConfig, source: RequestSource, *, num_steps: int, num_ranks: int, pool_at_receiver: bool = False
 ) -> list[list[torch.Tensor]]:
-    """Predictions by rank and step, bit for bit those of ``num_ranks`` processes.
+    """Predicts for all ranks and steps; bit-identical to the predictions of ``num_ranks`` processes.
 
     Returns:
-        for each rank and step a (B,) tensor.
+        one (B,) tensor for each rank and step.
     """
     placement = place_tables(config.table_rows, num_ranks=1)
     model, shard = Dlrm(config), EmbeddingShard(config, range(config.num_tables))
@@ -38,7 +38,7 @@ def predict_in_one_process(
 
 
 class _Rows:
-    """The rows of one rank's mini-batch as a source of their own."""
+    """Request source that holds only the mini-batch of one rank."""
 
     def __init__(self, source: RequestSource, rank: int, num_ranks: int) -> None:
         self.num_rows = source.num_rows // num_ranks
@@ -46,7 +46,7 @@ class _Rows:
         self._first = rank * self.num_rows
 
     def lookups(self, step: int) -> Ids:
-        """(T,) as in the whole batch."""
+        """(T,) lookups per row, as in the whole batch."""
         return self._source.lookups(step)
 
     def ids(self, step: int, table: int) -> Ids:
@@ -54,5 +54,5 @@ class _Rows:
         return self._source.ids(step, table)[self._first : self._first + self.num_rows]
 
     def dense(self, step: int, first_row: int, end_row: int) -> npt.NDArray[np.float32]:
-        """Dense inputs, rows counted from the mini-batch's first."""
+        """Dense inputs; rows are counted from the first row of the mini-batch."""
         return self._source.dense(step, self._first + first_row, self._first + end_row)

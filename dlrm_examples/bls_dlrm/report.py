@@ -1,4 +1,4 @@
-"""Writes the table, the plots and a report that is one HTML file with the plots inside."""
+"""Writes the plots and a report: one HTML file that embeds tables and plots."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def write_report(plan: Plan, rows: Sequence[ResultRow], directory: Path, *, note
     """Writes ``report.html`` and one PNG file per plot into ``directory``.
 
     Args:
-        plan: what was run.
-        rows: the results.
-        directory: exists already.
+        plan: the plan that was run.
+        rows: results.
+        directory: existing folder.
         notes: remarks on the data, such as malformed lines.
-        command: how to run it again.
+        command: command line that repeats the run.
     """
     sections = []
     for index in range(len(plan.workloads)):

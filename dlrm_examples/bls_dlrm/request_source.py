@@ -1,7 +1,7 @@
-"""The requests that a run answers: for each step a batch of dense inputs and of ids per table.
+"""Sources of requests: for each step a batch of dense inputs, and of ids for each table.
 
-A batch has ``num_ranks * mini_batch`` rows; rank r answers rows ``r * mini_batch`` to ``(r + 1) * mini_batch``. Sources
-give the same batches to every rank, so no rank has to be told about another's.
+A batch has ``num_ranks * mini_batch`` rows; rank r answers rows ``r * mini_batch`` to ``(r + 1) * mini_batch - 1``. A
+source gives the same batches to every rank, so ranks need not exchange ids.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Ids = npt.NDArray[np.int64]
 
 
 class RequestSource(Protocol):
-    """Where batches come from."""
+    """Interface of a request source."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of a batch, all ranks together."""
+        """Number of rows of a batch, over all ranks."""
 
     def lookups(self, step: int) -> Ids:
-        """(T,) number of ids that each row of this batch has in each table; known to every rank."""
+        """(T,) number of ids per row in each table, for this batch; known to every rank."""
 
     def ids(self, step: int, table: int) -> Ids:
         """(rows, lookups) ids in ``[0, rows of the table)``."""
 
     def dense(self, step: int, first_row: int, end_row: int) -> npt.NDArray[np.float32]:
-        """(end_row - first_row, F) dense inputs of some rows of the batch."""
+        """(end_row - first_row, F) dense inputs of rows ``first_row`` to ``end_row - 1`` of the batch."""
 
 
 class LogRequests:
-    """Batches from a click log: one id per row and table, ids reduced modulo the rows of the table."""
+    """Batches from a click log: one id per row and table, taken modulo the rows of the table."""
 
     def __init__(
         self, log: ColumnarLog, config: DlrmConfig, *, tables: Sequence[int], num_rows: int, num_steps: int
@@ -44,11 +44,11 @@ class LogRequests:
         """Loads what one rank needs.
 
         Args:
-            log: starts again where it has fewer than ``num_rows * num_steps`` rows.
-            config: of the model.
+            log: its rows are repeated if it has fewer than ``num_rows * num_steps`` rows.
+            config: sizes of the model.
             tables: tables whose ids are loaded.
             num_rows: rows of a batch.
-            num_steps: batches.
+            num_steps: number of batches.
         """
         log_format = log.format
         names = [log_format.sparse_names[table] for table in tables]
@@ -70,15 +70,15 @@ class LogRequests:
         return self._ids[table][step * self.num_rows : (step + 1) * self.num_rows, None]
 
     def dense(self, step: int, first_row: int, end_row: int) -> npt.NDArray[np.float32]:
-        """Dense inputs, ``log(1 + x)`` of counts."""
+        """Dense inputs: ``log(1 + x)`` of the counts."""
         return self._dense[step * self.num_rows + first_row : step * self.num_rows + end_row]
 
 
 class RandomRequests:
-    """Random batches whose number of lookups is drawn per table and batch, as in the paper's setting 1."""
+    """Random batches; the number of lookups is drawn per table and batch, as in setting 1 of the paper."""
 
     def __init__(self, config: DlrmConfig, *, num_rows: int, max_lookups: int, seed: int) -> None:
-        """``max_lookups`` is the largest number of ids per row and table; the least is 1."""
+        """``max_lookups`` is the largest number of ids per row and table; the smallest is 1."""
         self.num_rows = num_rows
         self._config = config
         self._max_lookups = max_lookups
@@ -102,6 +102,6 @@ class RandomRequests:
 
 
 def scale_dense(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """``log(1 + x)`` with negative and missing (0) values at 0, as in DLRM."""
+    """``log(1 + max(x, 0))``, as in DLRM; missing values are 0."""
     scaled: npt.NDArray[np.float32] = np.log1p(np.maximum(values.astype(np.float64), 0.0)).astype(np.float32)
     return scaled

@@ -1,4 +1,4 @@
-"""Turns what the ranks reported into one row per workload, system and bound."""
+"""Aggregates the reports of the ranks into one row per workload, system and bound."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ REFERENCE_SYSTEM = "sync"
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """One workload, system and bound; times in seconds.
+    """Result of one workload, system and bound; times in seconds.
 
     Attributes:
-        latency: of a step, the paper's metric: over runs and processes.
-        latency_quantiles: 5%, 50% and 95% of the same samples.
-        throughput: mini-batches per second of all processes together, over runs.
-        speedup: throughput over that of the synchronous system in the same runs; None if that was not measured.
-        request_latency: from the arrival of a mini-batch to its predictions, over runs and processes.
+        num_samples: number of runs times number of processes.
+        latency: time of a step, the paper's metric; mean over runs and processes.
+        latency_quantiles: 5%, 50% and 95% quantiles of the same samples.
+        throughput: mini-batches per second of all processes together; mean over runs.
+        speedup: throughput divided by that of the synchronous system in the same runs; None if it was not measured.
+        request_latency: time from the arrival of a mini-batch to its predictions; mean over runs and processes.
         request_latency_p99: 99% quantile over all requests.
-        waiting: time in waits per step, over runs and processes.
-        posting: time in the calls that start exchanges per step, over runs and processes.
-        replay_ratio: measured time of all ranks over that of the replayed recurrence, over runs.
-        held_bytes: most bytes of tensors that pending steps kept alive on a rank.
-        library_bytes: most memory that Headway reserves on a rank for its peers to write to; None for other systems.
+        waiting: time in waits per step; mean over runs and processes.
+        posting: time per step in the calls that start exchanges; mean over runs and processes.
+        replay_ratio: measured time divided by the replayed least time, for all ranks together; mean over runs.
+        held_bytes: largest size of the tensors that pending steps kept alive on a rank.
+        library_bytes: largest receive buffer that Headway reserves on a rank; None for other systems.
         bytes_per_exchange: mean bytes that a rank sends per exchange.
-        identical: whether the predictions are bit-identical to those of every other point of the workload.
-        stats: ``headway.stats(group)`` by rank, where there is one.
+        identical: True if the predictions are bit-identical to those of the plan's first point in this workload.
+        stats: ``headway.stats(group)`` by rank; empty for other systems.
     """
 
     workload: int
@@ -65,7 +66,7 @@ class ResultRow:
 
 
 def make_rows(plan: Plan, measurements: Sequence[Measurement], stats: Sequence[GroupStats]) -> list[ResultRow]:
-    """Rows in the order of the plan's workloads and points, of the workloads that were measured to their end."""
+    """Creates the rows of all completely measured workloads, in the order of the plan's workloads and points."""
     by_point: dict[tuple[int, Point], list[Measurement]] = defaultdict(list)
     for entry in sorted(measurements, key=lambda measurement: (measurement.run, measurement.rank)):
         by_point[entry.workload, entry.point].append(entry)
@@ -125,12 +126,12 @@ def _landing_bytes(plan: Plan, stats: dict[str, Any]) -> int:
 
 
 def _elapsed(plan: Plan, entries: list[Measurement]) -> np.ndarray:
-    """(runs, ranks) durations; the entries are sorted by run and rank."""
+    """(runs, ranks) durations; ``entries`` must be sorted by run and rank."""
     return np.array([entry.elapsed_s for entry in entries]).reshape(plan.num_runs, plan.num_ranks)
 
 
 def _speedup(elapsed_s: np.ndarray, reference_s: np.ndarray) -> Estimate:
-    """Ratio of throughputs, paired by run: a run has the same delays in every system."""
+    """Ratio of throughputs, paired by run, because all systems have the same delays in a run."""
     return estimate((1 / elapsed_s).sum(axis=1) / (1 / reference_s).sum(axis=1))
 
 
@@ -144,7 +145,7 @@ def _replay_ratios(entries: list[Measurement], max_lag: int, num_ranks: int) -> 
 
 
 def bytes_per_lag(rows: Sequence[ResultRow], of_row: Callable[[ResultRow], int | None]) -> dict[str, float]:
-    """By how many bytes each unit of k raises ``of_row``, for each system measured at two bounds or more."""
+    """Slope of ``of_row`` in bytes per unit of k (least squares), for each system with at least two bounds."""
     by_system: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         num_bytes = of_row(row)
@@ -159,14 +160,14 @@ def bytes_per_lag(rows: Sequence[ResultRow], of_row: Callable[[ResultRow], int |
 
 
 def paper_bytes_per_lag(plan: Plan, workload: int) -> int:
-    """The paper's estimate for this workload."""
+    """The paper's estimate of the memory per unit of k for this workload, in bytes."""
     of = plan.workloads[workload]
     config = DlrmConfig(table_rows=of.table_rows, num_dense=of.num_dense)
     return estimated_bytes_per_lag(row_bytes=config.row_bytes, mini_batch=plan.mini_batch, num_tables=config.num_tables)
 
 
 def json_row(plan: Plan, row: ResultRow, *, commit: str, machine: str) -> dict[str, Any]:
-    """A row as it is written to ``results.jsonl``."""
+    """The JSON object of a row in ``results.jsonl``."""
     workload = plan.workloads[row.workload]
     low, median, high = row.latency_quantiles
     return {
@@ -213,7 +214,7 @@ def json_row(plan: Plan, row: ResultRow, *, commit: str, machine: str) -> dict[s
 
 
 def write_json_lines(plan: Plan, rows: Sequence[ResultRow], path: Path) -> None:
-    """One line per row."""
+    """Writes one JSON line per row."""
     commit, machine = current_commit(), describe_machine()
     if plan.device == "cuda":
         machine += f", {plan.num_ranks} x {torch.cuda.get_device_name(0)}"
@@ -222,7 +223,7 @@ def write_json_lines(plan: Plan, rows: Sequence[ResultRow], path: Path) -> None:
 
 
 def current_commit() -> str:
-    """Commit of the checkout that holds this file, with ``+`` after it if files differ; ``unknown`` outside of one."""
+    """Commit of the checkout that holds this file, with ``+`` if files differ; ``unknown`` without a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -231,7 +232,7 @@ def current_commit() -> str:
 
 
 def describe_machine() -> str:
-    """Processor and number of cores that this process may use."""
+    """Processor model and number of cores that this process may use."""
     model = platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The conditions under which the systems are compared (paper, sections V.E and V.F)."""
+"""Settings: the conditions under which systems are compared (paper, sections V.E and V.F)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One condition.
+    """One setting.
 
     Attributes:
-        name: on the command line and in results.
-        description: one line for a reader of the report.
-        max_delay_s: each rank sleeps a uniform time from 0 to this in every step.
-        straggler_delay_s: the last rank sleeps this long in every step.
-        max_lookups: ids per row and table are drawn from 1 to this per table and batch; 1 reads the log instead.
-        pool_at_receiver: bags are sent row by row and summed by the receiver, so message sizes vary.
+        name: name on the command line and in results.
+        description: one line for the report.
+        max_delay_s: in every step each rank sleeps for a uniformly drawn time between 0 and this.
+        straggler_delay_s: in every step the last rank also sleeps for this time.
+        max_lookups: number of ids per row and table, drawn from 1 to this per table and batch; 1: one id, from the log.
+        pool_at_receiver: the owner sends all rows of a bag and the receiver sums them, so message sizes vary.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Setting:
 
     @property
     def reads_log(self) -> bool:
-        """Whether the requests come from a log rather than from the random generator."""
+        """True if the requests come from a log, False if they are random."""
         return self.max_lookups == 1
 
     @property
     def lookups_per_row(self) -> float:
-        """Mean number of embedding rows that an owner reads for one row that it sends."""
+        """Mean number of embedding rows that an owner reads per row sent."""
         return 1.0 if self.pool_at_receiver else (1 + self.max_lookups) / 2
 
 
@@ -76,7 +76,7 @@ SETTINGS = {
 def draw_delays(
     setting: Setting, *, rank: int, num_ranks: int, run: int, num_steps: int, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Seconds that ``rank`` sleeps in each step of a run; the same for every system and bound.
+    """Draws the seconds that ``rank`` sleeps in each step of a run; equal for all systems and bounds.
 
     Returns:
         (num_steps,) float64.

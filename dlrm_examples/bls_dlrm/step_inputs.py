@@ -1,4 +1,4 @@
-"""What one rank needs in one step, as tensors in the order in which they are sent, made before the clock starts."""
+"""Inputs of one rank in one step, as tensors in the order of sending. They are built before the clock starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from dlrm_examples.bls_dlrm.request_source import Ids, RequestSource
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs:
-    """One step of one rank; row counts are those of the exchange, whose rows have D columns.
+    """Inputs of one step of one rank. Row counts refer to the exchange, whose rows have D columns.
 
     Attributes:
-        dense: (B, F) float32, this rank's mini-batch.
-        indices: rows of the rank's stacked tables, ordered by destination, table, row of the mini-batch, bag.
-        bag_offsets: where each bag begins, if bags are summed before they are sent and have more than one row.
-        send_rows: rows for each rank.
-        receive_rows: rows from each rank.
-        receive_offsets: where each bag begins among the received rows, if bags are summed by the receiver.
+        dense: (B, F) float32, dense inputs of this rank's mini-batch.
+        indices: int64 rows of the rank's stacked tables, ordered by destination, table, row of the mini-batch, and
+            place in the bag.
+        bag_offsets: int64, first index of each bag in ``indices``; None if the owner does not sum bags.
+        send_rows: (R,) number of rows to each rank.
+        receive_rows: (R,) number of rows from each rank.
+        receive_offsets: int64, first received row of each bag; None if the receiver does not sum bags.
     """
 
     dense: torch.Tensor
@@ -33,7 +34,7 @@ class StepInputs:
     receive_offsets: torch.Tensor | None
 
     def to(self, device: torch.device) -> StepInputs:
-        """The same on a device."""
+        """Returns a copy on ``device``."""
         return replace(
             self,
             dense=self.dense.to(device),
@@ -52,7 +53,7 @@ def make_step_inputs(
     placement: TablePlacement,
     pool_at_receiver: bool,
 ) -> StepInputs:
-    """Builds the inputs of ``rank`` for one step; takes part in no communication."""
+    """Builds the inputs of ``rank`` for one step. Local: no communication."""
     num_ranks = placement.num_ranks
     mini_batch = source.num_rows // num_ranks
     lookups = source.lookups(step)
@@ -82,6 +83,6 @@ def _indices(source: RequestSource, shard: EmbeddingShard, step: int, num_ranks:
 
 
 def _offsets(lookups: Ids, mini_batch: int, repeats: int) -> torch.Tensor:
-    """Where bags begin when every table has ``mini_batch`` bags of its size, the whole ``repeats`` times over."""
+    """Offsets of bags: ``mini_batch`` bags of ``lookups[i]`` rows for each table i, all of it ``repeats`` times."""
     sizes = np.tile(np.repeat(lookups, mini_batch), repeats)
     return torch.from_numpy(np.cumsum(sizes) - sizes)

@@ -1,4 +1,4 @@
-"""The systems under comparison: which loop runs over which backend."""
+"""The compared systems: each runs one loop over one backend per device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LEAST_CUDA_SLOT_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One line of the comparison."""
+    """One compared system."""
 
     name: str
     description: str
-    backends: Mapping[DeviceName, str]  # of the devices on which it runs
-    bounded_lag: bool  # listing 2; else listing 1, which has no bound
+    backends: Mapping[DeviceName, str]  # backend by device; a device without an entry is not supported
+    bounded_lag: bool  # True: listing 2; False: listing 1, which has no bound
 
 
 SYSTEMS = {
@@ -56,17 +56,17 @@ SYSTEMS = {
 
 
 def systems_on(device: DeviceName) -> list[str]:
-    """Names of the systems that run there."""
+    """Names of the systems that run on ``device``."""
     return [system.name for system in SYSTEMS.values() if device in system.backends]
 
 
 def make_group(backend: str, *, max_lag: int, slot_bytes: int) -> dist.ProcessGroup:
-    """A new group of all ranks for one backend and bound; every rank calls this in the same order.
+    """Creates a group of all ranks. Collective: all ranks call it in the same order.
 
     Args:
-        backend: of ``torch.distributed``.
-        max_lag: bound of a Headway group.
-        slot_bytes: largest block that one rank sends to another in one exchange.
+        backend: backend name of ``torch.distributed``.
+        max_lag: bound of a Headway group; ignored for others.
+        slot_bytes: largest block that a rank sends to another in one exchange; ignored for other backends.
     """
     options = None
     if backend == "headway":

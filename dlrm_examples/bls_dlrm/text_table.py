@@ -1,4 +1,4 @@
-"""Results as cells of text, for the terminal and for the report."""
+"""Formats results as text tables, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPLANATIONS = {
 
 
 def table_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
-    """One tuple per row, in the order of ``HEADINGS``."""
+    """Formats each row as one tuple of cells in the order of ``HEADINGS``."""
     return [
         (
             row.point.system,
@@ -53,7 +53,7 @@ def table_cells(rows: Sequence[ResultRow]) -> list[tuple[str, ...]]:
 
 
 def format_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
+    """Formats a table: the first column aligned left, the others right."""
     lines = [tuple(headings), *cells]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
@@ -66,7 +66,7 @@ def format_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str
 
 
 def headline(rows: Sequence[ResultRow]) -> str:
-    """One sentence: what lag bought, or that it did not."""
+    """One sentence: the best speedup over the synchronous system, or that there is none."""
     candidates = [row for row in rows if row.speedup is not None and row.point.system != "sync"]
     if not candidates:
         return "The synchronous system was not measured, so there is nothing to compare with."

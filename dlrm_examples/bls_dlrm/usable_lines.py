@@ -1,8 +1,8 @@
-"""Usable and malformed lines of each file of a log.
+"""Counts usable and malformed lines of each file of a log.
 
-A directory may hold files that are no part of the log: a readme, or Criteo's ``test.txt`` without labels. A file
-without a usable row is passed over with a note. A malformed line in a file with usable rows is reported as such. Where
-no file has a usable row, all lines count as malformed, so that the first report says what is wrong.
+A directory may hold files that do not belong to the log: a readme, or Criteo's ``test.txt`` without labels. A file
+without a usable row is skipped with a note. A malformed line in a file with usable rows is reported as malformed. If no
+file has a usable row, all lines count as malformed, so that the first report tells what is wrong.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dlrm_examples.bls_dlrm.log_format import LineParser, LogRow, MalformedLineE
 
 @dataclass
 class UsableLines:
-    """Counts by file; several readers of one log add theirs up."""
+    """Counts by file. Several readers of one log merge their counts by ``extend()``."""
 
     num_rows: dict[Path, int] = field(default_factory=dict)
     malformed: dict[Path, MalformedLines] = field(default_factory=dict)
-    #: Lines of the first block of each file that has no usable row there.
+    #: Malformed lines of the first block, for each file whose first block has no usable row.
     unusable_begin: dict[Path, MalformedLines] = field(default_factory=dict)
 
     def parse(self, block: LineBlock, parse: LineParser) -> list[LogRow]:
-        """The rows of a block, without its malformed lines."""
+        """Parses a block; returns its usable rows and counts its malformed lines."""
         rows = list(_rows_of(block, parse, self.malformed.setdefault(block.path, MalformedLines())))
         self.num_rows[block.path] = self.num_rows.get(block.path, 0) + len(rows)
         return rows
 
     def usable_first(self, paths: Iterable[Path], parse: LineParser) -> list[Path]:
-        """Files with a usable row in their first block, then the others, so that a short run need not read these."""
+        """Puts files with a usable row in their first block before the others, so that short runs skip these."""
         paths = list(paths)
         for path in paths:
             malformed = MalformedLines()
@@ -42,14 +42,14 @@ class UsableLines:
         return sorted(paths, key=lambda path: path in self.unusable_begin)
 
     def extend(self, other: UsableLines) -> None:
-        """Adds what another reader found."""
+        """Adds the counts of another reader."""
         self.unusable_begin |= other.unusable_begin
         for path, rows in other.num_rows.items():
             self.num_rows[path] = self.num_rows.get(path, 0) + rows
             self.malformed.setdefault(path, MalformedLines()).extend(other.malformed[path])
 
     def total_rows(self) -> int:
-        """Usable rows of all files."""
+        """Number of usable rows of all files."""
         return sum(self.num_rows.values())
 
     def malformed_lines(self) -> MalformedLines:
@@ -61,7 +61,7 @@ class UsableLines:
         return result
 
     def passed_over(self) -> list[str]:
-        """One note for each file without a usable row; none if no file has one."""
+        """One note for each file without a usable row; empty if no file has a usable row."""
         if not self.total_rows():
             return []
         lines = self.unusable_begin | self.malformed

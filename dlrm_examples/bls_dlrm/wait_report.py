@@ -1,4 +1,4 @@
-"""Who waited for whom, how long and at which lag, from ``headway.stats`` of each rank."""
+"""Waiting times by rank, peer and lag, from ``headway.stats`` of each rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dlrm_examples.bls_dlrm.results import ResultRow
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Waits of one bound, all ranks.
+    """Waits of all ranks with one bound.
 
     Attributes:
         max_lag: the bound.
         seconds: (ranks, ranks) time that each rank (row) waited for each peer (column).
-        lag_histogram: (ranks, lags) exchanges that each rank completed while that many later ones were posted.
+        lag_histogram: (ranks, lags) entry (r, i): exchanges that rank r completed while i later ones were posted.
         seconds_by_lag: (ranks, lags) time that each rank waited at that lag.
-        lag_lost: exchanges whose message exceeded a slot, so that lag was not possible.
+        lag_lost: exchanges with a block larger than a slot, which cannot lag.
     """
 
     max_lag: int
@@ -31,7 +31,7 @@ class Waits:
 
 
 def collect_waits(rows: Sequence[ResultRow]) -> list[Waits]:
-    """One entry per bound of the system over Headway; none of GPUs, whose hosts do not wait."""
+    """One entry per bound of the system over Headway; none on GPUs, where the host does not wait."""
     return [_waits(row) for row in rows if any(sum(of_rank["lag_histogram"]) for of_rank in row.stats.values())]
 
 
@@ -43,7 +43,7 @@ def _waits(row: ResultRow) -> Waits:
             seconds[rank, int(peer)] = float(of_peer["wait_s"])
     counts = [row.stats[rank]["lag_histogram"] for rank in ranks]
     seconds_by_lag = [row.stats[rank]["wait_s_by_lag"] for rank in ranks]
-    num_lags = max(len(line) for line in [*counts, *seconds_by_lag])  # each ends at the last lag that occurred
+    num_lags = max(len(line) for line in [*counts, *seconds_by_lag])  # each list ends at the largest lag that occurred
     return Waits(
         max_lag=row.point.max_lag,
         seconds=seconds,
@@ -54,12 +54,12 @@ def _waits(row: ResultRow) -> Waits:
 
 
 def _padded(lines: Sequence[Sequence[float]], width: int) -> npt.NDArray[np.float64]:
-    """Lines of different lengths as one array, with zeros behind."""
+    """Stacks lists of different lengths into one array, padded with zeros to ``width``."""
     return np.array([[*line, *[0.0] * (width - len(line))] for line in lines], dtype=np.float64)
 
 
 def wait_cells(waits: Sequence[Waits]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Headings and one line per bound and rank: time waited for each peer, then exchanges and time at each lag."""
+    """Returns headings, and one line per bound and rank: ms waited for each peer, then exchanges / ms at each lag."""
     num_ranks = len(waits[0].seconds)
     num_lags = max(entry.lag_histogram.shape[1] for entry in waits)
     peers = [f"for rank {peer}" for peer in range(num_ranks)]

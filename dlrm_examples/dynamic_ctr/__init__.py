@@ -1,1 +1,1 @@
-"""Training of click and long-view prediction in time order, where ids never seen before arrive all the time."""
+"""Training of click and long-view prediction in time order, while new ids keep arriving."""

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _started_ranks() -> Iterator[dist.ProcessGroup | None]:
-    """The group of the ranks that torchrun has started, or None without it."""
+    """Yields the group of the ranks that torchrun has started; None without torchrun."""
     if not dist.is_torchelastic_launched():
         yield None
         return
@@ -59,7 +59,7 @@ def _started_ranks() -> Iterator[dist.ProcessGroup | None]:
 
 
 def _run(options: argparse.Namespace, group: dist.ProcessGroup | None) -> None:
-    """Reads, trains every system, reports; of ranks that were started by others the first one reports."""
+    """Reads the log, trains every system, and reports. Under torchrun only rank 0 reports."""
     say = _say if rank_of(group) == 0 else _say_nothing
     log = read_log(options.data, max_history=options.history)
     experiment = _experiment_of(options, log)
@@ -124,9 +124,9 @@ def _say(line: str) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Of ranks beside the one that reports."""
+    """Used on all ranks but the reporting one."""
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors of a batch are too small to share, and the figures are the same everywhere
+    torch.set_num_threads(1)  # small tensors; and equal results on any number of cores
     sys.exit(main())

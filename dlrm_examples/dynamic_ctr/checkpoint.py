@@ -1,4 +1,8 @@
-"""A folder from which any number of ranks goes on: ``tables/`` of ``headway.embedding`` and ``dense.pt``, the rest."""
+"""Checkpoints of a training. Any number of ranks can resume from one.
+
+A checkpoint is a folder with ``tables/`` (written by ``headway.embedding``) and ``dense.pt`` (model, optimizer,
+progress, and the step of the tables). ``dense.pt`` is written last; its step tells whether both belong together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _TABLES, _DENSE = "tables", "dense.pt"
 
 
 def save(folder: Path, trainer: Trainer, tables: DynamicTables, group: dist.ProcessGroup | None) -> None:
-    """Writes what all ranks have; all of them call it, and none returns before it is there.
+    """Saves tables and trainer of all ranks. Collective: no rank returns before the checkpoint is complete.
 
     Raises:
         headway.embedding.CheckpointError, OSError: a rank could not write.
@@ -35,11 +39,11 @@ def save(folder: Path, trainer: Trainer, tables: DynamicTables, group: dist.Proc
 
 
 def load(folder: Path, trainer: Trainer, tables: DynamicTables) -> None:
-    """Puts trainer and tables where they were at ``save()``, whatever the number of ranks; all of them call it.
+    """Restores trainer and tables. Collective; the number of ranks may differ from that at ``save()``.
 
     Raises:
-        headway.embedding.CheckpointError: the tables are missing, damaged or others.
-        DataError: the rest cannot be read, or a save was cut off between it and the tables.
+        headway.embedding.CheckpointError: the tables are missing or damaged, or do not match the configuration.
+        DataError: ``dense.pt`` cannot be read, or a save was interrupted between the tables and ``dense.pt``.
     """
     tables.load(folder / _TABLES)
     path = folder / _DENSE

@@ -1,4 +1,4 @@
-"""Options of the command, and the systems that they ask for."""
+"""Command-line options, and the systems that they select."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "
 
 
 def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | None) -> list[System]:
-    """What to train, in the order of the report.
+    """Systems to train, in the order of the report.
 
     Args:
-        options: of ``make_parser()``.
-        log: that will be trained on.
-        started_ranks: ranks that a launcher such as torchrun has started; None: this command may start some.
+        options: parsed options of ``make_parser()``.
+        log: training data.
+        started_ranks: number of ranks started by a launcher such as torchrun; None: the command may start ranks itself.
     Raises:
-        ValueError: options do not fit each other.
+        ValueError: options contradict each other.
     """
     given = [name for name in _OF_DYNAMIC if getattr(options, name) is not None]
     kinds = list(dict.fromkeys(options.tables or ["dynamic"]))
@@ -67,7 +67,7 @@ def _expect(condition: bool, message: str) -> None:
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Parser of the command."""
+    """Creates the parser of the command."""
     parser = OneLineParser(prog=program_name(_MODULE), description=description)
     parser.add_argument(
         "--data",

@@ -1,4 +1,4 @@
-"""The systems of the README's table: tables that hold every id, and beside them all that dynamic ones can do."""
+"""Systems of the table in the README: static tables with a row for every id, and dynamic tables with their features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ RANKS, RESTART = 2, Restart(at=0.5, num_ranks=3)
 
 
 def compared_systems(*, table_sizes: Mapping[str, int]) -> list[System]:
-    """The systems that ``--compare`` runs on a log with so many different ids in its tables."""
+    """Systems that ``--compare`` runs.
+
+    Args:
+        table_sizes: number of distinct ids of each table in the log.
+    """
     few, many = (
         TableLimits(max_rows=sum(table_sizes.values()) * percent // 100, table_sizes=table_sizes, eviction="lfu")
         for percent in (60, 80)

@@ -1,4 +1,4 @@
-"""Criteo's click logs, whose lines are in time order: every category is a feature, every integer too, in buckets."""
+"""Reader of Criteo's click logs (lines in time order). Features: all categories, and all integers in buckets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _parse_line = line_parser(category_digits=16)
 
 
 def read_criteo(path: Path) -> Log:
-    """Reads a file or a directory of files into memory; the last fifth is for evaluation.
+    """Reads a file or a directory of files into memory. The last fifth of the rows is for evaluation.
 
-    Categories may have up to 16 hexadecimal digits. Files without a usable row are passed over; the remark names them.
+    Categories may have up to 16 hexadecimal digits. Files without a usable row are skipped; ``Log.remark`` names them.
 
     Args:
-        path: see ``bls_dlrm.criteo``.
+        path: file or directory in the format of ``bls_dlrm.criteo``.
     Raises:
         DataError: a line of a file with usable rows does not follow the format, or there is no usable row.
     """

@@ -1,4 +1,4 @@
-"""Columns of CSV files as arrays, and one-line errors that name the file and what is wrong in it."""
+"""Reads columns of CSV files. Errors are one line and name the file and the problem."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dlrm_examples.dynamic_ctr.id_columns import id_values
 
 
 def find_csv_files(directory: Path, stem: str) -> list[Path]:
-    """Files ``<stem>*.csv`` and ``<stem>*.csv.gz`` of the directory, by name.
+    """Lists the files ``<stem>*.csv`` and ``<stem>*.csv.gz`` of the directory, sorted by name.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such file.
     """
     found = sorted(path for ending in (".csv", ".csv.gz") for path in directory.glob(f"{stem}*{ending}"))
     if not found:
@@ -27,14 +27,14 @@ def find_csv_files(directory: Path, stem: str) -> list[Path]:
 
 
 def read_csv(paths: Sequence[Path], *, integers: Sequence[str] = (), texts: Sequence[str] = ()) -> pa.Table:
-    """Some columns of files with a header line, one file after the other.
+    """Reads some columns of CSV files with a header line, and concatenates the files.
 
     Args:
         paths: plain or gzip-compressed files, at least one.
-        integers: columns of 64-bit integers without an empty field.
-        texts: columns of any text.
+        integers: names of int64 columns; they may have no empty field.
+        texts: names of text columns.
     Raises:
-        DataError: there is no row, or a file cannot be read, lacks a column or has a value of another kind.
+        DataError: there is no row; or a file cannot be read, lacks a column, or has a value of another type.
     """
     types = dict.fromkeys(integers, pa.int64()) | dict.fromkeys(texts, pa.string())
     options = pa_csv.ConvertOptions(include_columns=list(types), column_types=types)
@@ -56,7 +56,7 @@ def read_csv(paths: Sequence[Path], *, integers: Sequence[str] = (), texts: Sequ
 
 
 def integer_column(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    """(E,) values of a column of integers.
+    """Values (E,) of an integer column.
 
     Raises:
         DataError: the column has another type or a null.

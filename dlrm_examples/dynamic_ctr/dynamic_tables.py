@@ -1,4 +1,4 @@
-"""Embedding tables that get a row for an id when it first comes: ``headway.embedding`` behind ``Tables``."""
+"""Dynamic embedding tables: ``headway.embedding`` behind the interface ``Tables``. A new id gets a row on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlrm_examples.dynamic_ctr.tables import TableLimits, TableSettings, TableUs
 
 
 class DynamicTables:
-    """One hash table for each table of the features, which the ranks of a group share."""
+    """One dynamic table per table of the features, sharded row-wise over the ranks of a group."""
 
     def __init__(
         self,
@@ -25,13 +25,13 @@ class DynamicTables:
         limits: TableLimits | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Makes empty tables.
+        """Creates empty tables.
 
         Args:
-            features: what calls will name.
-            settings: of all tables.
-            limits: of all tables together; None is none.
-            group: whose ranks look up and learn together, so that all of them call alike; None: this rank alone.
+            features: features that calls will look up.
+            settings: settings of all tables.
+            limits: limits of all tables together; None: no limits.
+            group: ranks that share the tables; calls are then collective. None: this rank alone.
         Raises:
             ValueError: a limit is out of range.
         """
@@ -57,12 +57,12 @@ class DynamicTables:
                 FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
             ],
             process_group=LOCAL if group is None else group,
-            gradient_reduction="sum",  # a rank's loss is its part of the batch's mean
+            gradient_reduction="sum",  # Each rank's loss is its part of the batch mean.
             seed=settings.seed,
         )
 
     def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
-        """See ``Tables``; without autograd an id that has no row counts as one with its initial vector."""
+        """See ``Tables``. Without autograd, an id without a row contributes its initial embedding."""
         self.collection.train(torch.is_grad_enabled())
         return dict(self.collection(features))
 
@@ -77,7 +77,7 @@ class DynamicTables:
         return sum(gather(of_rank, self._group), TableUse())
 
     def save(self, folder: Path) -> None:
-        """Makes ``folder`` the checkpoint of the tables of all ranks, between two steps.
+        """Writes a checkpoint of the tables of all ranks to ``folder``; call it between two steps.
 
         Raises:
             headway.embedding.CheckpointError: a rank could not write.
@@ -85,19 +85,19 @@ class DynamicTables:
         self.collection.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Replaces all rows by those that any number of ranks saved.
+        """Replaces all rows by those of a checkpoint, which any number of ranks may have saved.
 
         Raises:
-            headway.embedding.CheckpointError: it is missing or damaged, or is of other tables.
+            headway.embedding.CheckpointError: the checkpoint is missing, damaged, or of different tables.
         """
         self.collection.load(folder)
 
 
 def _shares(limits: TableLimits, tables: Sequence[str]) -> list[int | None]:
-    """The part of ``max_rows`` that each table gets.
+    """Divides ``max_rows`` among the tables: in proportion to ``table_sizes``, at least one row each.
 
     Raises:
-        ValueError: there is less than a row for each.
+        ValueError: ``max_rows`` is less than the number of tables.
     """
     if limits.max_rows is None:
         return [None] * len(tables)

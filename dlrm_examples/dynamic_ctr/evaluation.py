@@ -1,4 +1,4 @@
-"""How well scores predict the labels of a log."""
+"""Evaluates how well scores predict the labels of a log."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from dlrm_examples.dynamic_ctr.metrics import auc, gauc
 
 
 class Quality(NamedTuple):
-    """Of one label."""
+    """Quality of the prediction of one label."""
 
     auc: float
-    gauc: float | None  # None for a log without users
+    gauc: float | None  # None if the log has no users
 
 
 def evaluate(log: Log, scores: torch.Tensor) -> dict[str, Quality]:
-    """Label -> quality of ``scores`` (E, L) for the last E examples of the log.
+    """Evaluates ``scores`` (E, L) of the last E examples of the log.
 
+    Returns:
+        quality by label name.
     Raises:
-        ValueError: a label has one class only among them, or for every user alone.
+        ValueError: all values of a label are equal, among these examples or within every user.
     """
     first = log.num_examples - len(scores)
     labels = log.labels[first:].numpy()

@@ -1,4 +1,4 @@
-"""What is trained: once for all systems of a comparison, and what a system is."""
+"""Configuration of a comparison: the experiment that all systems share, and the systems."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Kind = Literal["static", "dynamic"]
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """All ranks save and end, and others go on.
+    """A restart: all ranks save a checkpoint and end; new ranks load it and go on.
 
     Attributes:
-        at: share of the training after which they do, rounded down to whole batches.
-        num_ranks: that go on.
+        at: share of the training before the restart, between 0 and 1, rounded down to whole batches.
+        num_ranks: number of ranks after the restart.
     """
 
     at: float
@@ -31,12 +31,13 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to train: one line of a comparison.
+    """One trained system of a comparison.
 
     Attributes:
-        kind: of its tables; static ones are those of one rank.
-        limits: of dynamic tables.
-        num_ranks: that share tables and batches, up to the restart if there is one.
+        kind: kind of its tables. Static tables run on one rank only.
+        limits: limits of dynamic tables.
+        num_ranks: ranks that share tables and batches, up to the restart if there is one.
+        restart: None: train without a restart.
     """
 
     kind: Kind
@@ -50,7 +51,7 @@ class System:
 
     @property
     def name(self) -> str:
-        """For the reader: what is not as by default."""
+        """Name in reports: the kind and all settings that differ from the defaults."""
         parts: list[str] = [self.kind]
         if self.restart is not None:
             parts.append(f"{self.num_ranks} then {self.restart.num_ranks} ranks")
@@ -67,16 +68,16 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What all systems have in common.
+    """Settings that all systems share.
 
     Attributes:
-        data: the log.
+        data: path of the log.
         history: longest list of recent items.
-        num_train: examples of an epoch, in time order; all later ones are for evaluation.
-        epochs: passes over them.
-        settings: of the trainer; the seed of its tables gives way to that of a run.
-        seeds: a run for each.
-        timeout_s: for the ranks that one part of a training needs.
+        num_train: examples of an epoch, in time order; all later examples are for evaluation.
+        epochs: passes over the training examples.
+        settings: settings of the trainer; each run replaces the seed of its tables.
+        seeds: one run per seed.
+        timeout_s: time limit in seconds for the ranks of one part of a training, up to a restart or the end.
     """
 
     data: Path
@@ -88,7 +89,7 @@ class Experiment:
     timeout_s: float
 
     def examples_after(self, share: float) -> int:
-        """Examples in ``share`` of the training, in whole batches, so that a stop there changes no batch."""
+        """Examples in ``share`` of the training, rounded down to whole batches, so that a stop changes no batch."""
         total = self.epochs * self.num_train
         if share >= 1.0:
             return total

@@ -1,4 +1,4 @@
-"""What ranks that train together exchange besides rows of tables; without a group there is one rank."""
+"""Exchanges among the ranks of a training, besides those of the tables. A group of None means a single rank."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 def all_ranks() -> dist.ProcessGroup:
-    """The default group, which was made before."""
+    """The default group; ``init_process_group()`` must have been called."""
     group = dist.group.WORLD
     assert group is not None, "init_process_group() comes first"
     return group
 
 
 def rank_of(group: dist.ProcessGroup | None) -> int:
-    """This rank's number."""
+    """This process's rank in ``group``; 0 without a group."""
     return 0 if group is None else group.rank()
 
 
 def slice_of(begin: int, end: int, group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This rank's part of the examples ``begin`` to ``end - 1``: parts differ by one in size and may be empty."""
+    """This rank's part (begin, end) of examples ``begin`` to ``end - 1``. Parts differ by at most one; may be empty."""
     rank, size = (0, 1) if group is None else (group.rank(), group.size())
     return begin + (end - begin) * rank // size, begin + (end - begin) * (rank + 1) // size
 
 
 def gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """The small values of all ranks, by rank; all of them call it."""
+    """Gathers a small picklable value of each rank; returns them by rank. Collective."""
     if group is None:
         return [value]
     values: list[Any] = [None] * group.size()
@@ -39,7 +39,7 @@ def gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
 
 
 def add_up_gradients(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """Replaces the gradients of ``parameters`` by their sums over the ranks, in one exchange."""
+    """All-reduces (sums) the gradients of ``parameters`` in one call. Every rank must have the same gradients set."""
     if group is None:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

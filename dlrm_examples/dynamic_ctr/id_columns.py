@@ -1,7 +1,7 @@
-"""Id columns of Arrow tables as int64, without a detour over float64.
+"""Converts id columns of Arrow tables to int64 without passing through float64.
 
-NumPy joins int64 and uint64 to float64, which rounds ids beyond 2^53. Arrow turns a column of integers with a null into
-float64 too. So every column of ids passes through here before NumPy sees it.
+NumPy promotes int64 with uint64 to float64, which rounds ids beyond 2^53. Arrow also converts an integer column with a
+null to float64. Every id column must therefore pass through this module before NumPy sees it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Column = pa.Array | pa.ChunkedArray
 
 
 def id_values(column: Column, *, where: str) -> npt.NDArray[np.int64]:
-    """(E,) values of a column of integers of any width and sign.
+    """Converts a column of integers of any width and signedness to (E,) int64.
 
     Args:
-        column: Arrow's array.
-        where: file and column, for messages.
+        column: Arrow array.
+        where: file and column, for error messages.
     Raises:
-        DataError: the column is not of integers, a value is null, or a value does not fit int64.
+        DataError: the column has another type, a value is null, or a value does not fit int64.
     """
     if not pa.types.is_integer(column.type):
         raise DataError(f"{where}: ids are integers, but the column has type {column.type}; cast it to int64")
@@ -37,12 +37,12 @@ def id_values(column: Column, *, where: str) -> npt.NDArray[np.int64]:
 
 
 def id_lists(column: pa.ChunkedArray, *, where: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Ids of a column of lists.
+    """Flattens a column of lists of ids.
 
     Returns:
-        (N,) ids, one list after the other, and (N,) the row of each.
+        (N,) ids of all lists, concatenated, and (N,) row index of each id.
     Raises:
-        DataError: the column is not of lists of integers, a list or an id is null, or an id does not fit int64.
+        DataError: the column has another type, a list or an id is null, or an id does not fit int64.
     """
     kind = column.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):

@@ -1,9 +1,16 @@
-"""Where the vector of an id begins: a function of seed, table, id and column alone, in torch.
+"""Initial embeddings as a pure function of seed, table, id and column, in torch.
 
-The same bits as ``headway.embedding.Uniform`` gives, so that static and dynamic tables begin alike. Source: Philox4x32
-with 10 rounds of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+Idea: a counter-based generator maps (id, table, column) to random bits. An id therefore starts with the same embedding
+on every rank and in every order of arrival. The counter is (low id, high id, CRC-32 of the table's name, call); the key
+is the seed. One call yields four 32-bit words, for four columns. A word w becomes span * (2 * (w >> 8) / 2**24 - 1).
 
-Shapes: M ids, D columns, W = D / 4 rounded up calls of the generator for an id.
+Example: dim = 6 takes two calls per id; the last two words of the second call are unused.
+
+Invariants: the bits equal those of ``headway.embedding.Uniform(-span, span)``: static and dynamic tables start equal.
+Complexity: 10 rounds for each id and four columns.
+Source: Philox4x32-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+Shapes: M ids, D columns, W = ceil(D / 4) generator calls per id.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ _ROUNDS = 10
 
 
 def uniform_vectors(table: str, id_M: torch.Tensor, *, dim: int, span: float, seed: int) -> torch.Tensor:
-    """Values evenly in [-span, span].
+    """Initial embeddings, uniform in [-span, span].
 
     Args:
         table: name of the table.
@@ -44,7 +51,10 @@ def uniform_vectors(table: str, id_M: torch.Tensor, *, dim: int, span: float, se
 
 
 def _philox(counter: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Four random words of 32 bits in int64 for four such words; products wrap around, their bits are right."""
+    """Maps a counter of four 32-bit words (int64 tensors) to four random words.
+
+    Products may overflow int64; they wrap around, and the 64 bits used are right.
+    """
     keys = [seed & _MASK, seed >> 32]
     for _ in range(_ROUNDS):
         first, second = counter[0] * _FIRST, counter[2] * _SECOND

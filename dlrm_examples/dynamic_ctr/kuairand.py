@@ -1,10 +1,10 @@
-"""KuaiRand's standard log with features of users and videos, as published or cut.
+"""Reader of KuaiRand's standard log with features of users and videos, as published or as a subset.
 
-A directory holds ``log_standard*.csv``, ``user_features*.csv`` and ``video_features_basic*.csv``, also ``.gz``, and may
-hold ``histories*.parquet``: for each user a list ``watch_seq`` of videos shown before the log, oldest first, the last
-of them at ``last_time_ms``. Labels are the click and the long view. Day and hour come from ``time_ms`` in Beijing's
-time: ``hourmin`` disagrees with it in every sixth row. Rows with the user, video and time of another one are the same
-event and are left out.
+A directory holds ``log_standard*.csv``, ``user_features*.csv`` and ``video_features_basic*.csv``, also as ``.gz``. It
+may hold ``histories*.parquet``: per user a list ``watch_seq`` of videos shown before the log, oldest first; the last
+one was shown at ``last_time_ms``. The labels are the click and the long view. Day and hour come from ``time_ms`` in
+Beijing time, because ``hourmin`` disagrees with it in every sixth row. Rows with equal user, video and time are one event;
+all but the first are left out.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _BEIJING_MS = 8 * _HOUR_MS
 
 
 def read_kuairand(directory: Path, *, max_history: int) -> Log:
-    """Reads a directory; its last day is for evaluation.
+    """Reads a directory. The last day of the log is for evaluation.
 
     Args:
-        directory: see above.
-        max_history: length of the longest list of videos that a user was shown before.
+        directory: directory in the format above.
+        max_history: longest list of videos that a user was shown before.
     Raises:
         DataError: a file is missing or does not follow the format.
     """
@@ -108,7 +108,7 @@ def read_kuairand(directory: Path, *, max_history: int) -> Log:
 
 
 def _read_rows(directory: Path) -> tuple[pa.Table, int]:
-    """The log in time order, every event once, and the number of repeated rows."""
+    """Reads the log. Returns its events in time order without duplicates, and the number of duplicate rows."""
     names = ("user_id", "video_id", "time_ms", "duration_ms", "tab", *LABELS)
     rows = read_csv(find_csv_files(directory, LOG_STEM), integers=names)
     in_time = rows.take(np.argsort(integer_column(rows, "time_ms"), kind="stable"))
@@ -117,10 +117,10 @@ def _read_rows(directory: Path) -> tuple[pa.Table, int]:
 
 
 def _read_histories(directory: Path) -> Events:
-    """Videos shown before the log. Each counts as shown at its user's last one: later than it was, so never too early.
+    """Reads the videos shown before the log. All of a user get the time of the last one, so none is dated too early.
 
     Raises:
-        DataError: a file cannot be read, lacks a column, or has ids that are not integers or do not fit int64.
+        DataError: a file cannot be read or lacks a column, or an id is not an integer or does not fit int64.
     """
     parts = [Events(*(np.empty(0, dtype=np.int64),) * 3)]
     for path in sorted(directory.glob("histories*.parquet")):
@@ -133,7 +133,7 @@ def _read_histories(directory: Path) -> Events:
 
 
 def _events_of(path: Path, table: pa.Table) -> Events:
-    """One event for each video of each list."""
+    """Creates one event for each video of each list."""
     lacking = [name for name in ("user_id", "last_time_ms", "watch_seq") if name not in table.column_names]
     if lacking:
         raise DataError(f"{path}: no column {', '.join(lacking)}")
@@ -145,7 +145,7 @@ def _events_of(path: Path, table: pa.Table) -> Events:
 
 
 def _pause(user_ids: Ids, time_ms: Ids) -> Jagged:
-    """Bucket of the time since the user's last row; empty for the first."""
+    """Bucket of the time since the user's previous row; an empty list for the user's first row."""
     last = recent_items(Events(user_ids, time_ms, time_ms), max_items=1, num_asked=len(time_ms))
     lengths = last.lengths.numpy()
     pause_s = (time_ms[lengths == 1] - last.values.numpy()) / 1000
@@ -153,14 +153,14 @@ def _pause(user_ids: Ids, time_ms: Ids) -> Jagged:
 
 
 def _read_users(directory: Path, user_ids: Ids) -> dict[str, Jagged]:
-    """Columns that depend on the user of each row; empty lists for a user without features."""
+    """Reads the columns of user features for each row; empty lists for a user without features."""
     users = read_csv(find_csv_files(directory, "user_features"), integers=["user_id"], texts=USER_CATEGORIES)
     profile = side_by_side([hashed(name, users.column(name).to_numpy()) for name in USER_CATEGORIES])
     return _joined(directory, {"user_profile": profile}, integer_column(users, "user_id"), user_ids)
 
 
 def _read_videos(directory: Path, video_ids: Ids) -> dict[str, Jagged]:
-    """Columns that depend on the video of each row; empty lists for a video without features."""
+    """Reads the columns of video features for each row; empty lists for a video without features."""
     videos = read_csv(
         find_csv_files(directory, "video_features_basic"),
         integers=["video_id", "author_id", "music_id"],
@@ -176,7 +176,7 @@ def _read_videos(directory: Path, video_ids: Ids) -> dict[str, Jagged]:
 
 
 def _tags(directory: Path, texts: pa.StringArray) -> Jagged:
-    """Numbers separated by commas, or nothing."""
+    """Parses lists of comma-separated integers; an empty text is an empty list."""
     tags = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), ",")
     try:
         ids = pc.cast(tags.flatten(), pa.int64()).to_numpy()

@@ -1,6 +1,6 @@
-"""A log of impressions in time order: jagged lists of 64-bit ids, labels and users, cut into batches.
+"""A log of impressions in time order: jagged lists of 64-bit ids, labels and users; yields batches.
 
-Shapes: E examples of a log or a batch, N ids of a feature in them, L labels.
+Shapes: E examples of a log or a batch, N ids of a feature in these examples, L labels.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 
 class Jagged(NamedTuple):
-    """A list of ids for each example."""
+    """Jagged tensor: one list of ids per example."""
 
-    values: torch.Tensor  # (N,) int64, the lists one after the other
-    lengths: torch.Tensor  # (E,) int64, they sum to N
+    values: torch.Tensor  # (N,) int64, all lists concatenated
+    lengths: torch.Tensor  # (E,) int64, length of each list; they sum to N
 
 
 Pooling = Literal["sum", "mean"]
@@ -25,7 +25,7 @@ Pooling = Literal["sum", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One input of the model: which table has the vectors of its ids, and how the vectors of a list become one."""
+    """One input of the model: the table of its embeddings, and the pooling of the embeddings of a list."""
 
     name: str
     table: str
@@ -45,13 +45,13 @@ class Log:
 
     Attributes:
         features: inputs of the model, in order.
-        columns: ids of each feature, of all examples.
-        label_names: L names.
+        columns: ids of all examples, by feature name.
+        label_names: names of the L labels.
         labels: (E, L) float32, 0 or 1.
-        user_ids: (E,) int64, or None where the log names no users.
-        rate_features: features with one id per example whose smoothed rates predict the labels without a model.
-        num_train: examples to train on unless the caller says otherwise; the rest comes later in time.
-        remark: what the reader left out or added, for the user.
+        user_ids: (E,) int64; None if the log has no users.
+        rate_features: features with one id per example; ``smoothed_rates()`` predicts from them.
+        num_train: default number of training examples; all other examples come later in time.
+        remark: note for the user on what the reader left out or added.
     """
 
     features: tuple[Feature, ...]
@@ -81,12 +81,12 @@ class Log:
 
     @property
     def num_examples(self) -> int:
-        """E."""
+        """E, the number of examples."""
         return len(self.labels)
 
     @cached_property
     def _ends(self) -> dict[str, torch.Tensor]:
-        """(E + 1,) place in ``values`` where the lists of the first examples end."""
+        """(E + 1,) offsets of the lists in ``values``, by feature name."""
         return {
             name: torch.cat([column.lengths.new_zeros(1), column.lengths.cumsum(0)])
             for name, column in self.columns.items()
@@ -102,7 +102,7 @@ class Log:
         return Batch(features, self.labels[begin:end])
 
     def table_ids(self) -> dict[str, torch.Tensor]:
-        """All ids that each table will ever be asked for: name -> (M,) int64, ascending."""
+        """Distinct ids of each table in the whole log: (M,) int64, ascending, by table name."""
         parts: dict[str, list[torch.Tensor]] = {}
         for feature in self.features:
             parts.setdefault(feature.table, []).append(self.columns[feature.name].values)

@@ -1,4 +1,17 @@
-"""AUC and GAUC, exact: no bins, ties count one half."""
+"""Exact AUC and GAUC: no bins; a tie counts one half.
+
+Idea: the AUC is the Mann-Whitney statistic. Sort the scores; with ranks from 1, P positives and N negatives,
+
+    AUC = (sum of the ranks of the positives - P * (P + 1) / 2) / (P * N)
+
+Equal scores share the mean of their ranks. gauc() sorts once by (user, score). A user's block begins at index
+``begin``, so the rank within the user is the global rank minus ``begin``. Ranks are doubled to stay integers.
+
+Example: scores [0.1, 0.4, 0.4, 0.8], labels [0, 0, 1, 1]: ranks [1, 2.5, 2.5, 4]. AUC = (2.5 + 4 - 3) / 4 = 0.875.
+
+Invariants: only the order of the scores matters. A user with one class has no AUC and is left out.
+Complexity: O(E log E) time, O(E) memory.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +22,13 @@ Floats = npt.NDArray[np.floating]
 
 
 def auc(scores: Floats, labels: npt.NDArray[np.generic]) -> float:
-    """Chance that a random positive scores above a random negative.
+    """Probability that a random positive scores above a random negative.
 
     Args:
         scores: (E,) finite.
         labels: (E,) 0 or 1.
     Raises:
-        ValueError: the labels are of one class only, or an argument does not fit.
+        ValueError: all labels are equal, or an argument is invalid.
     """
     if np.unique(labels).size == 1:
         raise ValueError("all labels are of one class")
@@ -23,14 +36,14 @@ def auc(scores: Floats, labels: npt.NDArray[np.generic]) -> float:
 
 
 def gauc(scores: Floats, labels: npt.NDArray[np.generic], user_ids: npt.NDArray[np.int64]) -> float:
-    """Mean of the users' AUC, weighted by their number of examples; users with one class only are left out.
+    """Mean AUC of the users, weighted by their number of examples. Users whose labels are all equal are left out.
 
     Args:
         scores: (E,) finite.
         labels: (E,) 0 or 1.
         user_ids: (E,) user of each example.
     Raises:
-        ValueError: no user has examples of both classes, or an argument does not fit.
+        ValueError: no user has examples of both classes, or an argument is invalid.
     """
     if not len(scores) == len(labels) == len(user_ids):
         raise ValueError(f"{len(scores)} scores, {len(labels)} labels and {len(user_ids)} users")
@@ -43,7 +56,7 @@ def gauc(scores: Floats, labels: npt.NDArray[np.generic], user_ids: npt.NDArray[
     new_user = np.diff(users, prepend=users[:1] - 1) != 0
     new_score = new_user | (np.diff(ordered, prepend=ordered[:1]) != 0)
 
-    # Ranks start at 1 over all users; a group of equal scores shares the mean of its ranks, doubled to stay integer.
+    # Ranks start at 1 and run over all users. Equal scores of a user share their mean rank, doubled to stay an integer.
     group_begin = np.flatnonzero(new_score)
     group_size = np.diff(group_begin, append=len(order))
     doubled_rank = np.repeat(2 * group_begin + group_size + 1, group_size)
@@ -56,7 +69,7 @@ def gauc(scores: Floats, labels: npt.NDArray[np.generic], user_ids: npt.NDArray[
     both = (positives > 0) & (negatives > 0)
     if not both.any():
         raise ValueError("no user has examples of both classes")
-    # Of all pairs of a positive and a negative, those in the right order; begin turns ranks into ranks of the user.
+    # Twice the number of (positive, negative) pairs in the right order. 2 * begin turns global ranks into user ranks.
     doubled_wins = doubled_ranks - positives * (2 * begin + positives + 1)
     user_auc = doubled_wins[both] / (2 * positives * negatives)[both]
     return float(np.average(user_auc, weights=size[both]))

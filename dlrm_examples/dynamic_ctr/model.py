@@ -1,4 +1,4 @@
-"""Pooled embeddings of all features side by side, and one MLP with a logit for each label (shared bottom)."""
+"""Shared-bottom model: concatenated pooled embeddings of all features, and one MLP with a logit per label."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dlrm_examples.dynamic_ctr.tables import Tables
 
 
 class SharedBottom(torch.nn.Module):
-    """An MLP, and a linear layer past it that learns what single ids do before the MLP has learned anything.
+    """An MLP plus a linear layer in parallel, which learns the effect of single ids before the MLP has learned much.
 
-    Tables are handed in, because they have an optimizer of their own.
+    The tables are an argument of ``forward()``, because they have their own optimizer.
     """
 
     def __init__(
         self, features: Sequence[Feature], *, num_labels: int, dim: int, hidden: Sequence[int], seed: int
     ) -> None:
-        """Weights follow from the sizes and ``seed`` alone; ``hidden`` are the widths between inputs and logits."""
+        """Initial weights depend only on the sizes and ``seed``; ``hidden`` are the hidden widths of the MLP."""
         super().__init__()
         self._names = [feature.name for feature in features]
         widths = [len(features) * dim, *hidden]
@@ -33,7 +33,7 @@ class SharedBottom(torch.nn.Module):
             self._linear = torch.nn.Linear(widths[0], num_labels)
 
     def forward(self, features: Mapping[str, Jagged], tables: Tables) -> torch.Tensor:
-        """(E, L) logits of E examples."""
+        """Returns the (E, L) logits of E examples."""
         pooled = tables(features)
         inputs = torch.cat([pooled[name] for name in self._names], dim=1)
         logits: torch.Tensor = self._mlp(inputs) + self._linear(inputs)

@@ -1,4 +1,4 @@
-"""MovieLens ratings: ``userId,movieId,rating,timestamp`` in seconds, in any order. The label: a rating of 4 or more."""
+"""Reader of MovieLens ratings: ``userId,movieId,rating,timestamp`` (seconds), in any order. Label: rating >= 4."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LIKED = 4.0
 
 
 def read_movielens(path: Path, *, max_history: int) -> Log:
-    """Reads a file of ratings; the last fifth in time is for evaluation.
+    """Reads a file of ratings. The last fifth in time is for evaluation.
 
     Args:
-        path: the file, also ``.gz``.
-        max_history: length of the longest list of movies that a user rated before.
+        path: the file, plain or ``.gz``.
+        max_history: longest list of movies that a user rated before.
     Raises:
         DataError: the file does not follow the format.
     """

@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of this host in a group over Headway."""
+"""Runs a function on several ranks: processes of this host in a headway group."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_ranks(function: Callable[[dist.ProcessGroup], T], *, num_ranks: int, timeout_s: float) -> T:
-    """Calls ``function`` with the group of all ranks on each of them.
+    """Calls ``function`` on each rank with the group of all ranks.
 
     Args:
-        function: can be pickled, and so can what it returns.
-        num_ranks: processes; they die with this one.
-        timeout_s: they are killed if they take longer.
+        function: a picklable function with a picklable result.
+        num_ranks: number of processes. They are killed if this process dies.
+        timeout_s: the processes are killed if they take longer.
     Returns:
-        what it returned on rank 0.
+        the result of rank 0.
     Raises:
         RankFailedError: a rank failed, died or ran out of time; the message is one line and names it.
     """
@@ -73,7 +73,7 @@ def _wait(ranks: Sequence[BaseProcess], folder: Path, *, timeout_s: float) -> No
 
 
 def _expect_success(ranks: Sequence[BaseProcess], folder: Path) -> None:
-    """Raises if a rank has ended badly; the cause is a rank that was killed, or whose error came first."""
+    """Raises RankFailedError if a rank has failed. It names a killed rank if there is one, else the earliest error."""
     status = {rank: process.exitcode for rank, process in enumerate(ranks) if process.exitcode not in (None, 0)}
     if not status:
         return
@@ -99,7 +99,7 @@ def _rank_main(
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher_pid:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C for all ranks
     torch.set_num_threads(1)
     try:
         store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=COLLECTIVE_TIMEOUT)

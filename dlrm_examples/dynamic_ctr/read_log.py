@@ -1,4 +1,4 @@
-"""Which reader a path needs."""
+"""Selects the reader of a log by its path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from dlrm_examples.dynamic_ctr.movielens import read_movielens
 
 
 def read_log(path: Path, *, max_history: int) -> Log:
-    """KuaiRand for a directory with its log, MovieLens for ``ratings*.csv`` or a directory with it, else Criteo.
+    """Reads a log: KuaiRand if a directory has its log, MovieLens for ``ratings*.csv`` or its directory, else Criteo.
 
+    Args:
+        path: file or directory.
+        max_history: longest list of recent items.
     Raises:
-        DataError: there is no such path, or it does not follow the format.
+        DataError: the path does not exist, or its contents do not follow the format.
     """
     if path.is_dir() and any(path.glob(f"{LOG_STEM}*.csv*")):
         return read_kuairand(path, max_history=max_history)

@@ -1,4 +1,4 @@
-"""What a user sees at the end: quality, its difference from static tables, and how tables grew and what they hold."""
+"""Final report: prediction quality, its difference from static tables, growth and contents of the tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _USE_COLUMNS = {
 
 
 def report(runs: Sequence[Run]) -> str:
-    """All tables that the runs are good for, with a line for each system: means over its seeds."""
+    """Formats all tables of the report. Each system has one line with means over its seeds."""
     by_system = {name: [run for run in runs if run.name == name] for name in dict.fromkeys(run.name for run in runs)}
     trained = {name: of_system for name, of_system in by_system.items() if of_system[0].use is not None}
     parts = [_quality_table(by_system)]
@@ -35,7 +35,7 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def _metrics(run: Run) -> list[tuple[str, str]]:
-    """(label, metric), without GAUC where the log has no users."""
+    """All (label, metric) pairs of a run; without GAUC if the log has no users."""
     return [
         (label, metric)
         for label, quality in run.quality.items()
@@ -78,7 +78,7 @@ def _difference_table(reference: Sequence[Run], others: dict[str, list[Run]]) ->
 
 
 def _use_table(by_system: dict[str, list[Run]]) -> str:
-    """The last column compares bytes with those of dynamic tables without limits, where there are any."""
+    """Formats the contents of the tables. The last column compares bytes with unlimited dynamic tables, if measured."""
     whole = _mean_use(by_system[UNLIMITED])["num_bytes"] if UNLIMITED in by_system else None
     lines = []
     for name, runs in by_system.items():

@@ -1,4 +1,4 @@
-"""One trained and evaluated run, and its JSON line in the form of the benchmarks' results."""
+"""One trained and evaluated run, and its JSON line in the format of the benchmark results."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SMOOTHED_RATES = "smoothed rates"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One way to predict, trained once.
+    """One run of one predictor.
 
     Attributes:
-        system: None: smoothed rates, which have no tables and no seed.
-        seed: of initial vectors and MLP.
-        quality: by label, on what comes after the training.
-        train_s: seconds.
-        rows: of tables after each tenth of the training.
-        use: of tables at its end.
+        system: the trained system; None: smoothed rates, which have no tables and no seed.
+        seed: seed of initial embeddings and MLP.
+        quality: quality by label, on the examples after the training.
+        train_s: duration of the training in seconds.
+        rows: rows of all tables after each tenth of the training.
+        use: contents of the tables at the end of the training.
     """
 
     system: System | None
@@ -38,15 +38,15 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of the system."""
+        """Name of the system, or "smoothed rates"."""
         return SMOOTHED_RATES if self.system is None else self.system.name
 
 
 def write_json_lines(path: Path, experiment: Experiment, runs: Sequence[Run], *, num_test: int) -> None:
-    """A line for each run into a new file; makes its directory.
+    """Writes one line per run to a new file; creates its directory.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     origin = {"commit": current_commit(), "machine": describe_machine()}
     lines = [json.dumps(_json_row(experiment, run, num_test) | origin) for run in runs]

@@ -1,6 +1,6 @@
-"""Embedding tables whose ids are known beforehand: one row for each, found by bisection.
+"""Static embedding tables: all ids are known in advance, one row per id, found by binary search.
 
-Shapes: M rows of a table, K different ids of a batch in one table, D columns.
+Shapes: M rows of a table, K unique ids of a batch in one table, D columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ InitialVectors = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 class StaticTables:
-    """Tables in memory with row-wise Adagrad; the reference for all other kinds."""
+    """In-memory tables with row-wise Adagrad; the reference for all other kinds of tables."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class StaticTables:
         *,
         initial_vectors: InitialVectors | None = None,
     ) -> None:
-        """Makes one row for every id.
+        """Creates one row per id.
 
         Args:
-            features: what calls will name.
-            table_ids: for each table of the features, (M,) int64 ids in ascending order.
-            settings: of all tables.
-            initial_vectors: where rows begin; None is where those of dynamic tables do.
+            features: features that calls will look up.
+            table_ids: (M,) int64 ids of each table, in ascending order.
+            settings: settings of all tables.
+            initial_vectors: function that yields initial embeddings; None: the same as in dynamic tables.
         """
         initial = initial_vectors or partial(
             uniform_vectors, dim=settings.dim, span=settings.initial_range, seed=settings.seed
@@ -76,7 +76,7 @@ class StaticTables:
 
 
 class _Table:
-    """Rows of one table, the state of its optimizer, and the look-ups since the last step."""
+    """Rows of one table, its optimizer state, and the lookups since the last step."""
 
     def __init__(self, name: str, ids: torch.Tensor, vectors: torch.Tensor, settings: TableSettings) -> None:
         self._name = name
@@ -87,7 +87,11 @@ class _Table:
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def look_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(K, D) vectors of the different ones of ``ids`` (N,), and (N,) the place of each id in them."""
+        """Looks up ``ids`` (N,). Returns (K, D) embeddings of the unique ids, and (N,) inverse indices.
+
+        Raises:
+            ValueError: an id has no row.
+        """
         different, place = torch.unique(ids, return_inverse=True)
         rows = torch.searchsorted(self._ids, different)
         known = self._ids[rows.clamp(max=len(self._ids) - 1)] == different
@@ -100,7 +104,7 @@ class _Table:
         return vectors, place
 
     def step(self) -> None:
-        """Row-wise Adagrad: one learning rate for a row, from the mean square of its gradients so far."""
+        """Row-wise Adagrad step: each row has one learning rate, from the sum of its gradients' mean squares."""
         gradients = [(rows, vectors.grad) for rows, vectors in self._pending if vectors.grad is not None]
         self._pending.clear()
         if not gradients:

@@ -1,4 +1,4 @@
-"""What a model asks of its embedding tables, so that static and dynamic ones can take each other's place."""
+"""Interface of embedding tables, which static and dynamic tables implement; their settings, limits and statistics."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from dlrm_examples.dynamic_ctr.log import Jagged
 
 
 class Tables(Protocol):
-    """Embedding tables with a sparse optimizer of their own.
+    """Embedding tables with their own sparse optimizer.
 
-    A call that autograd records takes part in the next step; one under ``torch.no_grad()`` changes nothing.
+    The next step uses the gradients of all calls that autograd recorded. A call under ``torch.no_grad()`` changes
+    nothing.
     """
 
     def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
-        """Name -> (E, dim) pooled vectors; zeros where a list is empty."""
+        """Looks up and pools the lists: (E, dim) by feature name; zeros for an empty list."""
 
     def step(self) -> None:
-        """Updates the rows that were looked up since the last step by their gradients, summed over these calls."""
+        """Updates the rows looked up since the last step, with their gradients summed over these calls."""
 
     def use(self) -> TableUse:
-        """What the tables of all ranks hold; all ranks call it."""
+        """Contents of the tables of all ranks. Collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """What static and dynamic tables have in common.
+    """Settings that static and dynamic tables share.
 
     Attributes:
-        dim: columns of a vector.
+        dim: columns of an embedding.
         lr: learning rate of row-wise Adagrad.
-        eps: added to the root of its mean square.
-        initial_range: initial values lie between this and its negative.
-        seed: of the initial values.
+        eps: added to the square root in Adagrad's denominator.
+        initial_range: initial values are uniform in [-initial_range, initial_range].
+        seed: seed of the initial values.
     """
 
     dim: int = 16
@@ -52,16 +53,16 @@ class TableSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TableLimits:
-    """What dynamic tables may hold; by default, all that comes.
+    """Limits of dynamic tables; by default there are none.
 
     Attributes:
-        max_rows: of all tables and ranks together, and a tenth more on several ranks; None: no limit. A table keeps to
-            its own part, whatever the others need.
-        table_sizes: ids of each table that are expected, by which ``max_rows`` is divided; None: into equal parts.
-        eviction: which rows go when there are too many, those looked up longest ago or most rarely; None: new ids then
-            get no row.
-        min_count: look-ups after which an id gets a row.
-        hot_count: rows with fewer look-ups have their vector in bfloat16.
+        max_rows: rows of all tables and ranks together, plus a tenth on several ranks; None: no limit. Each
+            table has a fixed share, which others cannot use.
+        table_sizes: expected number of ids of each table; ``max_rows`` is divided in proportion. None: equal shares.
+        eviction: rows to evict when a table is full: least recently ("lru") or least frequently ("lfu") looked up.
+            None: no eviction; new ids then get no row.
+        min_count: number of lookups after which an id gets a row.
+        hot_count: rows with fewer lookups store their embedding in bfloat16.
     """
 
     max_rows: int | None = None
@@ -77,15 +78,15 @@ class TableLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TableUse:
-    """What tables hold, and what they did not take or keep; bytes are those of ids, vectors and optimizers."""
+    """Contents of tables. ``num_bytes`` counts ids, embeddings and optimizer state."""
 
     rows: int = 0
-    cold_rows: int = 0  # those of them in bfloat16
-    pending: int = 0  # ids that wait for a row until they come again
+    cold_rows: int = 0  # rows stored in bfloat16
+    pending: int = 0  # ids without a row yet, because they have had fewer than min_count lookups
     evicted: int = 0
-    refused: int = 0  # look-ups of ids that got no row because there was no room
+    refused: int = 0  # lookups of ids that got no row because the table was full
     num_bytes: int = 0
 
     def __add__(self, other: TableUse) -> TableUse:
-        """Of both together."""
+        """Adds all fields."""
         return TableUse(**{name: value + getattr(other, name) for name, value in asdict(self).items()})

@@ -1,4 +1,4 @@
-"""Trains a model in time order, in parts as small as the caller likes, on one rank or several.
+"""Trains a model in time order, on one or several ranks. The caller chooses where to stop in between.
 
 Shapes: E examples, L labels.
 """
@@ -21,13 +21,13 @@ from dlrm_examples.dynamic_ctr.tables import Tables, TableSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """What a run depends on besides the log and the kind of tables.
+    """Settings of a run, besides the log and the kind of tables.
 
     Attributes:
-        tables: of all embedding tables; its seed is the seed of the MLP, too.
-        batch_size: examples of a step, of all ranks together.
+        tables: settings of all embedding tables; their seed is also the seed of the MLP.
+        batch_size: examples of a step, over all ranks.
         dense_lr: learning rate of Adam for the MLP.
-        hidden: widths of the MLP between its inputs and the logits.
+        hidden: hidden widths of the MLP.
     """
 
     tables: TableSettings
@@ -41,9 +41,10 @@ class TrainerSettings:
 
 
 class Trainer:
-    """A model, its tables, and how far in the log they are.
+    """A model, its tables, and their progress in the log.
 
-    With a group every rank holds the model, takes its slice of each batch, and must call alike.
+    With a group, the model is replicated on all ranks (data parallel), and each rank takes its slice of each batch. All
+    calls are then collective.
     """
 
     def __init__(
@@ -55,7 +56,15 @@ class Trainer:
         num_train: int,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Begins before the first of the ``num_train`` examples that make an epoch; ``group`` is that of ``tables``."""
+        """Starts before the first example.
+
+        Args:
+            log: training data.
+            tables: tables to train.
+            settings: settings of the run.
+            num_train: examples of an epoch, the first ones of the log.
+            group: the group of ``tables``.
+        """
         if not 1 <= num_train <= log.num_examples:
             raise ValueError(f"{num_train} examples to train on of {log.num_examples}")
         self._log = log
@@ -75,10 +84,10 @@ class Trainer:
         """Examples trained on so far, all epochs together."""
 
     def train_until(self, num_seen: int) -> None:
-        """Goes on until ``num_seen`` examples were seen, all epochs together; the last batch of a part may be smaller.
+        """Trains until ``num_seen`` examples were seen, counted over all epochs. The last batch may be smaller.
 
         Raises:
-            ValueError: more were seen already.
+            ValueError: more examples were seen already.
         """
         if num_seen < self.num_seen:
             raise ValueError(f"cannot go back from {self.num_seen} examples to {num_seen}")
@@ -89,7 +98,7 @@ class Trainer:
             self.num_seen += end - begin
 
     def _step(self, begin: int, end: int) -> None:
-        """Learns from one batch. The losses of the ranks add up to its mean, and so do the gradients."""
+        """Trains on one batch. Losses and gradients of the ranks sum to those of the batch mean."""
         batch = self._log.batch(*slice_of(begin, end, self._group))
         logits = self._model(batch.features, self._tables)
         loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
@@ -101,9 +110,9 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, begin: int, end: int) -> torch.Tensor:
-        """(end - begin, L) logits of the examples ``begin`` to ``end - 1``; nothing is learned from them."""
+        """Predicts examples ``begin`` to ``end - 1`` without training; returns (end - begin, L) logits."""
         size = self._settings.batch_size
-        logits = []  # of this rank, a tensor a batch
+        logits = []  # of this rank, one tensor per batch
         for first in range(begin, end, size):
             batch = self._log.batch(*slice_of(first, min(first + size, end), self._group))
             logits.append(self._model(batch.features, self._tables))
@@ -111,7 +120,7 @@ class Trainer:
         return torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all but the tables; the same on every rank."""
+        """State of everything except the tables; equal on all ranks."""
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -119,10 +128,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where ``state_dict()`` was called.
+        """Restores the result of ``state_dict()``.
 
         Raises:
-            RuntimeError: it is of a model of other sizes.
+            RuntimeError: the state belongs to a model of different sizes.
         """
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-"""Trains a system on the ranks that it asks for, one run a seed, and stops and restarts them on the way."""
+"""Trains a system on its number of ranks, one run per seed, including a restart on other ranks."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ NUM_LOOKS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one set of ranks does of a training: from a checkpoint or the beginning to a checkpoint or the end."""
+    """Part of a training that one set of ranks runs: from a checkpoint or the start, to a checkpoint or the end."""
 
-    end: float = 1.0  # share of the training
-    load_from: Path | None = None  # holds a folder for each seed
+    end: float = 1.0  # share of the training after this part
+    load_from: Path | None = None  # folder with one checkpoint per seed
     save_to: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartResult:
-    """What all ranks together came to.
+    """Result of a part, over all ranks.
 
     Attributes:
-        rows: of the tables, after each ``NUM_LOOKS``-th of the training that is in this part.
-        use: of the tables at the end; evictions and refusals of this part alone.
-        train_s: seconds.
-        quality: by label; None unless the part ends the training.
+        rows: rows of the tables, after each ``NUM_LOOKS``-th of the training that lies in this part.
+        use: contents of the tables at the end; evictions and refusals of this part only.
+        train_s: duration in seconds.
+        quality: quality by label; None unless the part ends the training.
     """
 
     rows: tuple[int, ...]
@@ -55,13 +55,13 @@ class PartResult:
 def train_system(
     log: Log, experiment: Experiment, system: System, *, group: dist.ProcessGroup | None, say: Callable[[str], None]
 ) -> list[PartResult]:
-    """A result for each seed, of the whole training.
+    """Runs the whole training of a system; returns one result per seed.
 
     Args:
-        log: of ``experiment.data``, for a training in this process; ranks that are started read it again.
-        experiment, system: what to train.
-        group: of ranks that were started by others, all of which call this; None: ranks are started as needed.
-        say: gets a line for each restart.
+        log: contents of ``experiment.data``, for training in this process; ranks started here read the file again.
+        experiment, system: settings of the training.
+        group: group of ranks that a launcher started; the call is then collective. None: start ranks as needed.
+        say: called with one line per restart.
     Raises:
         RankFailedError: a rank failed, died or ran out of time.
         ValueError: a setting is out of range.
@@ -86,7 +86,7 @@ def train_system(
 def train_part(
     group: dist.ProcessGroup | None, log: Log, experiment: Experiment, system: System, part: Part
 ) -> list[PartResult]:
-    """A result for each seed, the same on all ranks of the group; all of them call it."""
+    """Runs one part for all seeds; returns one result per seed, equal on all ranks. Collective."""
     return [_train_seed(group, log, experiment, system, part, seed) for seed in experiment.seeds]
 
 
@@ -120,14 +120,14 @@ def _train_seed(
 
 
 def make_tables(log: Log, system: System, settings: TableSettings, group: dist.ProcessGroup | None) -> Tables:
-    """Tables of a system for the features of the log, shared by the ranks of the group."""
+    """Creates the tables of a system for the features of the log, shared by the ranks of the group."""
     if system.kind == "static":
         return StaticTables(log.features, log.table_ids(), settings)
     return DynamicTables(log.features, settings, limits=system.limits, group=group)
 
 
 def _train_and_look(trainer: Trainer, tables: Tables, experiment: Experiment, part: Part) -> list[int]:
-    """Trains up to the end of the part; the rows at each look on the way."""
+    """Trains to the end of the part; returns the number of rows after each ``NUM_LOOKS``-th in it."""
     begin = -1 if part.load_from is None else trainer.num_seen
     end = experiment.examples_after(part.end)
     rows = []
@@ -149,7 +149,7 @@ def _of_seed(folder: Path, seed: int) -> Path:
 
 
 def _joined(before: PartResult, after: PartResult) -> PartResult:
-    """Of two parts, one after the other; tables count evictions and refusals anew after a restart."""
+    """Joins the results of two consecutive parts. Tables restart their count of evictions and refusals at a restart."""
     use = replace(
         after.use, evicted=before.use.evicted + after.use.evicted, refused=before.use.refused + after.use.refused
     )

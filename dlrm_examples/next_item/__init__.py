@@ -1,1 +1,1 @@
-"""Prediction of the next film that a user rates: HSTU beside SASRec and popularity, on MovieLens files."""
+"""Prediction of the next film that a user rates: HSTU, compared with SASRec and popularity, on MovieLens files."""

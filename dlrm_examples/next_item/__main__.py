@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    """Reads, trains every model with every seed, reports."""
+    """Reads the histories, trains every model with every seed, and reports."""
     models = list(dict.fromkeys(options.model))
     if options.attention is not None and models == ["sasrec"]:
         raise ValueError("--attention is an option of hstu, and --model has none")
@@ -66,9 +66,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _device_of(name: str) -> torch.device:
-    """
+    """Returns the device of that name, after a test allocation.
+
     Raises:
-        ValueError: there is no such device here.
+        ValueError: this host has no such device.
     """
     try:
         device = torch.device(name)
@@ -91,5 +92,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors of a batch are too small to share
+    torch.set_num_threads(1)  # the tensors of a batch are too small for several threads
     sys.exit(main())

@@ -1,6 +1,16 @@
-"""Jagged batches of histories: windows to train on, and the last items before the one asked for.
+"""Jagged batches of histories: windows for training, and the most recent items for evaluation.
 
-Shapes: B sequences, T tokens of all of them.
+Idea: a training pass cuts the history of each user into windows of at most ``max_length`` items. Each token predicts
+its next item. The first cut is drawn anew in each pass, so that windows begin at different items.
+
+Example: a history of items 0 to 9, max_length = 4. Items 8 (validation) and 9 (test) are never training targets, so
+tokens 0 to 6 predict items 1 to 7. With the first cut after item 1, the windows are [0, 1], [2, 3, 4, 5] and [6].
+
+Invariants: in each pass every training pair (item, next item) is in exactly one window. Order and cuts depend only on
+    the generator.
+Complexity: O(users + tokens) per pass.
+
+Shapes: B sequences, T tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -23,14 +33,15 @@ _BEHIND: dict[Part, int] = {"validation": 2, "test": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Sequences of items, and what came after each.
+    """A batch of sequences, with the next item of each token.
 
     Attributes:
         items: (T,) int64.
-        next_items: (T,) int64.
-        sequences: a token asks at the time of its next item, which whoever recommends knows: it is now.
-        positions: (T,) int64, of tokens in their sequence.
-        users: (B,) int64.
+        next_items: (T,) int64, the item after each token.
+        sequences: offsets and times. The query time of a token is the time of its next item. This leaks nothing: a
+            recommender knows the time at which it is asked.
+        positions: (T,) int64, index of each token in its sequence.
+        users: (B,) int64, user of each sequence.
     """
 
     items: Tensor
@@ -40,21 +51,21 @@ class Batch:
     users: Tensor
 
     def last_tokens(self) -> Tensor:
-        """(B,) int64: places of the last token of each sequence, none of which is empty."""
+        """(B,) int64: index of the last token of each sequence. No sequence may be empty."""
         return self.sequences.offsets[1:] - 1
 
 
 def training_batches(
     histories: Histories, *, max_length: int, batch_size: int, device: torch.device, generator: torch.Generator
 ) -> Iterator[Batch]:
-    """One pass: each pair of an item and the next one, but for the last two items of a user, is in one window.
+    """Yields the batches of one pass. The last two items of a user are never targets.
 
     Args:
-        histories: of all users.
-        max_length: items of a window. Long histories are cut at places that differ from pass to pass.
-        batch_size: windows of a batch; the last one may have fewer.
-        device: of the batches.
-        generator: of cuts and order.
+        histories: histories of all users.
+        max_length: most items of a window.
+        batch_size: windows of a batch; the last batch may have fewer.
+        device: device of the batches.
+        generator: random generator for cuts and order.
     """
     users, begins, ends = [], [], []
     for user in range(histories.num_users):
@@ -75,7 +86,7 @@ def training_batches(
 def evaluation_batches(
     histories: Histories, part: Part, *, max_length: int, batch_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """For each user the last ``max_length`` items before the one of the part; the last next item is that one."""
+    """Yields for each user the last ``max_length`` items before the item of ``part``, which is the last next item."""
     ends = histories.offsets[1:] - _BEHIND[part]
     begins = torch.maximum(histories.offsets[:-1], ends - max_length)
     users = torch.arange(histories.num_users)
@@ -84,7 +95,7 @@ def evaluation_batches(
 
 
 def _batch(histories: Histories, users: Tensor, begins: Tensor, ends: Tensor, device: torch.device) -> Batch:
-    """Of ratings ``begins[b]`` to ``ends[b]`` and those one further."""
+    """Builds a batch: sequence b has ratings ``begins[b]`` to ``ends[b] - 1``, whose next items are one further."""
     lengths = ends - begins
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     positions = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)

@@ -1,4 +1,4 @@
-"""Options of the command."""
+"""Command-line options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrm_examples.next_item.settings import MODEL_NAMES, ModelSettings, Trainin
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Parser of the command; defaults are those of the settings."""
+    """Creates the parser of the command. Defaults are those of the settings classes."""
     parser = OneLineParser(prog=program_name("dlrm_examples.next_item"), description=description)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="PATH", help="MovieLens' ratings.csv, also .gz, or its directory"
@@ -40,9 +40,10 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def settings_of(options: argparse.Namespace) -> tuple[ModelSettings, TrainingSettings]:
-    """
+    """Builds the settings of model and training from parsed options.
+
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of range.
     """
     model = ModelSettings(
         dim=options.dim,

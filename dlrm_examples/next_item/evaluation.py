@@ -1,4 +1,4 @@
-"""Ranks of the items asked for, by a model or by popularity.
+"""Evaluates rankings of all items, by a model or by popularity.
 
 Shapes: U users, M items.
 """
@@ -21,7 +21,15 @@ _BATCH_SIZE = 64
 def evaluate(
     score: Callable[[Batch], Tensor], histories: Histories, part: Part, *, max_length: int, device: torch.device
 ) -> Quality:
-    """Of scores of all items for the users of a batch, (U, M)."""
+    """Ranks the target item of each user.
+
+    Args:
+        score: function from a batch to the scores of all items for its users, (U, M).
+        histories: histories of all users.
+        part: "validation" or "test".
+        max_length: most items that the model sees of a user.
+        device: device of the batches.
+    """
     ranks = []
     for batch in evaluation_batches(histories, part, max_length=max_length, batch_size=_BATCH_SIZE, device=device):
         wanted = batch.next_items[batch.last_tokens()]
@@ -30,7 +38,7 @@ def evaluate(
 
 
 def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
-    """By a trained model."""
+    """Returns a scoring function of a trained model."""
 
     @torch.no_grad()
     def score(batch: Batch) -> Tensor:
@@ -41,13 +49,13 @@ def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
 
 
 def popularity_scores(histories: Histories) -> Callable[[Batch], Tensor]:
-    """By how often items were rated in the training part."""
+    """Returns a scoring function: number of ratings of each item in the training part."""
     counts = histories.train_counts().double()
     return lambda batch: counts.to(batch.users.device).expand(len(batch.users), -1)
 
 
 def _seen(histories: Histories, users: Tensor, part: Part) -> Tensor:
-    """(U, M) bool: what they rated before the item of the part."""
+    """(U, M) bool: items that each user rated before the item of ``part``."""
     is_seen = torch.zeros(len(users), histories.num_items, dtype=torch.bool)
     for row, user in enumerate(users.tolist()):
         end = int(histories.offsets[user + 1]) - (1 if part == "test" else 2)

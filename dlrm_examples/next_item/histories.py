@@ -1,4 +1,4 @@
-"""What users rated, in order of time.
+"""Rating histories of users, in time order.
 
 Shapes: T ratings of all users, U users.
 """
@@ -21,13 +21,13 @@ MIN_RATINGS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Histories:
-    """Ratings of users, one user after the other.
+    """Ratings of all users, concatenated user by user.
 
     Attributes:
-        items: (T,) int64, numbers of films from 0.
-        times: (T,) int64, seconds, ascending in each user.
+        items: (T,) int64, indices of films from 0.
+        times: (T,) int64, in seconds, ascending for each user.
         offsets: (U + 1,) int64: user u has ratings ``offsets[u]`` to ``offsets[u + 1]``.
-        num_items: films.
+        num_items: number of films.
     """
 
     items: Tensor
@@ -37,11 +37,11 @@ class Histories:
 
     @property
     def num_users(self) -> int:
-        """U."""
+        """U, the number of users."""
         return self.offsets.shape[0] - 1
 
     def train_counts(self) -> Tensor:
-        """(num_items,) int64: ratings of each film but for the last two of each user."""
+        """(num_items,) int64: number of ratings of each film, without the last two ratings of each user."""
         is_train = torch.ones(self.items.shape[0], dtype=torch.bool)
         is_train[self.offsets[1:] - 1] = False
         is_train[self.offsets[1:] - 2] = False
@@ -49,14 +49,14 @@ class Histories:
 
 
 def read_histories(path: Path, *, min_count: int = 1) -> Histories:
-    """Reads MovieLens' ``ratings*.csv``, also ``.gz``, or a directory with it; what a rating says is not used.
+    """Reads MovieLens' ``ratings*.csv``, also ``.gz``. The values of the ratings are not used.
 
-    Ratings of a user with the same time stamp (one in six of ml-latest-small) come in an order drawn once and for all:
-    that of the file is by film, and would tell what comes next. Users with fewer than ``MIN_RATINGS`` are left out.
+    Ratings of a user with equal time stamps (one in six of ml-latest-small) get a random order with a fixed seed. The
+    file sorts them by film, which would leak the next item. Users with fewer than ``MIN_RATINGS`` are left out.
 
     Args:
         path: the file or its directory.
-        min_count: ratings of a film, of all users; films with fewer are left out first.
+        min_count: films with fewer ratings are left out, before users are counted.
     Raises:
         DataError: the file does not follow the format, or no user has enough ratings.
     """

@@ -1,4 +1,4 @@
-"""Items in, vectors of what comes next out: the same for all encoders.
+"""Next-item model around an exchangeable encoder: item embeddings in, embedding of the next item out.
 
 Shapes: T tokens, M items, E columns, K candidates.
 """
@@ -20,7 +20,7 @@ Attention = Literal["kernel", "reference"]
 
 
 class NextItemModel(nn.Module):
-    """Vectors of items and positions, an encoder, and cosines between what it gives and the vectors of items."""
+    """Item and position embeddings, an encoder, and cosine similarity between its output and item embeddings."""
 
     def __init__(self, name: ModelName, settings: ModelSettings, *, num_items: int, attention: Attention) -> None:
         super().__init__()
@@ -33,20 +33,20 @@ class NextItemModel(nn.Module):
         self.temperature = settings.temperature
 
     def forward(self, batch: Batch) -> Tensor:
-        """(T, E) of length 1: where the next item should be."""
+        """Predicts the embedding of the next item of each token: (T, E), L2-normalised."""
         x = self.items(batch.items) + self.positions(batch.positions)
         return functional.normalize(self.encoder(self.dropout(x), batch.sequences), dim=1)
 
     def candidates(self, items: Tensor | None = None) -> Tensor:
-        """(K, E) of length 1, of some items or of all."""
+        """Embeddings of ``items`` (K,), or of all items: (K, E), L2-normalised."""
         return functional.normalize(self.items.weight if items is None else self.items(items), dim=1)
 
     def loss(self, batch: Batch, negatives: Tensor | None) -> Tensor:
-        """Cross entropy of the next items against others, mean over tokens.
+        """Softmax cross entropy of the next item against negatives, mean over tokens.
 
         Args:
-            batch: to learn from.
-            negatives: (K,) int64, drawn for the whole batch; None: all items.
+            batch: training batch.
+            negatives: (K,) int64 items shared by the whole batch; None: all items.
         """
         predicted = self(batch)
         if negatives is None:
@@ -60,7 +60,7 @@ class NextItemModel(nn.Module):
 
 
 def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> nn.Module:
-    """The same numbers of layers, heads and columns."""
+    """Creates the encoder. All encoders have the same number of layers, heads and columns."""
     if name == "sasrec":
         return SASRec(
             dim=settings.dim, num_layers=settings.num_layers, num_heads=settings.num_heads, dropout=settings.dropout

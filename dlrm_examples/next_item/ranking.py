@@ -1,4 +1,7 @@
-"""HR and NDCG at 10 of full rankings: all items but those that the user has rated.
+"""HR@10 and NDCG@10 of full rankings: all items except those that the user has already rated.
+
+Example: the target has rank 2 (two unseen items score at least as much). It counts 1 for HR@10 and
+1 / log2(2 + 2) = 0.5 for NDCG@10. From rank 10 on both are 0.
 
 Shapes: U users, M items.
 """
@@ -15,7 +18,7 @@ CUT = 10
 
 
 class Quality(NamedTuple):
-    """Means over users, and the standard error of the first for the draw of users."""
+    """Means over users, and the standard error of the hit rate for a random draw of users."""
 
     hit_rate: float
     ndcg: float
@@ -23,12 +26,12 @@ class Quality(NamedTuple):
 
 
 def ranks_of(scores: Tensor, wanted: Tensor, is_seen: Tensor) -> Tensor:
-    """Where the wanted item is among the items that a user has not seen, from 0; equal scores count against it.
+    """Rank of the target item among the items that the user has not seen, from 0. Ties count against the target.
 
     Args:
-        scores: (U, M).
-        wanted: (U,) int64.
-        is_seen: (U, M) bool; what it says of the wanted item does not matter.
+        scores: (U, M) scores of all items.
+        wanted: (U,) int64 target items.
+        is_seen: (U, M) bool; the entry of the target is ignored.
 
     Returns:
         (U,) int64.
@@ -40,7 +43,7 @@ def ranks_of(scores: Tensor, wanted: Tensor, is_seen: Tensor) -> Tensor:
 
 
 def quality_of(ranks: Tensor) -> Quality:
-    """Of ranks (U,) from 0."""
+    """Computes the metrics of ranks (U,), which count from 0."""
     hits = (ranks < CUT).double()
     gains = hits / torch.log2(ranks.double() + 2)
     rate = hits.mean().item()

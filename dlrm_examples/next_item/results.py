@@ -1,4 +1,4 @@
-"""Runs as JSON lines in the form of the benchmarks' results, and as a table."""
+"""Formats runs as JSON lines, in the format of the benchmark results, and as a table."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ POPULARITY = "popularity"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One way to rank.
+    """One evaluated run.
 
     Attributes:
-        system: name of the model, or popularity.
-        seed: None for popularity.
-        validation, test: quality.
-        trained: None for popularity.
+        system: name of the model, or "popularity".
+        seed: seed of the run; None for popularity.
+        validation, test: quality on each part.
+        trained: result of the training; None for popularity.
     """
 
     system: str
@@ -36,10 +36,10 @@ class Run:
 
 
 def write_json_lines(path: Path, params: dict[str, Any], runs: Sequence[Run]) -> None:
-    """A line for each run into a new file; makes its directory.
+    """Writes one line per run to a new file; creates its directory.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     origin = {"commit": current_commit(), "machine": describe_machine()}
     lines = [json.dumps(_json_row(params, run) | origin) for run in runs]
@@ -61,7 +61,7 @@ def _json_row(params: dict[str, Any], run: Run) -> dict[str, Any]:
 
 
 def report(runs: Sequence[Run]) -> str:
-    """A line for each system: means and standard deviations over its seeds."""
+    """Formats one line per system: means and standard deviations over its seeds."""
     by_system = {
         name: [run for run in runs if run.system == name] for name in dict.fromkeys(run.system for run in runs)
     }
@@ -88,5 +88,5 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def params_of(*settings: Any, **others: Any) -> dict[str, Any]:
-    """Of a JSON line: the fields of settings one beside the other."""
+    """Parameters of a JSON line: the fields of all settings objects, merged with ``others``."""
     return {name: value for each in settings for name, value in asdict(each).items()} | others

@@ -1,6 +1,6 @@
-"""SASRec's encoder (Kang and McAuley 2018): self-attention with softmax and a network of two layers, norms before each.
+"""SASRec's encoder (Kang and McAuley 2018): pre-norm blocks of softmax self-attention and a two-layer network.
 
-Shapes: B sequences of up to N tokens, T tokens of all of them, E columns, H heads.
+Shapes: B sequences of up to N tokens, T tokens of all sequences, E columns, H heads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class SASRec(nn.Module):
-    """(T, E) out of (T, E). Inside, sequences are padded: this is the baseline as people run it."""
+    """Maps (T, E) to (T, E). Sequences are padded inside, as in common implementations of this baseline."""
 
     def __init__(self, *, dim: int, num_layers: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class SASRec(nn.Module):
 
 
 class _Block(nn.Module):
-    """What is behind the end of a sequence is behind all of its tokens, so the causal mask hides it."""
+    """One block. Padding follows all tokens of a sequence, so the causal mask hides it."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, E)."""
+        """Maps padded sequences (B, N, E) to (B, N, E)."""
         q, k, v = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1)

@@ -1,4 +1,4 @@
-"""What a run depends on."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Of every encoder.
+    """Settings of the model, equal for all encoders.
 
     Attributes:
-        dim: columns of items' vectors and of the layers.
-        num_layers: how many.
-        num_heads: of each layer.
+        dim: columns of item embeddings and layers.
+        num_layers: number of layers.
+        num_heads: heads of each layer.
         max_length: items of the longest sequence.
-        dropout: of inputs and inside layers.
-        temperature: that cosines are divided by.
+        dropout: dropout probability of inputs and inside layers.
+        temperature: divisor of the cosine similarities in the loss.
     """
 
     dim: int = 64
@@ -38,13 +38,13 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Of every training.
+    """Settings of the training, equal for all models.
 
     Attributes:
-        epochs: passes over the pairs of an item and the next one.
+        epochs: passes over all training pairs (item, next item).
         batch_size: sequences of a step.
-        lr: learning rate of Adam at the beginning; it falls along a cosine to 0.
-        num_negatives: items, drawn evenly for each step, that the next one is told from; 0: all.
+        lr: initial learning rate of Adam; cosine schedule to 0.
+        num_negatives: number of negatives, drawn uniformly for each step; 0: all items.
     """
 
     epochs: int = 16

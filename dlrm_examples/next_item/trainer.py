@@ -1,4 +1,4 @@
-"""Trains one model for one seed."""
+"""Trains one model with one seed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dlrm_examples.next_item.settings import ModelName, ModelSettings, TrainingS
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """What a training came to.
+    """Result of a training.
 
     Attributes:
         validation, test: quality after the last epoch.
-        epoch_losses: mean over the steps of each epoch.
-        num_parameters: of the encoder alone.
-        train_s: seconds.
+        epoch_losses: mean loss over the steps of each epoch.
+        num_parameters: parameters of the encoder, without embeddings.
+        train_s: duration in seconds.
     """
 
     validation: Quality
@@ -45,7 +45,7 @@ def train(
     seed: int,
     say: Callable[[str], None],
 ) -> TrainedRun:
-    """A run from start to end; ``say`` gets a line for each epoch."""
+    """Trains and evaluates a model; calls ``say`` with one line per epoch."""
     torch.manual_seed(seed)
     model = NextItemModel(name, model_settings, num_items=histories.num_items, attention=attention).to(device)
     start = time.perf_counter()
@@ -74,7 +74,7 @@ def steps(
     device: torch.device,
     seed: int,
 ) -> Iterator[list[float]]:
-    """Trains epoch by epoch; gives the losses of the steps of each. Batches and negatives depend on the seed alone."""
+    """Trains epoch by epoch; yields the losses of its steps. Batches and negatives depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
