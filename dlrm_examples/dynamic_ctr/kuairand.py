@@ -3,8 +3,8 @@
 A directory holds ``log_standard*.csv``, ``user_features*.csv`` and ``video_features_basic*.csv``, also as ``.gz``. It
 may hold ``histories*.parquet``: per user a list ``watch_seq`` of videos shown before the log, oldest first; the last
 one was shown at ``last_time_ms``. The labels are the click and the long view. Day and hour come from ``time_ms`` in
-Beijing time, because ``hourmin`` disagrees with it in every sixth row. Rows with equal user, video and time are one event;
-all but the first are left out.
+Beijing time, because ``hourmin`` disagrees with it in every sixth row. Rows with equal user, video and time are one
+event; all but the first are left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-// Every rank sends each rank one number and checks what it receives. Start one process a rank:
+// Example of the C++ API: every rank sends one number to each rank and checks the numbers that it receives.
+// Start one process per rank. All ranks name the same directory; the FileStore in it lets them find each other:
 //   for rank in 0 1 2; do ./exchange $rank 3 /tmp/meeting-place & done; wait
 
 #include <headway/comm/group.hpp>
@@ -14,11 +15,11 @@ namespace {
 
 namespace comm = headway::comm;
 
-constexpr comm::DataType kInt = 1;  // any code that all ranks understand alike
+constexpr comm::DataType kInt = 1;  ///< Element type code. The library only checks that all ranks use the same one.
 
 int number_for(int source, int destination) { return 100 * source + destination; }
 
-/// Exchanges one number with every rank; returns how many of those received are wrong.
+/// Exchanges one number with every rank, including the own one. @returns the number of wrong values received.
 int exchange(comm::Group& group) {
   int const size = group.size();
   std::vector<int> sent(size), received(size);
