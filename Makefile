@@ -1,4 +1,4 @@
-# One entry point for people. Everything is installed in .venv/ and built in build/ of this checkout.
+# Entry point for developers. Everything is installed in .venv/ and built in build/ of this checkout.
 VENV := .venv/bin
 CMAKE := $(VENV)/cmake
 JOBS ?= $(shell nproc)

@@ -1,5 +1,5 @@
-# RelWithDebInfo is the default and keeps asserts: they guard the ring's invariants and cost little beside a message.
-# Release (used for wheels) is the same without them.
+# The default is RelWithDebInfo with asserts. They check invariants of the channels and are cheap compared to a message.
+# Release, used for wheels, is the same without asserts.
 get_property(is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT is_multi_config AND NOT CMAKE_BUILD_TYPE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)

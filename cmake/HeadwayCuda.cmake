@@ -1,7 +1,7 @@
-# Finds CUDA's compiler for tables on devices, if it is wanted and there: HEADWAY_HAS_CUDA says so.
+# Finds nvcc for the CUDA kernels, unless HEADWAY_BUILD_CUDA is OFF. Sets HEADWAY_HAS_CUDA to ON if it can be used.
 set(HEADWAY_BUILD_CUDA AUTO CACHE STRING "Build tables on CUDA devices: ON, OFF, or AUTO where a new enough nvcc is found")
 set_property(CACHE HEADWAY_BUILD_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(HEADWAY_LEAST_CUDA 12.5) # The first whose runtime finds functions of the driver by version; C++20 came with 12.0.
+set(HEADWAY_LEAST_CUDA 12.5) # Needed to look up driver functions by version; C++20 needs 12.0.
 set(HEADWAY_HAS_CUDA OFF)
 if(HEADWAY_SANITIZE OR CMAKE_CROSSCOMPILING OR NOT HEADWAY_BUILD_CUDA)
   return()
@@ -34,7 +34,7 @@ if(problem)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  # Code for sm_80 runs on all GPUs of its generation (8.x); PTX of sm_90 is for those to come.
+  # sm_80 code runs on all GPUs of compute capability 8.x. sm_90 also adds PTX, for later GPUs.
   set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "Kinds of GPU that kernels are compiled for")
 endif()
 if(HEADWAY_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)

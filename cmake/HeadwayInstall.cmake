@@ -1,8 +1,8 @@
-# What is installed: in a wheel the benchmark programs (c10d_backend/ installs the module), else the CMake package.
+# Install rules: for a wheel the benchmark programs (headway_add_extension() installs modules), else the CMake package.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# Benchmark programs, where benchmarks/harness looks for them: in build/ of the folder that holds benchmarks/.
+# Installs the benchmark programs where benchmarks/harness looks for them: in build/ next to benchmarks/.
 function(headway_install_programs)
   foreach(program bench_all_to_all_headway bench_all_to_all_mpi)
     if(TARGET ${program})
@@ -11,7 +11,7 @@ function(headway_install_programs)
   endforeach()
 endfunction()
 
-# headway::comm as a CMake package, so that another project can say find_package(headway).
+# Installs headway::comm as a CMake package; other projects use it by find_package(headway).
 function(headway_install_package)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
   install(TARGETS headway_comm EXPORT headwayTargets

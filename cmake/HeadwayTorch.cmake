@@ -1,7 +1,7 @@
-# Defines headway::torch: the headers and libraries of the torch that the chosen Python imports, and that Python's headers.
+# Defines headway::torch: headers and libraries of the torch that the chosen Python imports, and the headers of Python.
 #
-# find_package(Torch) is not used: with the PyPI build of torch it demands a CUDA toolkit, and of the same version,
-# although nothing here needs one. pybind11 is the copy inside torch, so that c10d types cross the border.
+# It does not use find_package(Torch): with the PyPI build of torch this requires a CUDA toolkit of the same version,
+# which is not needed here. pybind11 is the copy inside torch, so that extensions can exchange c10d types with torch.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
 set(query [[
@@ -28,26 +28,26 @@ add_library(headway_torch INTERFACE)
 add_library(headway::torch ALIAS headway_torch)
 target_include_directories(headway_torch SYSTEM INTERFACE ${HEADWAY_TORCH_ROOT}/include
                                                           ${HEADWAY_TORCH_ROOT}/include/torch/csrc/api/include)
-# USE_C10D_GLOO is set for torch's own objects; headers that declare the Gloo group look at it.
+# torch itself is compiled with USE_C10D_GLOO, and its headers declare the Gloo group only if it is defined.
 target_compile_definitions(headway_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 foreach(library c10 torch_cpu torch_python)
   add_library(headway_torch_${library} SHARED IMPORTED)
   set_target_properties(headway_torch_${library} PROPERTIES IMPORTED_LOCATION ${HEADWAY_TORCH_ROOT}/lib/lib${library}.so)
   target_link_libraries(headway_torch INTERFACE headway_torch_${library})
 endforeach()
-# The CUDA build's other libraries are loaded by `import torch` before headway._C is.
+# `import torch` loads the other libraries of torch's CUDA build before headway._C is loaded.
 target_link_options(headway_torch INTERFACE -Wl,--allow-shlib-undefined)
 target_link_libraries(headway_torch INTERFACE Python::Module)
 
-# Defines `target`, the Python extension headway.<name> of the sources behind it, put beside the Python that imports it.
+# Adds `target`: the Python extension headway.<name>, built from the remaining arguments into python/headway.
 function(headway_add_extension target name)
   Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
   headway_apply_flags(${target})
   target_link_libraries(${target} PRIVATE headway::torch)
-  # Of a libstdc++ that a toolchain links statically nothing is seen: half of it would be taken from that of torch.
+  # Hide a statically linked libstdc++. Otherwise some of its symbols would be resolved to the copy that torch uses.
   target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL)
-  # Each of torch's headers costs a minute when read once for every file. In brackets, they are found by a path that all
-  # checkouts have in common, so that what is compiled is found in the cache.
+  # A precompiled header, because each of torch's headers costs a minute if every file parses it. Angle brackets keep
+  # the path of the checkout out of the generated file, so that all checkouts share the compiler cache.
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_precompile_headers(${target} PRIVATE <torch_headers.hpp>)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
