@@ -1,4 +1,4 @@
-"""Runs a command with a time limit and leaves no process of it behind."""
+"""Runs a command with a time limit, and kills every process that it leaves in its process group."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_GRACE_S = 5.0  #: between SIGTERM and SIGKILL
+_GRACE_S = 5.0  #: seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What became of a command."""
+    """Result of a command."""
 
-    exit_status: int  #: as of the shell: 128 + N for signal N
-    output: str  #: standard output and error, together
+    exit_status: int  #: as in a shell: 128 + N if signal N ended the command
+    output: str  #: standard output and standard error, interleaved
     duration_s: float
     timed_out: bool
 
 
 class BoundedProcess:
-    """A command in a process group of its own, which ends with the ``with`` statement around it."""
+    """A command in its own process group. Leaving the ``with`` statement ends the whole group."""
 
     def __init__(
         self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, is_shown: bool = True
     ) -> None:
-        """Starts it; environment and ``is_shown`` as in ``run_bounded()``."""
+        """Starts the command.
+
+        Args:
+            command: program and arguments.
+            environment: variables to add to those of this process.
+            is_shown: print the output as it comes.
+        """
         self._started = time.monotonic()
         self._process = subprocess.Popen(
             command,
@@ -55,7 +61,12 @@ class BoundedProcess:
         _end_group(self._process)
 
     def finish(self, *, limit_s: float, log: Path | None = None) -> Finished:
-        """Waits until its end, or kills its process group ``limit_s`` seconds after its start; writes its ``log``."""
+        """Waits for the end of the command.
+
+        Args:
+            limit_s: seconds after the start at which the process group is killed.
+            log: file that receives the output.
+        """
         timed_out = False
         try:
             self._process.wait(timeout=max(0.0, self._started + limit_s - time.monotonic()))
@@ -80,12 +91,13 @@ class BoundedProcess:
 def run_bounded(
     command: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Finished:
-    """Runs ``command`` in a process group of its own, shows its output as it comes, and keeps it.
+    """Runs ``command`` in its own process group and prints its output as it comes.
 
     Args:
+        command: program and arguments.
         limit_s: seconds after which the whole process group is killed.
-        environment: variables to add to this process's.
-        log: file that receives the output too.
+        environment: variables to add to those of this process.
+        log: file that also receives the output.
     """
     with BoundedProcess(command, environment=environment) as process:
         return process.finish(limit_s=limit_s, log=log)
@@ -101,9 +113,9 @@ def _copy_output(process: subprocess.Popen[str], lines: list[str], is_shown: boo
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Ends the command, where it still runs, and whatever it has left in its process group.
+    """Ends the command if it still runs, and all processes left in its process group.
 
-    SIGTERM comes first, so that a command that is itself made of bounded processes ends those too.
+    It sends SIGTERM first, so that a command that runs bounded processes itself can end them, and SIGKILL after that.
     """
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
@@ -114,5 +126,5 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 def end_on_sigterm() -> None:
-    """Makes SIGTERM leave this process through its ``finally`` clauses, which end its bounded processes."""
+    """Makes SIGTERM run the ``finally`` clauses of this process, which end its bounded processes."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -1,7 +1,7 @@
-"""Checks who includes and imports whom, as docs/architecture.md lays down.
+"""Checks that includes and imports respect the layers of docs/architecture.md.
 
-C++: every #include of the parts below. Python: every import statement. The exit status is 1 when one crosses a layer
-that it may not cross; each is printed as ``file:line: reason``.
+C++: every #include of the parts below. Python: every import statement. Each violation is printed as
+``file:line: reason``; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CPP_ENDINGS = {".hpp", ".cpp", ".h", ".cc", ".cu", ".cuh"}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
-#: First folder or file name of an include, and what it belongs to. All else is the operating system or C++.
+#: First path component of an include -> its library. Other includes belong to the operating system or C++.
 _FOREIGN_INCLUDES = {
     "torch": "torch", "ATen": "torch", "c10": "torch", "pybind11": "torch", "Python.h": "torch", "caffe2": "torch",
     "mpi.h": "mpi",
@@ -33,12 +33,16 @@ _PUBLIC_PREFIXES = {"headway/comm": "libcomm", "headway/kernels": "kernels", "he
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What a folder may use besides itself, the operating system, C++ and Python's own library."""
+    """Allowed dependencies of a folder, besides itself, the operating system, and the libraries of C++ and Python."""
 
     folder: str
-    includes: frozenset[str] = field(default_factory=frozenset)  #: parts (public headers) and foreign libraries
-    may_import: frozenset[str] | None = frozenset()  #: folders of the project that its Python may import; None: all
-    torch_folder: str | None = None  #: the one folder inside that may include torch
+    includes: frozenset[str] = field(
+        default_factory=frozenset
+    )  #: parts of the project (public headers) and other libraries
+    may_import: frozenset[str] | None = (
+        frozenset()
+    )  #: packages of the project that its Python code may import; None: all
+    torch_folder: str | None = None  #: the only folder of this layer that may include torch; None: no folder
 
 
 LAYERS = [
@@ -61,13 +65,13 @@ LAYERS = [
     ),
 ]
 
-#: Python packages of the project, by the folder that holds them. Other names are other people's.
+#: Folder of each Python package of the project. Other packages are third-party.
 _PYTHON_PACKAGES = {"headway": "python", "headway_launcher": "python", "dlrm_examples": "dlrm_examples",
                     "benchmarks": "benchmarks", "tests": "tests", "tools": "tools"}  # fmt: skip
 
 
 def check_tree(root: Path) -> list[str]:
-    """All violations under ``root``, as ``file:line: reason``."""
+    """Lists all violations under ``root`` as ``file:line: reason``."""
     return [violation for layer in LAYERS for violation in _check_layer(root, layer)]
 
 
@@ -92,7 +96,7 @@ def _check_cpp(root: Path, layer: Layer, path: Path) -> Iterator[str]:
 
 
 def _refuse_include(root: Path, layer: Layer, path: Path, target: str, *, quoted: bool) -> str | None:
-    """Why ``layer`` may not include ``target``; None where it may."""
+    """Returns the reason why ``layer`` may not include ``target``; None if it may."""
     owner = _foreign_owner(target)
     if owner == "torch" and layer.torch_folder is not None and _is_in(path, root / layer.torch_folder):
         return None
@@ -110,7 +114,7 @@ def _foreign_owner(target: str) -> str | None:
 
 
 def _refuse_private_include(root: Path, layer: Layer, path: Path, target: str) -> str | None:
-    """A quoted include may name files of the own folder; tests may reach into the sources that they test."""
+    """Checks a quoted include: it may name files of its own layer only. Tests may include any source."""
     if layer.folder == "tests":
         return None
     for base in (path.parent, root):
@@ -141,7 +145,7 @@ def _check_python(root: Path, layer: Layer, path: Path) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every absolute import; names taken from a module count, as they may be modules."""
+    """Yields line and dotted name of every absolute import; names imported from a module may be modules too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

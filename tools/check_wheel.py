@@ -1,4 +1,4 @@
-"""Builds a wheel, installs it beside the checkout's packages in a new environment, and uses it from elsewhere."""
+"""Builds a wheel, installs it into a new environment that borrows this one's packages, and uses it elsewhere."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ dist.destroy_process_group()
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Runs ``command`` in ``folder`` without the checkout on any path; returns what it printed, or leaves."""
+    """Runs ``command`` in ``folder`` without the checkout on any path; returns its output. Exits if it fails."""
     print("+", " ".join(command), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    # scikit-build-core looks for ninja on the path.
+    # scikit-build-core searches ninja on PATH.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     finished = subprocess.run(
         command,
@@ -61,7 +61,7 @@ def run(command: list[str], folder: Path) -> str:
 
 def build_wheel(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    # The tests' build compiles the kernels of CUDA devices already, which takes minutes.
+    # The build of the tests already compiles the CUDA kernels, which takes minutes.
     without_cuda = "--config-settings=cmake.define.HEADWAY_BUILD_CUDA=OFF"
     run([*pip, "wheel", "--no-build-isolation", "--no-deps", without_cuda, "-w", str(folder), str(ROOT)], folder)
     (wheel,) = folder.glob("headway-*.whl")
@@ -69,7 +69,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """The wheel holds the extension, types, programs and licence, and nothing outside of its packages."""
+    """Checks that the wheel has extensions, types, programs and licence, and no file outside its packages."""
     names = zipfile.ZipFile(wheel).namelist()
     for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.",
                    "headway/_embedding.", "headway/_kernels.", "headway/embedding/__init__.py",
@@ -86,11 +86,11 @@ def check_contents(wheel: Path) -> None:
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """Environment that has the wheel, and torch and the rest from this one; returns its Python."""
+    """Creates an environment with the wheel that borrows other packages from this one; returns its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     site = next((folder / "lib").glob("python*/site-packages"))
-    # A folder named in a .pth file is searched, and .pth files in it are not read: the checkout stays out.
+    # Python searches a folder named in a .pth file, but reads no .pth files in it. So the checkout is not on the path.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "-q", "--disable-pip-version-check"]
     run([*pip, "install", "--no-deps", "--no-index", str(wheel)], folder)

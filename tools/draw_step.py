@@ -17,7 +17,7 @@ _STEP_BEGINS_WITH = "EmbeddingBag_updateOutput"
 
 
 class Row(NamedTuple):
-    """One line of the picture, and what belongs there: parts of names of kernels and copies."""
+    """One line of the picture. ``names`` are substrings of the kernels and copies that belong to it."""
 
     title: str
     color: str
@@ -34,7 +34,7 @@ _ROWS = (
 
 
 class Span(NamedTuple):
-    """Something that ran on the device, in microseconds."""
+    """Time range of one or several kernels or copies on the device, in microseconds from the start of the step."""
 
     row: int
     begin: float
@@ -42,7 +42,11 @@ class Span(NamedTuple):
 
 
 def read_step(path: Path) -> tuple[list[Span], float]:
-    """What ran in the shortest step of a trace, which the profiler disturbed least; and how long it took."""
+    """Reads the shortest step of a trace, which the profiler disturbed least.
+
+    Returns:
+        the spans of the step, and its duration in microseconds.
+    """
     events = json.loads(path.read_text())["traceEvents"]
     on_device = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy")]
     begins = sorted(event["ts"] for event in on_device if _STEP_BEGINS_WITH in event["name"])
@@ -58,7 +62,7 @@ def read_step(path: Path) -> tuple[list[Span], float]:
 
 
 def merge(spans: list[Span], gap_us: float = 4.0) -> list[Span]:
-    """Joins what is closer than can be seen."""
+    """Merges spans of a row whose gap is too small to be visible."""
     merged: list[Span] = []
     for span in sorted(spans):
         if merged and merged[-1].row == span.row and span.begin - merged[-1].end < gap_us:
@@ -69,7 +73,7 @@ def merge(spans: list[Span], gap_us: float = 4.0) -> list[Span]:
 
 
 def draw(steps: list[tuple[str, list[Span], float]]) -> str:
-    """The picture."""
+    """Draws the steps below each other, with a common time scale; returns the SVG text."""
     scale = (_WIDTH - _LEFT - 10) / max(length for _, _, length in steps)
     block = _TOP + len(_ROWS) * (_ROW + _GAP)
     lines = []
@@ -92,7 +96,7 @@ def draw(steps: list[tuple[str, list[Span], float]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     if len(arguments) < 2 or any("=" not in each for each in arguments[1:]):
         print(__doc__, file=sys.stderr)
         return 2

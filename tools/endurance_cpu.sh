@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The long checks that CI is too short for: 1,000 kills and 100 stops a transport, 10^6 random histories of exchanges,
-# those of tables of embeddings under sanitizers, fuzzing.
+# Runs the checks that are too long for CI: 1,000 kills and 100 stops per transport, 10^6 random histories of exchanges,
+# random histories of embedding tables under sanitizers, and fuzzing.
 # Usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]
-#   OUTDIR          gets a build folder and one log a stage
-#   FUZZER_SECONDS  of each process of the fuzzers and of tables, of which there is one a core (default: 240)
-# Needs a C++20 compiler, CMake, Ninja and GoogleTest; clang for the fuzzers, which are skipped without it, unless
-# build-fuzz/ holds them already. With 16 cores it takes about 12 minutes, and FUZZER_SECONDS for tables.
+#   OUTDIR          receives a build folder and one log per stage
+#   FUZZER_SECONDS  duration of the table histories and of the fuzzers; each runs one process per core (default: 240)
+# Needs a C++20 compiler, CMake, Ninja and GoogleTest. The fuzzers need clang or an existing build-fuzz/; otherwise they
+# are skipped. It takes about 12 minutes with 16 cores, plus FUZZER_SECONDS for the tables.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${1:?usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]}"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Kills and stops ranks at random points, many times, and looks for what that leaves behind.
+# Kills and stops ranks at random points, many times, and looks for leftover processes, files and shared memory.
 # Usage: tools/endurance_kills.sh BUILD_DIR KILLS STOPS ENGINE...
-#   KILLS, STOPS  of each engine; STOPS of both kinds, shorter and longer than the timeout. KILLS in fives, STOPS in twos.
-#   ENGINE        shm, tcp or verbs, which needs a device: in the guest of tools/rdma_guest, after network.sh
-# HEADWAY_TEST_SEED in the environment is the first round's seed. Prints a line for each engine, and failures in full.
+#   KILLS   number of kills per engine, a multiple of 5
+#   STOPS   number of stops shorter than the timeout, and as many longer ones, per engine; a multiple of 2
+#   ENGINE  shm, tcp or verbs. verbs needs an RDMA device: use the guest of tools/rdma_guest, after network.sh
+# HEADWAY_TEST_SEED in the environment is the seed of the first round. Prints one line per engine, and failures in full.
 set -uo pipefail
-# With a /dev/shm of its own, the file that is there at the end is one of these ranks'. Where the host grants none, other
-# programs' files are told apart by name: libcomm's own would begin with "headway".
+# With a private /dev/shm, every file in it at the end belongs to these ranks. If the host allows no private mount, only
+# files whose name starts with "headway" count: libcomm would name its files so.
 shm_files=headway*
 if [ "${1:-}" = --own-shm ]; then
   shm_files=*
@@ -29,7 +30,7 @@ mkdir "$work/tmp"
 export TMPDIR=$work/tmp
 failed=0
 
-# repeat COUNT TEST ENGINE: prints how many failed, and the slowest report in ms.
+# repeat COUNT TEST ENGINE: runs a test COUNT times; prints the number of failures and the slowest report in ms.
 repeat() {
   local log=$work/$2_$3
   if [ "$3" = verbs ]; then export HEADWAY_TEST_RDMA=1; else unset HEADWAY_TEST_RDMA; fi
@@ -39,7 +40,7 @@ repeat() {
     END { printf "%d %d", wanted - passed, slowest }' "$log"
 }
 
-# left_behind: processes of ranks, files of theirs, shared memory of theirs that has a name.
+# left_behind: lists leftover processes, files and named shared memory of ranks.
 left_behind() {
   pgrep -f "^$tests/libcomm_group_rank_process "
   find "$TMPDIR" -mindepth 1

@@ -1,4 +1,4 @@
-"""clang-format and clang-tidy over the C++ sources that git knows or would know."""
+"""Runs clang-format or clang-tidy on the C++ sources that git tracks or does not ignore."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_HERE = 77  #: exit status that says: skipped, the tool is not installed
+NOT_HERE = 77  #: exit status for "skipped: the tool is not installed"
 
 
 def sources(folders: list[str], endings: tuple[str, ...]) -> list[Path]:
-    """Files under ``folders`` with one of ``endings``, build output left out."""
+    """Lists the files under ``folders`` with one of ``endings``, without build output."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *folders],
         cwd=ROOT,
@@ -37,7 +37,7 @@ def find_clang_format() -> str:
 
 
 def check_format(*, fix: bool) -> int:
-    """Compares all sources with .clang-format; rewrites them where ``fix``."""
+    """Checks all sources against .clang-format, or rewrites them if ``fix``; returns the exit status."""
     files = sources(["."], (".hpp", ".cpp", ".h", ".cc", ".cu", ".cuh"))
     if not files:
         return 0
@@ -48,12 +48,12 @@ def check_format(*, fix: bool) -> int:
 
 
 def check_tidy(build_dir: Path) -> int:
-    """Runs clang-tidy on the sources without torch with the build's compile commands."""
+    """Runs clang-tidy on the sources that do not use torch, with the compile commands of the build."""
     if shutil.which("clang-tidy") is None:
         print("clang-tidy is not installed (Debian, Ubuntu: apt install clang-tidy)")
         return NOT_HERE
     entries = json.loads((build_dir / "compile_commands.json").read_text())
-    # Of a file in several targets the first stands for all: clang-tidy would go through it once for each.
+    # Keep one entry per file. clang-tidy would check a file of several targets once per target.
     commands = {Path(entry["file"]): entry for entry in reversed(entries)}
     found = sources(["libcomm", "kernels", "embedding"], (".cpp",))
     files = [file for file in found if file in commands and file.parent.name != "torch"]
@@ -69,7 +69,7 @@ def check_tidy(build_dir: Path) -> int:
 
 
 def _tidy_file(file: Path, database: str) -> str:
-    """Findings in one file, compiled as the `compile_commands.json` in `database` says; empty where there are none."""
+    """Returns the findings in one file, or an empty text. ``database`` is the folder of ``compile_commands.json``."""
     finished = subprocess.run(
         ["clang-tidy", "-p", database, "--quiet", "--warnings-as-errors=*", str(file)],
         cwd=ROOT,

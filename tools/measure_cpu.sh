@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds this checkout and measures it against the project's bars on one host, best with 16 cores or more.
+# Builds this checkout and measures it against the performance targets on one host, best with 16 cores or more.
 # Usage: tools/measure_cpu.sh [--quick | --trial] OUTDIR
-#   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
-#   --quick  the C++ all-to-all with even splits alone (about 90 s)
-#   --trial  every stage with 2 ranks and a few calls: tries this script, its figures mean nothing
+#   OUTDIR   receives a build folder, one JSON-lines file and one log per stage, and plots
+#   --quick  only the C++ all-to-all with even splits (about 90 s)
+#   --trial  every stage with 2 ranks and a few calls, to try this script; its figures mean nothing
 # Needs a C++20 compiler, CMake and Python 3.11 with numpy; Open MPI and torch for the comparisons with them. Installs
-# nothing and needs no network. A stage that fails is named, and the others go on. The table of bars comes last.
-# With 16 cores the whole takes about 6 minutes.
+# nothing and needs no network. It reports a stage that fails and continues. The table of targets comes last.
+# With 16 cores it takes about 6 minutes in all.
 set -uo pipefail
 
 usage() {
@@ -14,7 +14,7 @@ usage() {
   exit 2
 }
 
-# finish NAME STATUS BEGAN: says how a stage ended.
+# finish NAME STATUS BEGAN: reports the end of a stage.
 failed=()
 finish() {
   if [ "$2" = 0 ]; then
@@ -26,7 +26,7 @@ finish() {
   return "$2"
 }
 
-# quiet NAME LIMIT_S COMMAND...: runs the command with its output in OUTDIR/NAME.log; shows its errors if it fails.
+# quiet NAME LIMIT_S COMMAND...: runs a command with its output in OUTDIR/NAME.log; prints the errors if it fails.
 quiet() {
   local name=$1 limit_s=$2 began=$SECONDS status
   shift 2
@@ -36,7 +36,7 @@ quiet() {
   finish "$name" $status $began
 }
 
-# shown NAME LIMIT_S COMMAND...: the same, with its output on the terminal as well.
+# shown NAME LIMIT_S COMMAND...: runs a command with its output in OUTDIR/NAME.log and on the terminal.
 shown() {
   local name=$1 limit_s=$2 began=$SECONDS
   shift 2
@@ -46,7 +46,7 @@ shown() {
   finish "$name" "${PIPESTATUS[0]}" $began
 }
 
-# bench NAME LIMIT_S MODULE ARGUMENT...: one benchmark, its points in OUTDIR/NAME.jsonl.
+# bench NAME LIMIT_S MODULE ARGUMENT...: runs one benchmark; writes its points to OUTDIR/NAME.jsonl.
 bench() {
   local name=$1 limit_s=$2 module=$3
   shift 3
@@ -65,7 +65,7 @@ describe_host() {
   echo "MPI: $(mpirun --version 2>/dev/null | head -1 || true)"
 }
 
-# configure ON|OFF: with or without the torch extension.
+# configure ON|OFF: configures the build with or without the torch extension.
 configure() {
   cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DHEADWAY_BUILD_TESTS=OFF -DHEADWAY_BUILD_TORCH="$1" \
     -DPython_EXECUTABLE="$(command -v "$python")" --no-warn-unused-cli --log-level=WARNING

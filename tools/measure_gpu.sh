@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Builds this checkout, runs its GPU tests and measures exchanges of CUDA tensors beside NCCL on the GPUs of one host:
-# alone, beside other work, in training steps and in DLRM inference.
-# With --tables it does so for embedding tables instead, on one GPU: beside HierarchicalKV, FBGEMM and TorchRec. Training
-# steps beside TorchRec, and those of a shared table, are on all GPUs, too.
-# With --kernels, for HSTU attention and layers and moves of jagged rows, on one GPU: beside Triton, PyTorch and FBGEMM.
+# Builds this checkout, runs its GPU tests, and measures it on the GPUs of one host. One of:
+#   (default)  exchanges of CUDA tensors compared with NCCL: alone, beside other work, in training steps and in DLRM
+#              inference
+#   --tables   embedding tables on one GPU, compared with HierarchicalKV, FBGEMM and TorchRec; training steps compared
+#              with TorchRec, and training steps of a shared table, also on all GPUs
+#   --kernels  HSTU attention, HSTU layers and moves of jagged rows on one GPU, compared with Triton, PyTorch and FBGEMM
 # Usage: tools/measure_gpu.sh [--quick] [--tables | --kernels] OUTDIR
-#   OUTDIR   gets a build folder, one JSON-lines file and one log a stage, and plots
-#   --quick  no tests, and few sizes
-#   --tables HIERARCHICALKV names a folder with merlin_hashtable.cuh, if it is to be measured; FBGEMM and TorchRec are
-#            where Python finds them
-#   --kernels HSTU_TRITON names a checkout of generative-recommenders, if its Triton kernels are to be measured
-# Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built
-# into python/headway. A stage that fails is named, and the others go on. Two GPUs take 7 to 8 minutes, tables on one 6 to 7.
+#   OUTDIR   receives a build folder, one JSON-lines file and one log per stage, and plots
+#   --quick  skips the tests and measures fewer sizes
+# Environment: HIERARCHICALKV is a folder with merlin_hashtable.cuh, and HSTU_TRITON is a checkout of
+# generative-recommenders; without them HierarchicalKV and Triton are not measured. FBGEMM and TorchRec are those that
+# Python imports.
+# Needs nvcc's cuda.h, CMake, a C++20 compiler and a Python with torch for CUDA; no network. The extension is built into
+# python/headway. It reports a stage that fails and continues. Exchanges on two GPUs take 7 to 8 minutes, tables on one
+# GPU 6 to 7.
 set -uo pipefail
 
 failed=()
 
-# stage NAME LIMIT_S COMMAND...: output on the terminal and in OUTDIR/NAME.log.
+# stage NAME LIMIT_S COMMAND...: runs a command with its output in OUTDIR/NAME.log and its end on the terminal.
 stage() {
   local name=$1 limit_s=$2 began=$SECONDS status
   shift 2
@@ -27,7 +29,7 @@ stage() {
   echo "==== $name: status $status, $((SECONDS - began)) s"
 }
 
-# bench NAME LIMIT_S ARGUMENT...: its points in OUTDIR/NAME.jsonl.
+# bench NAME LIMIT_S ARGUMENT...: runs benchmarks.NAME; writes its points to OUTDIR/NAME.jsonl.
 bench() {
   local name=$1 limit_s=$2
   shift 2
@@ -40,8 +42,8 @@ build() {
     cmake --build "$out/build" -j "$(nproc)" --target $targets >"$out/compiler.log"
 }
 
-# test_python NAME LIMIT_S FILE...: a test spends most of its time in starting its ranks; those of one file share no time with
-# each other.
+# test_python NAME LIMIT_S FILE...: runs pytest, with 4 files at a time if xdist is there, because tests spend most of
+# their time in starting ranks. Tests of one file never run at the same time.
 test_python() {
   local name=$1 limit_s=$2 parallel=
   shift 2
@@ -69,8 +71,8 @@ measure_tables() {
   [ "$gpus" = 1 ] || bench dedup_steps 200
 }
 
-# attention NAME ARGUMENT...: points of HSTU attention in bfloat16, in OUTDIR/NAME.jsonl. Triton compiles 50 kernels for each
-# number of columns first, which takes minutes.
+# attention NAME ARGUMENT...: measures HSTU attention in bfloat16; writes its points to OUTDIR/NAME.jsonl. Triton first
+# compiles 50 kernels for each number of columns, which takes minutes.
 attention() {
   local name=$1
   shift

@@ -1,8 +1,8 @@
-"""All that CI checks: the tests, lint, RDMA in a guest, and the C++ tests under sanitizers and for aarch64.
+"""Runs all checks of CI: the tests, lint, RDMA in a guest, and the C++ tests under sanitizers and for aarch64.
 
-Tests wait more than they compute, so what only computes (clang-tidy) runs beside them, behind all others.
+Tests wait more than they compute, so clang-tidy, which only computes, runs at low priority beside them.
 
-Each stage prints its time. What failed is repeated at the end. The last line sums up the tests of all stages, a lint
+Each stage prints its time. Failures are repeated at the end. The last line sums up the tests of all stages, a lint
 stage counting as one: N passed, N failed, N skipped. The exit status is 1 when anything failed.
 """
 
@@ -20,8 +20,8 @@ from bounded_process import BoundedProcess, Finished, end_on_sigterm, run_bounde
 from test_counts import Counts, counts_in_text, failures_in_text
 
 ROOT = Path(__file__).resolve().parents[1]
-SKIPPED_STATUS = 77  #: a stage's way to say that this machine lacks its tool
-_LAST_LINES = 20  #: shown of a stage that failed without naming a test
+SKIPPED_STATUS = 77  #: exit status of a stage whose tool is not installed
+_LAST_LINES = 20  #: number of last output lines shown if a stage fails without naming a test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,11 @@ class Stage:
     """One check.
 
     Attributes:
-        has_counts: it ends in a summary line of its own; otherwise it counts as one test.
-        is_patient: its one command runs beside the stages behind it, while they leave a core idle.
+        commands: run one after the other; the stage stops at the first that fails.
+        limit_s: time limit in seconds for all commands together.
+        has_counts: the last command ends in a summary line; otherwise the stage counts as one test.
+        is_patient: its single command runs at low priority beside the stages after it.
+        skip_reason: reason why this machine cannot run the stage; None: it can.
     """
 
     name: str
@@ -43,7 +46,7 @@ class Stage:
 
 
 def _program(name: str) -> str:
-    """The program in .venv, where it is there."""
+    """Path of the program in .venv; its bare name if it is not installed there."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name
 
@@ -68,11 +71,10 @@ def lint_stages() -> list[Stage]:
 
 
 def cpp_test_stage(name: str, configure: list[str], skip_reason: str | None = None) -> Stage:
-    """Builds what needs no torch, and its tests, apart from the ordinary build, and runs them.
+    """Creates a stage that builds the parts without torch and their tests in a separate folder, and runs the tests.
 
-    Under a sanitizer there is a test program of the torch backend too.
-
-    Such tests are slow for their computing, not for what they wait for, so there are as many at once as cores.
+    With a sanitizer it also builds a test program of the torch backend. These tests are limited by computing, not by
+    waiting, so as many run at once as there are cores.
     """
     build_dir = f"build-{name}"
     return Stage(
@@ -81,7 +83,7 @@ def cpp_test_stage(name: str, configure: list[str], skip_reason: str | None = No
         commands=[
             [_program("cmake"), "-S", ".", "-B", build_dir, "-G", "Ninja", "-DHEADWAY_BUILD_TORCH=OFF",
              "-DHEADWAY_BUILD_BENCHMARKS=OFF", "-DHEADWAY_STRESS_HISTORIES=1000", "--log-level=WARNING",
-             # Line numbers are all that a report needs; more takes a third of the compiler's time.
+             # Reports only need line numbers (-g1). Full debug information takes a third of the compile time.
              "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O2 -g1", *configure],
             [_program("ninja"), "-C", build_dir, "--quiet"],
             [sys.executable, "tools/run_tests.py", "--only", "ctest", "--build-dir", build_dir,
@@ -117,11 +119,11 @@ def all_stages() -> list[Stage]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a stage."""
+    """Result of a stage."""
 
     counts: Counts
-    line: str  #: for the table
-    failures: list[str]  #: what is said of each failed test
+    line: str  #: line of the stage in the final table
+    failures: list[str]  #: output of each failed test
 
 
 def run_stage(stage: Stage) -> Outcome:
@@ -139,7 +141,7 @@ def run_stage(stage: Stage) -> Outcome:
 
 
 def start_stage(stage: Stage) -> BoundedProcess:
-    """Starts a patient stage, whose output is shown at its end if it failed."""
+    """Starts a patient stage in the background. ``finish_stage()`` prints its output."""
     (command,) = stage.commands
     return BoundedProcess(command, environment=_ENVIRONMENT, is_shown=False)
 
@@ -159,12 +161,12 @@ def outcome_of(stage: Stage, finished: Finished, total_s: float) -> Outcome:
 
 
 def failures_of(finished: Finished) -> list[str]:
-    """What the output of a failed command says of the tests that failed, or how it ends."""
+    """Extracts the failed tests from the output of a failed command; without any, returns its last lines."""
     return failures_in_text(finished.output) or ["\n".join(finished.output.splitlines()[-_LAST_LINES:])]
 
 
 def judge(stage: Stage, finished: Finished) -> Counts:
-    """Counts of a stage whose last command is ``finished``; a failure that no count explains counts as one."""
+    """Counts of a stage whose last command is ``finished``. A failure without a failed test counts as one."""
     if finished.exit_status == SKIPPED_STATUS and not stage.has_counts:
         return Counts(skipped=1)
     counts = counts_in_text(finished.output) if stage.has_counts else None
@@ -223,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(outcomes: list[tuple[Stage, Outcome]]) -> int:
-    """Prints what failed, a table of stages and the sum; returns the exit status."""
+    """Prints failures, a table of the stages and the total; returns the exit status."""
     total = sum((outcome.counts for _, outcome in outcomes), Counts())
     table = [f"  {stage.name:<14} {outcome.line}" for stage, outcome in outcomes]
     failures = [f"-- {stage.name}\n{text}" for stage, outcome in outcomes for text in outcome.failures]

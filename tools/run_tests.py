@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Runner:
-    """One program that runs tests."""
+    """One program that runs tests, and the way to count their results."""
 
     name: str
     command: list[str]
     limit_s: float
-    count: Callable[[str], Counts | None]  #: reads the runner's counts, given its output
-    needs: Path | None = None  #: the file without which there is nothing to run
-    skip_reason: str | None = None  #: set where this machine cannot run it
-    left_out: Counts = field(default_factory=Counts)  #: tests not selected on this machine
+    count: Callable[[str], Counts | None]  #: returns the runner's counts, given its output; None: no counts
+    needs: Path | None = None  #: file that must exist; a missing one counts as a failure
+    skip_reason: str | None = None  #: reason why this machine cannot run it; None: it can
+    left_out: Counts = field(default_factory=Counts)  #: tests that are not selected on this machine; counted as skipped
     environment: dict[str, str] | None = None
 
 
@@ -41,7 +41,7 @@ def has_gpu() -> bool:
 
 
 def gtest_runner(build_dir: Path, results: Path, jobs: int) -> Runner:
-    """C++ tests, ``jobs`` at once, through ctest. Without a GPU those labelled ``gpu`` are counted as skipped."""
+    """Creates the runner of the C++ tests: ctest, ``jobs`` at once. Without a GPU, ``gpu`` tests are skipped."""
     junit = results / "ctest.xml"
     junit.unlink(missing_ok=True)
     ctest = _tool("ctest")
@@ -89,7 +89,7 @@ def spin_runner() -> Runner:
 
 
 def torch_suite_runner() -> Runner:
-    """PyTorch's own tests of process groups, with this backend."""
+    """Creates the runner of PyTorch's own process-group tests with this backend."""
     return _script("torch_suite", ROOT / "tests/c10d_backend/torch_suite/run.py", limit_s=1200)
 
 
@@ -105,15 +105,19 @@ def _script(name: str, script: Path, *, limit_s: float, skip: str | None = None)
 
 
 def _tool(name: str) -> str:
-    """The program beside the running Python, else the one on the path."""
+    """Path of the program next to the running Python; else its bare name, to be found on PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name
 
 
 def judge(runner: Runner, finished: Finished) -> tuple[Counts, str | None]:
-    """Counts of a finished runner, and what was wrong with the runner itself (None where nothing was).
+    """Judges a finished runner.
 
-    A failing exit status must be explained by a failed test; otherwise the runner failed, which counts as one.
+    A failing exit status must be explained by a failed test. Otherwise the runner itself failed, which counts as one
+    more failure.
+
+    Returns:
+        the counts, and the problem of the runner itself (None: no problem).
     """
     counts = runner.count(finished.output)
     if finished.timed_out:
@@ -130,7 +134,7 @@ def judge(runner: Runner, finished: Finished) -> tuple[Counts, str | None]:
 
 
 def run_runner(runner: Runner, results: Path) -> tuple[Counts, str]:
-    """Runs one runner; returns its counts and its line for the table."""
+    """Runs one runner; returns its counts and its line of the final table."""
     print(f"\n== {runner.name}: {' '.join(_short(part) for part in runner.command)}", flush=True)
     if runner.needs is not None and not runner.needs.exists():
         return Counts(failed=1), f"FAILED: {_short(str(runner.needs))} is missing"
@@ -147,7 +151,7 @@ def run_runner(runner: Runner, results: Path) -> tuple[Counts, str]:
 
 
 def _short(part: str) -> str:
-    """A path as seen from the project's root."""
+    """The path relative to the root of the project, if it lies there."""
     return part.removeprefix(f"{ROOT}/")
 
 
@@ -155,7 +159,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run_tests", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=RUNNER_NAMES, default=RUNNER_NAMES, help="runners to run")
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build", help="CMake build folder (default: build)")
-    # Ranks are threads or processes of one test: many more tests at once than half the cores would starve each other.
+    # A test has several ranks (threads or processes). More tests than half the cores would starve each other.
     jobs = max(2, (os.cpu_count() or 1) // 2)
     parser.add_argument("--jobs", type=int, default=jobs, help=f"C++ tests at once (default: {jobs})")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Counts of passed, failed and skipped tests, read from what test runners leave behind."""
+"""Reads counts of passed, failed and skipped tests from the output and JUnit files of test runners."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 _SUMMARY_LINE = re.compile(r"^\s*(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$")
 _GTEST_BEGIN = re.compile(r"^\[ RUN      \] ")
 _GTEST_FAILURE = re.compile(r"^\[  FAILED  \] .+ \(\d+ ms\)$")
-#: A failed test's line in the summary of ctest, of pytest and of the torch suite.
+#: Line of a failed test in the summaries of ctest, pytest and the torch suite.
 _FAILURE_LINE = re.compile(r"^\s+\d+ - .+ \((?!Skipped)\w[\w* ]*\)$|^(?:FAILED|ERROR) \S+::|^test\w+: failed")
 _MAX_LINES_PER_FAILURE = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of tests by outcome. Prints as the summary line that ``make test`` ends with."""
+    """Numbers of tests by outcome. ``str()`` gives the summary line of ``make test``."""
 
     passed: int = 0
     failed: int = 0
@@ -37,7 +37,7 @@ class Counts:
 
 
 def counts_in_text(text: str) -> Counts | None:
-    """Counts of the last line of ``text`` that reads ``N passed, N failed[, N skipped]``; None without one."""
+    """Counts in the last line of the form ``N passed, N failed[, N skipped]``; None without such a line."""
     for line in reversed(text.splitlines()):
         match = _SUMMARY_LINE.match(line)
         if match:
@@ -47,8 +47,12 @@ def counts_in_text(text: str) -> Counts | None:
 
 
 def failures_in_text(text: str) -> list[str]:
-    """What ``text`` says of failed tests: of a C++ test all that it printed (its end, if that is long), of another the
-    line that names it."""
+    """Extracts failed tests from the output of a runner.
+
+    Returns:
+        for a GoogleTest test its output, at most the last ``_MAX_LINES_PER_FAILURE`` lines; for other tests the line
+        that names the test.
+    """
     failures = []
     lines = text.splitlines()
     begin = 0
@@ -63,7 +67,7 @@ def failures_in_text(text: str) -> list[str]:
 
 
 def counts_in_junit(path: Path) -> Counts | None:
-    """Counts of a JUnit file as pytest and ctest write it; None where it is missing or cut short."""
+    """Counts in a JUnit file of pytest or ctest; None if the file is missing or incomplete."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError):

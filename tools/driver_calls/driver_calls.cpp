@@ -1,6 +1,10 @@
-// Counts and times the calls of a process to the CUDA driver that an exchange is made of. Loaded before all else
-// (LD_PRELOAD), it answers dlsym(): a library that looks the driver's functions up there, as Headway does, gets them
-// timed.
+// Counts and times the calls of an exchange to the CUDA driver.
+//
+// Idea: loaded by LD_PRELOAD, this library replaces dlsym(). A library that looks up a driver function by dlsym(), as
+// Headway does, gets a wrapper instead, which counts and times each call and then calls the driver.
+//
+// Threads: the counters are atomic, so calls may come from any thread. reset() and report() are not synchronised with
+// running calls.
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -16,10 +20,11 @@
 
 namespace {
 
+/// One wrapped driver function and its counters.
 struct Call {
   char const* name;
-  void* timed;
-  void* driver = nullptr;
+  void* timed;             ///< The wrapper, which dlsym() returns.
+  void* driver = nullptr;  ///< The driver's function; set by dlsym().
   std::atomic<std::uint64_t> count = 0;
   std::atomic<std::uint64_t> total_ns = 0;
   std::atomic<std::uint64_t> longest_ns = 0;
@@ -27,6 +32,7 @@ struct Call {
 
 extern std::array<Call, 7> calls;
 
+/// Wrapper of calls[Index]. It has the signature of the driver's function.
 template <std::size_t Index, typename Function>
 struct Timed;
 
@@ -65,6 +71,7 @@ using Find = void* (*)(void*, char const*);
 
 }  // namespace
 
+/// Replaces the C library's dlsym(), which it finds by dlvsym(). Returns the wrapper for functions in `calls`.
 extern "C" void* dlsym(void* handle, char const* name) {
   static auto const find = reinterpret_cast<Find>(::dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
   void* const found = find(handle, name);
@@ -77,11 +84,13 @@ extern "C" void* dlsym(void* handle, char const* name) {
   return found;
 }
 
+/// Sets all counters to zero.
 extern "C" void driver_calls_reset() {
   for (auto& call : calls) call.count = call.total_ns = call.longest_ns = 0;
 }
 
-/// One line a function that was called: its name, how often, nanoseconds of all calls and of the longest.
+/// Writes one line per function that was called: name, number of calls, total and longest time in ns. Stops when
+/// `num_bytes` are full, so the last line may be cut. The text ends with a zero byte.
 extern "C" void driver_calls_report(char* text, std::size_t num_bytes) {
   if (num_bytes == 0) return;
   *text = '\0';

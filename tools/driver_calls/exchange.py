@@ -1,6 +1,6 @@
-"""Where the host's time of an all-to-all of CUDA tensors goes: calls to the driver, how many and how long, a size.
+"""Profiles the host time of an all-to-all of CUDA tensors: number and duration of the driver calls, by size.
 
-Compile ``driver_calls.cpp`` into a shared library and start two or more ranks under it; they share what GPUs there are:
+Compile ``driver_calls.cpp`` to a shared library and start two or more ranks with it. Ranks share the available GPUs:
 
     g++ -std=c++20 -O2 -shared -fPIC -I /usr/local/cuda/include tools/driver_calls/driver_calls.cpp -o driver_calls.so
     LD_PRELOAD=$PWD/driver_calls.so torchrun --nproc-per-node 2 tools/driver_calls/exchange.py
@@ -23,7 +23,7 @@ _WARM_UP = 3
 
 
 class DriverCalls:
-    """The counters of the library that was loaded before all else."""
+    """Counters of the library loaded by LD_PRELOAD."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
@@ -31,11 +31,11 @@ class DriverCalls:
             raise RuntimeError("start this under LD_PRELOAD=driver_calls.so; see its first lines")
 
     def reset(self) -> None:
-        """Counts from zero."""
+        """Sets all counters to zero."""
         self._library.driver_calls_reset()
 
     def read(self) -> list[tuple[str, int, int, int]]:
-        """Name, calls, nanoseconds together, nanoseconds of the longest."""
+        """Reads (name, number of calls, total ns, longest ns) of each function."""
         text = ctypes.create_string_buffer(4096)
         self._library.driver_calls_report(text, ctypes.c_size_t(len(text)))
         rows = [line.split() for line in text.value.decode().splitlines()]
@@ -43,7 +43,12 @@ class DriverCalls:
 
 
 def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
-    """Of even blocks, with ordinary outputs, those that senders write, or slots."""
+    """Returns a function that starts an exchange with even splits.
+
+    Args:
+        kind: "ordinary" outputs, "empty()" (outputs that senders write), or "slots".
+        size_B: bytes that a rank sends, over all ranks.
+    """
     input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
     if kind == "slots":
         block_B = size_B // dist.get_world_size()
@@ -56,7 +61,15 @@ def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
 
 
 def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B: int, *, is_waited: bool) -> None:
-    """Prints the host's time of an exchange of ``size_B`` bytes a rank, and of the calls it is made of."""
+    """Prints the host time of an exchange of ``size_B`` bytes per rank, and of its driver calls.
+
+    Args:
+        calls: counters.
+        host_group: Gloo group for barriers.
+        kind: see ``make_exchange()``.
+        size_B: bytes that a rank sends.
+        is_waited: synchronise device and ranks before each exchange; otherwise exchanges are started back to back.
+    """
     exchange = make_exchange(kind, size_B)
     host_s = 0.0
     for index in range(-_WARM_UP, _CALLS):
@@ -83,7 +96,7 @@ def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B
 
 
 def main() -> None:
-    """All sizes and kinds of outputs."""
+    """Profiles all sizes and kinds of outputs."""
     calls = DriverCalls()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("headway")

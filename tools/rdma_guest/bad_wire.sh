@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# In the guest: two ranks exchange over a wire that loses, delays, reorders and repeats packets, or is cut.
-# Usage: tools/rdma_guest/bad_wire.sh BUILD_DIR, after network.sh pair; tells its results as GoogleTest does
+# In the guest: tests exchanges of two ranks over a link that loses, delays, reorders and duplicates packets, or is cut.
+# Usage: tools/rdma_guest/bad_wire.sh BUILD_DIR, after network.sh pair. Prints results in the format of GoogleTest.
 set -uo pipefail
 [ -n "${IN_RDMA_GUEST:-}" ] || { echo "bad_wire.sh is for the guest: it changes the network" >&2; exit 2; }
 rank_program=${1:?usage: tools/rdma_guest/bad_wire.sh BUILD_DIR}/tests/libcomm/libcomm_exchange_process
 . "$(dirname "$0")/results.sh"
 work=$(mktemp -d)
 
-# start_ranks BYTES EXCHANGES: a number or "then_idle"; of so much at most a peer, two steps ahead; rank 0 on one end of
-# the wire, rank 1 on the other.
+# start_ranks BYTES EXCHANGES: starts ranks 0 and 1 on the two ends of the link, with a bound of two steps. BYTES is the
+# largest block to a peer. EXCHANGES is a number or "then_idle".
 start_ranks() {
   local rank
   rm -rf "$work/store"
@@ -17,7 +17,7 @@ start_ranks() {
   done
 }
 
-# exchange BYTES EXCHANGES: whether both ranks came to their end.
+# exchange BYTES EXCHANGES: succeeds if both ranks finish.
 exchange() {
   start_ranks "$@"
   wait
@@ -33,7 +33,7 @@ set_wire() {
   done
 }
 
-# exchanges_are_right NAME NETEM: all bytes arrive, whatever the wire does, and nobody sees an error.
+# exchanges_are_right NAME NETEM: tests that all bytes arrive without an error over a link with these netem options.
 exchanges_are_right() {
   local status=0
   begin_test "BadWire.$1"
@@ -47,7 +47,7 @@ exchanges_are_right() {
   end_test $status "$work/0" "$work/1"
 }
 
-# A rank that leaves waits until its last message is there: in each tenth run or so, the wire loses that one.
+# Tests that a leaving rank waits until its last message has arrived. The link loses that message in about 1 of 10 runs.
 last_messages_arrive() {
   local run status=0
   begin_test BadWire.LastMessages
@@ -59,7 +59,7 @@ last_messages_arrive() {
   end_test $status "$work/0" "$work/1"
 }
 
-# a_cut_is_named NAME EXCHANGES LIMIT_MS: by both ranks.
+# a_cut_is_named NAME EXCHANGES LIMIT_MS: cuts the link; tests that both ranks report the lost peer within LIMIT_MS.
 a_cut_is_named() {
   local status=0 cut_at rank waited limit_ms=$3
   begin_test "BadWire.$1"
@@ -85,14 +85,14 @@ exchanges_are_right AGoodWire ""
 exchanges_are_right Loss0_1 "loss 0.1%"
 exchanges_are_right Loss1 "loss 1%"
 exchanges_are_right Loss5 "loss 5%"
-# With a rate, packets keep their order. Without, such jitter reorders nearly all of them, a reliable connection asks for
-# each again, and its retries run out.
+# The rate limit keeps packets in order. Without it, this jitter would reorder nearly all of them, and the reliable
+# connection would request each again until its retries run out.
 exchanges_are_right DelayAndJitter "delay 2ms 1ms rate 1gbit"
 exchanges_are_right Reorder "delay 1ms reorder 75% 50%"
 exchanges_are_right Duplicates "duplicate 5%"
 last_messages_arrive
-# Within the transport's retries and a second, and a margin for the emulation.
+# The limit covers the retries of the RDMA transport, one second, and a margin for the emulation.
 a_cut_is_named ACutIsNamedByBothRanks 0 3000
-# Nothing is under way: a keep-alive put of the next second finds out, and the look of the second after that.
+# No message is in flight: the keep-alive put of the next second fails, and the check one second later reports it.
 a_cut_is_named ACutIsNamedByRanksThatDoNothing then_idle 5000
 [ "$num_failed" = 0 ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# In the guest: ranks that are processes exchange over engine verbs.
-# Usage: tools/rdma_guest/exchange.sh BUILD_DIR, after network.sh pair; tells its results as GoogleTest does
+# In the guest: tests exchanges over engine verbs between ranks that are processes.
+# Usage: tools/rdma_guest/exchange.sh BUILD_DIR, after network.sh pair. Prints results in the format of GoogleTest.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tools/rdma_guest/results.sh
@@ -8,7 +8,8 @@ rank_program=${1:?usage: tools/rdma_guest/exchange.sh BUILD_DIR}/tests/libcomm/l
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# exchanges_are_right NUM_DEVICES RANKS BYTES LAG EXCHANGES: neighbours are on different devices, so that they use the wire.
+# exchanges_are_right NUM_DEVICES RANKS BYTES LAG EXCHANGES: with 2 devices, neighbouring ranks use different devices,
+# so that their messages cross the link.
 exchanges_are_right() {
   local rank status=0 files=()
   local -r num_devices=$1 ranks=$2 bytes=$3 lag=$4 exchanges=$5
@@ -28,7 +29,7 @@ for ranks in 2 4; do
   exchanges_are_right 2 $ranks 1000 0 200
   exchanges_are_right 2 $ranks 60000 2 30
   exchanges_are_right 1 $ranks 1000 2 200
-  # On one device: megabytes under way between two overtax Soft-RoCE, see README.md.
+  # Only on one device: Soft-RoCE cannot handle megabytes in flight between two devices, see README.md.
   exchanges_are_right 1 $ranks 300000 2 10
 done
 [ "$num_failed" = 0 ]

@@ -1,4 +1,4 @@
-"""Runs the tests that need an RDMA device in the guest; the last line is N passed, N failed, N skipped."""
+"""Runs the tests that need an RDMA device in the RDMA guest; the last line is N passed, N failed, N skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from bounded_process import end_on_sigterm, run_bounded  # noqa: E402 - beside this folder, which is no package
+from bounded_process import end_on_sigterm, run_bounded  # noqa: E402 - in tools/, which is not a package
 from test_counts import Counts, counts_in_text  # noqa: E402
 
 SKIPPED_STATUS = 77
@@ -19,7 +19,7 @@ _RESULT = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] .+ \(\d+ ms\)$", re.MULTILIN
 
 
 def count_results(output: str) -> Counts:
-    """Counts the lines that GoogleTest prints at the end of each test."""
+    """Counts the result lines that GoogleTest prints at the end of each test."""
     results = _RESULT.findall(output)
     return Counts(passed=results.count("OK"), failed=results.count("FAILED"), skipped=results.count("SKIPPED"))
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# In the guest: makes the network devices that the tests use, and a Soft-RoCE device on each.
+# In the guest: creates the network devices of the tests, and a Soft-RoCE device on each.
 # Usage: tools/rdma_guest/network.sh one | pair
 #   one   rxe0 on a dummy device: 10.77.0.1 and fd00:77::1; ranks loop back inside the driver
-#   pair  rxe0 and rxe1 on the two ends of a veth pair: 10.77.0.1 and 10.77.0.2, fd00:77::1 and ::2; what one sends to the
-#         other crosses the wire, so that `tc qdisc add dev wire0 root netem ...` delays and loses it
+#   pair  rxe0 and rxe1 on the two ends of a veth pair: 10.77.0.1 and 10.77.0.2, fd00:77::1 and ::2; packets between
+#         them cross the link, so that `tc qdisc add dev wire0 root netem ...` delays or drops them
 set -euo pipefail
 [ -n "${IN_RDMA_GUEST:-}" ] || { echo "network.sh is for the guest: it changes the network" >&2; exit 2; }
 
-# add_device NAME RXE HOST_NUMBER
+# add_device NAME RXE HOST_NUMBER: brings up NAME with addresses ending in HOST_NUMBER; adds the Soft-RoCE device RXE.
 add_device() {
   ip link set "$1" mtu 4200 up  # Room for a path MTU of 4096.
   ip address add "10.77.0.$3/24" dev "$1"

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# Results of tests in GoogleTest's form, for the scripts of this folder: source it, and end with [ $num_failed = 0 ].
+# Prints test results in the format of GoogleTest. Scripts of this folder source it and end with [ $num_failed = 0 ].
 num_failed=0
 
 milliseconds() { date +%s%3N; }
 
-# begin_test NAME
+# begin_test NAME: starts a test and its clock.
 begin_test() {
   test_name=$1 test_began=$(milliseconds)
   echo "[ RUN      ] $test_name"
 }
 
-# end_test STATUS [FILE...]: 0 is success; otherwise shows the last lines of the files.
+# end_test STATUS [FILE...]: prints the result; 0 is success. After a failure it also prints the end of each file.
 end_test() {
   local status=$1 verdict="[       OK ]"
   shift

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs one command in the guest, in this folder, with this host's files (read-only below, changes are lost).
+# Runs one command in the guest, in the current folder. The guest sees the files of this host; its changes are lost.
 # Usage: tools/rdma_guest/run.sh [--memory SIZE] [--limit SECONDS] [--cpu MODEL] COMMAND [ARGUMENT...]
-#   --memory  of the guest (default: 2G)
-#   --limit   seconds until the guest is ended (default: 480)
-#   --cpu     QEMU's model; Nehalem is fast and has no AVX, which torch needs: max (default: Nehalem)
-# Shows the command's output as it comes. Exit status: the command's; 124 if the guest ran into its limit, 125 if it ended
-# without a status (a panic; the console is shown), 77 if this host cannot run it.
+#   --memory  memory of the guest (default: 2G)
+#   --limit   seconds after which the guest is killed (default: 480)
+#   --cpu     CPU model of QEMU (default: Nehalem, which is fast); torch needs AVX and therefore max
+# Prints the output of the command as it comes. Exit status: that of the command; 124 after the time limit; 125 if the
+# guest ended without a status (a panic; the console is printed); 77 if this host cannot run the guest.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 readonly guest=$here/../../build-rdma-guest

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# In the guest: the process group's collectives and the predictions of DLRM at every bound, over engine verbs.
-# Usage: tools/rdma_guest/torch_tests.sh PYTHON; the last line is N passed, N failed, N skipped
+# In the guest: tests the collectives of the process group, and predictions of DLRM with every bound, over engine verbs.
+# Usage: tools/rdma_guest/torch_tests.sh PYTHON. The last line is N passed, N failed, N skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 python=${1:?usage: tools/rdma_guest/torch_tests.sh PYTHON}
 junit=$(mktemp)
-readonly min_packets=1000 # Fewer would mean that something else than verbs has carried the tests.
+readonly min_packets=1000 # With fewer packets, the tests have not used verbs.
 
 tools/rdma_guest/network.sh one || exit 1
 export HEADWAY_ENGINE=verbs HEADWAY_RDMA_DEVICE=rxe0 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
-# One process runs all tests: importing torch over 9p takes longer than they do, and ranks are its forks.
+# One process runs all tests, and ranks are forks of it: importing torch over 9p takes longer than the tests.
 "$python" -m pytest -q -p no:cacheprovider --durations=5 --junitxml="$junit" \
   tests/c10d_backend/test_collectives.py \
   "tests/dlrm_examples/bls_dlrm/test_predictions.py::test_predictions_do_not_depend_on_the_bound_nor_on_the_ranks[2-9-True-headway]"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# In the guest: four ranks on two pretended hosts choose their engines themselves and exchange. Ranks 2 and 3 are in a network
-# namespace of their own, so that ranks of different hosts share neither sockets nor memory files, only the RDMA device.
-# Usage: tools/rdma_guest/two_hosts.sh BUILD_DIR, after network.sh; tells its result as GoogleTest does
+# In the guest: tests exchanges of four ranks on two simulated hosts with automatic choice of engines. Ranks 2 and 3 are
+# in their own network namespace. So ranks of different hosts share neither sockets nor memory files, only the RDMA
+# device.
+# Usage: tools/rdma_guest/two_hosts.sh BUILD_DIR, after network.sh. Prints its result in the format of GoogleTest.
 set -uo pipefail
 [ -n "${IN_RDMA_GUEST:-}" ] || { echo "two_hosts.sh is for the guest: it changes the network" >&2; exit 2; }
 rank_program=${1:?usage: tools/rdma_guest/two_hosts.sh BUILD_DIR}/tests/libcomm/libcomm_exchange_process
