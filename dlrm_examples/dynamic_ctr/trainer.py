@@ -112,7 +112,7 @@ class Trainer:
     def predict(self, begin: int, end: int) -> torch.Tensor:
         """Predicts examples ``begin`` to ``end - 1`` without training; returns (end - begin, L) logits."""
         size = self._settings.batch_size
-        logits = []  # of this rank, one tensor per batch
+        logits = []  # one tensor of this rank per batch
         for first in range(begin, end, size):
             batch = self._log.batch(*slice_of(first, min(first + size, end), self._group))
             logits.append(self._model(batch.features, self._tables))
