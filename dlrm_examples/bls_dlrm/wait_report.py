@@ -20,7 +20,7 @@ class Waits:
         seconds: (ranks, ranks) time that each rank (row) waited for each peer (column).
         lag_histogram: (ranks, lags) entry (r, i): exchanges that rank r completed while i later ones were posted.
         seconds_by_lag: (ranks, lags) time that each rank waited at that lag.
-        lag_lost: exchanges with a block larger than a slot, which cannot lag.
+        lag_lost: blocks larger than a slot, which cannot lag.
     """
 
     max_lag: int

@@ -39,7 +39,7 @@ _PEER_COUNTERS = {
 }
 _GROUP_COUNTERS = {
     "operations": ("headway_exchanges", "Exchanges completed."),
-    "lag_lost": ("headway_lag_lost_exchanges", "Exchanges with a block too large to lag."),
+    "lag_lost": ("headway_lag_lost_exchanges", "Blocks larger than a slot, which cannot lag."),
     "offers_revoked": ("headway_revoked_offers", "Large blocks that were not fetched in time, so that they were sent."),
     "queued": ("headway_queued_exchanges", "Exchanges that could not be posted at their start."),
 }

@@ -41,7 +41,7 @@ class GroupStatistics(TypedDict):
     lag_histogram: list[int]  #: entry i: exchanges completed while i later ones of their channel were posted
     wait_s_by_lag: list[float]  #: seconds waited at that lag
     operations: int  #: exchanges completed
-    lag_lost: int  #: exchanges with a block larger than a slot while their bound was above 0
+    lag_lost: int  #: blocks that were larger than a slot, in exchanges whose bound was above 0
     offers_revoked: int  #: large blocks that the sender sent itself, because the receiver did not fetch them in time
     queued: int  #: operations that could not be posted at their start
     landing_bytes: int  #: host memory reserved as receive buffer
