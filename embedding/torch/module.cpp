@@ -57,28 +57,39 @@ struct Workers {
 
 std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
 
+/// A table on the CPU evicts a few rows a step from its queues. One whose eviction looks at all rows does so rarely,
+/// and goes down to the low water: on a device, and where rows that expire change the order.
+std::size_t default_eviction_batch(at::Device device, EvictionPolicy policy, std::uint32_t time_to_live) {
+  constexpr std::size_t kFewRows = 128;
+  bool const expires_by_count = policy == EvictionPolicy::kLeastFrequentlyUsed && time_to_live > 0;
+  return device.is_cpu() && !expires_by_count ? kFewRows : TableOptions::kUnlimited;
+}
+
 std::unique_ptr<TensorTable> make_table(std::size_t dim, Initializer const& initializer,
                                         kernels::OptimizerOptions const& optimizer, std::optional<std::size_t> max_rows,
                                         std::string const& eviction, std::optional<std::size_t> high_water,
                                         std::optional<std::size_t> low_water, std::uint32_t time_to_live,
                                         std::uint32_t min_count, std::optional<std::size_t> max_pending,
                                         std::uint32_t hot_count, Workers const& workers,
-                                        std::optional<at::Device> device) {
+                                        std::optional<at::Device> device, std::optional<std::size_t> eviction_batch) {
   static std::map<std::string, EvictionPolicy> const policies{{"none", EvictionPolicy::kNone},
                                                               {"lru", EvictionPolicy::kLeastRecentlyUsed},
                                                               {"lfu", EvictionPolicy::kLeastFrequentlyUsed}};
-  TableOptions const options{.dim = dim,
-                             .initializer = initializer,
-                             .optimizer = optimizer,
-                             .max_rows = rows_or_unlimited(max_rows),
-                             .eviction = named(policies, eviction, "policy of eviction"),
-                             .high_water = rows_or_unlimited(high_water),
-                             .low_water = rows_or_unlimited(low_water),
-                             .time_to_live = time_to_live,
-                             .min_count = min_count,
-                             .max_pending = rows_or_unlimited(max_pending),
-                             .hot_count = hot_count,
-                             .workers = workers.pool};
+  auto const policy = named(policies, eviction, "policy of eviction");
+  TableOptions const options{
+      .dim = dim,
+      .initializer = initializer,
+      .optimizer = optimizer,
+      .max_rows = rows_or_unlimited(max_rows),
+      .eviction = policy,
+      .high_water = rows_or_unlimited(high_water),
+      .low_water = rows_or_unlimited(low_water),
+      .eviction_batch = eviction_batch.value_or(default_eviction_batch(resolve(device), policy, time_to_live)),
+      .time_to_live = time_to_live,
+      .min_count = min_count,
+      .max_pending = rows_or_unlimited(max_pending),
+      .hot_count = hot_count,
+      .workers = workers.pool};
   return std::make_unique<TensorTable>(options, resolve(device));
 }
 
@@ -138,7 +149,7 @@ void define_table(py::module_& module) {
       .def(py::init(&make_table), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"),
-           py::arg("workers"), py::arg("device") = py::none())
+           py::arg("workers"), py::arg("device") = py::none(), py::arg("eviction_batch") = py::none())
       .def_property_readonly("device", &TensorTable::device)
       .def_property_readonly("dim", of_table(&Table::dim))
       .def_property_readonly("state_size", of_table(&Table::state_size))

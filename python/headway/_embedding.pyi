@@ -92,6 +92,7 @@ class Table:
         hot_count: int,
         workers: Workers,
         device: torch.device | None = None,
+        eviction_batch: int | None = None,
     ) -> None: ...
     @property
     def device(self) -> torch.device: ...

@@ -6,12 +6,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <new>
 #include <random>
 #include <utility>
+#include <vector>
 
 namespace headway::embedding {
 namespace {
@@ -142,6 +144,26 @@ TYPED_TEST(KeyIndexTest, SegmentsWithErasedSlotsSplitAndLoseNothing) {
   }
   EXPECT_GE(index.num_segments(), 4U);
   this->expect_same(index, oracle);
+}
+
+TYPED_TEST(KeyIndexTest, AScanByPartsVisitsAllKeysThatStayThoughSegmentsSplitMeanwhile) {
+  constexpr std::uint64_t kNumKeys = 60'000;
+  for (std::uint64_t const num_more : {std::uint64_t{0}, std::uint64_t{300'000}}) {
+    typename TypeParam::Index index(this->pool_);
+    for (std::uint64_t id = 0; id < kNumKeys; ++id) this->put(index, {.id = id}, RowWord{1});
+    typename TypeParam::Index::Cursor cursor;
+    std::vector<int> num_visits(kNumKeys);
+    for (std::uint64_t id = kNumKeys; !cursor.is_over;) {
+      index.scan(cursor, 50, [&](Key key, RowWord) {
+        if (key.id < kNumKeys) ++num_visits[key.id];
+      });
+      for (int i = 0; i < 1'000 && id < kNumKeys + num_more; ++i) this->put(index, {.id = id++}, RowWord{2});
+    }
+    EXPECT_TRUE(std::ranges::all_of(num_visits, [](int visits) { return visits >= 1; }));
+    if (num_more == 0) {
+      EXPECT_TRUE(std::ranges::all_of(num_visits, [](int visits) { return visits == 1; }));
+    }
+  }
 }
 
 TYPED_TEST(KeyIndexTest, AKeyWithoutAWordIsLeftOut) {

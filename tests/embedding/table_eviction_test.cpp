@@ -2,14 +2,17 @@
 
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"
+#include "table_oracle.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <random>
 #include <set>
 #include <span>
 #include <tuple>
@@ -219,6 +222,131 @@ TEST_P(TableEvictionTest, RowsThatWereEvictedAreGivenToOthers) {
   batch_from(0, 1'000).find_or_insert(*one);
   EXPECT_LE(size.row_bytes, one->size().row_bytes);
 }
+
+TEST_P(TableEvictionTest, ABatchOfRowsGoesOrAsManyAsMust) {
+  auto options = evicting_options(200, 100, 50);
+  options.eviction_batch = 10;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  batch_from(0, 101).find_or_insert(*table);
+  table->begin_step(2, 2);
+  EXPECT_EQ(table->size().rows, 91U) << "a batch";
+  batch_from(1'000, 60).find_or_insert(*table);
+  table->begin_step(3, 3);
+  EXPECT_EQ(table->size().rows, 100U) << "all beyond the high water";
+  batch_from(2'000, 105).find_or_insert(*table);
+  EXPECT_EQ(table->size().rows, 195U) << "a batch, to make room for 5";
+  auto last = batch_from(3'000, 60);
+  last.find_or_insert(*table);
+  EXPECT_EQ(last.statuses, std::vector(60, KeyStatus::kInserted));
+  EXPECT_EQ(table->size().rows, 200U) << "as many as have no room";
+}
+
+TEST_P(TableEvictionTest, ABatchGoesNoFurtherThanTheLowWater) {
+  auto options = evicting_options(200, 100, 95);
+  options.eviction_batch = 1'000;
+  auto const table = GetParam().make(options);
+  table->begin_step(1, 1);
+  batch_from(0, 120).find_or_insert(*table);
+  table->begin_step(2, 2);
+  EXPECT_EQ(table->size().rows, 95U);
+}
+
+/// Random lookups of a table of many rows that evicts in each step; by the id, so that some come again and again.
+struct EvictingHistory {
+  TableOptions options;
+  std::mt19937_64 random;
+  std::uint32_t step = 0;
+
+  /// @param look_up is called with the batch of each step, and the oldest step in use.
+  template <class LookUp>
+  void play(std::uint32_t num_steps, LookUp look_up) {
+    for (std::uint32_t const end = step + num_steps; step < end;) {
+      ++step;
+      auto batch = random_batch(random, 1 + random() % 400, 4'000);
+      for (auto& id : batch.ids) id = random() % 3 == 0 ? random() : id;
+      look_up(batch, step - static_cast<std::uint32_t>(random() % std::min(step, 3U)));
+    }
+  }
+};
+
+TEST_P(TableEvictionTest, WhatGoesInBatchesIsWhatASortOfAllRowsGives) {
+  for (auto const policy : kPolicies) {
+    for (std::uint32_t const time_to_live : {0U, 40U}) {
+      auto options = evicting_options(3'300, 3'000, 2'500, policy);
+      options.eviction_batch = 100;
+      options.time_to_live = time_to_live;
+      auto const table = GetParam().make(options);
+      Oracle oracle(options);
+      EvictingHistory history{.options = options, .random = random_source(5)};
+      history.play(100, [&](Batch& batch, std::uint32_t oldest) {
+        if (history.step % 50 == 0) table->halve_counts();
+        if (history.step % 50 == 0) oracle.halve_counts();
+        table->begin_step(history.step, oldest);
+        oracle.begin_step(history.step, oldest);
+        batch.find_or_insert(*table);
+        ASSERT_EQ(batch.statuses, oracle.find_or_insert(batch.keys())) << history.step;
+        auto const listed = table->list(0, kNumVirtualBuckets);
+        auto const expected = oracle.records(0, kNumVirtualBuckets);
+        ASSERT_EQ(listed.ids, expected.ids) << history.step;
+        ASSERT_EQ(listed.tables, expected.tables);
+      });
+      EXPECT_GT(table->statistics().evicted, 2'000U);
+    }
+  }
+}
+
+TEST_P(TableEvictionTest, ATableThatTookTheRecordsOfAnotherEvictsAsItWould) {
+  for (auto const policy : kPolicies) {
+    auto options = evicting_options(3'300, 3'000, 2'500, policy);
+    options.eviction_batch = 100;
+    auto const table = GetParam().make(options), resumed = GetParam().make(options);
+    EvictingHistory history{.options = options, .random = random_source(6)};
+    history.play(60, [&](Batch& batch, std::uint32_t oldest) {
+      table->begin_step(history.step, oldest);
+      batch.find_or_insert(*table);
+    });
+    resumed->resume_step(history.step, history.step);
+    auto const records = table->export_records(table->list(0, kNumVirtualBuckets).keys());
+    std::vector<KeyStatus> statuses(records.ids.size());
+    resumed->import_records(records, statuses);
+    history.play(60, [&](Batch& batch, std::uint32_t oldest) {
+      for (auto* const each : {table.get(), resumed.get()}) {
+        each->begin_step(history.step, std::max(oldest, 60U));
+        batch.find_or_insert(*each);
+      }
+      ASSERT_EQ(table->list(0, kNumVirtualBuckets).ids, resumed->list(0, kNumVirtualBuckets).ids) << history.step;
+    });
+    EXPECT_GT(resumed->statistics().evicted, 2'000U);
+  }
+}
+
+#if !HEADWAY_TEST_CUDA_TABLES
+TEST_P(TableEvictionTest, NoStepThatEvictsTakesMuchLongerThanOthers) {
+  constexpr std::size_t kRows = 200'000, kNewIds = 4'000;
+  constexpr double kMost = 4;  // A scan of all rows takes about 30 times as long.
+  double least = 1e9;
+  for (int attempt = 0; attempt < 3 && least > kMost; ++attempt) {  // The machine may be busy.
+    auto options = evicting_options(kRows, kRows / 100 * 95, kRows / 100 * 85);
+    options.eviction_batch = 128;
+    auto const table = GetParam().make(options);
+    std::vector<double> seconds;
+    std::vector<RowId> rows(kNewIds);
+    for (std::uint32_t step = 1; step <= 150; ++step) {
+      auto const batch = batch_from(step * kNewIds, kNewIds);
+      auto const start = std::chrono::steady_clock::now();
+      table->begin_step(step, step);
+      table->find_or_insert(batch.keys(), rows, {});
+      std::chrono::duration<double> const took = std::chrono::steady_clock::now() - start;
+      if (table->statistics().evicted > 0) seconds.push_back(took.count());
+    }
+    ASSERT_GT(seconds.size(), 90U);
+    std::ranges::sort(seconds);
+    least = std::min(least, seconds.back() / seconds[seconds.size() / 2]);
+  }
+  EXPECT_LT(least, kMost);
+}
+#endif
 
 INSTANTIATE_TABLES(TableEvictionTest);
 

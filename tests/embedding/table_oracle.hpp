@@ -39,7 +39,9 @@ class Oracle {
     std::uint32_t const before = step_;
     resume_step(step, oldest_in_use);
     if (options_.time_to_live > 0) sweep_expired(before);
-    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) evict(options_.low_water);
+    if (options_.eviction != EvictionPolicy::kNone && rows.size() > options_.high_water) {
+      evict(left_by_batch(options_.high_water, options_.low_water));
+    }
     if (pending.size() > options_.max_pending) forget_pending(options_.max_pending - options_.max_pending / 4);
   }
 
@@ -133,7 +135,8 @@ class Oracle {
       auto const hash = hash_of(key_of(id)).low;
       auto const [first, second] = policy == EvictionPolicy::kLeastRecentlyUsed ? std::pair(row.step, row.count)
                                                                                 : std::pair(row.count, row.step);
-      scores.emplace_back(is_expired(row) ? Score(0, 0, hash) : Score(first, second, hash), id);
+      bool const goes_first = policy != EvictionPolicy::kLeastRecentlyUsed && is_expired(row);
+      scores.emplace_back(goes_first ? Score(0, 0, hash) : Score(first, second, hash), id);
     }
     std::ranges::sort(scores);
     std::size_t const before = rows.size();
@@ -330,7 +333,18 @@ class Oracle {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (auto const row = rows.find(id_of(keys[i])); row != rows.end()) row->second.step = step_;
     }
-    evict(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)));
+    std::size_t const allowed = options_.max_rows - std::min(options_.max_rows, wanted);
+    evict(left_by_batch(allowed, std::min(options_.low_water, allowed)));
+  }
+
+  /// A batch of rows goes, or as many as must, but none below the low water.
+  [[nodiscard]] std::size_t left_by_batch(std::size_t allowed, std::size_t low) const {
+    std::size_t num_left = rows.size();
+    for (std::size_t num_gone = 0; num_left > low && (num_gone < options_.eviction_batch || num_left > allowed);) {
+      --num_left;
+      ++num_gone;
+    }
+    return num_left;
   }
 
   /// Each step that passed has a stripe.

@@ -205,6 +205,8 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   expect_values(keys, records.vectors.size(), dim, "vectors");
   expect_values(keys, records.states.size(), width, "states");
   auto const last = last_of_each(records);
+  for (auto const step : records.steps) newest_step_ = std::max(newest_step_, step);
+  reset_queues();
   // The counts of lookups that are over decide on the precision, but do not add up.
   insert(
       keys, {.counts = last.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
@@ -296,6 +298,7 @@ RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
   if (precision == Precision::kBfloat16) ++stripe.num_cold;
   ++stripe.num_rows;
   ++stripe.statistics.inserted;
+  queue_new_row(stripe, key, notes);
   return RowWord{static_cast<std::uint32_t>(row)};
 }
 
@@ -337,8 +340,8 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
       in_stripes(nothing, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
         if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // So that it stays.
       });
-      evict_locked(std::min(options_.low_water, options_.max_rows - std::min(options_.max_rows, wanted)),
-                   eviction_order());
+      std::size_t const allowed = options_.max_rows - std::min(options_.max_rows, wanted);
+      evict_batch(size.rows, allowed, std::min(options_.low_water, allowed));
       size = size_locked();
       plan_insertions(keys, lookups, room());
     }
@@ -450,6 +453,7 @@ void CpuTable::clear() {
     fresh[i].statistics.forgotten += stripes_[i].num_pending;
   }
   stripes_ = std::move(fresh);
+  reset_queues();
   rows_.clear();
   segments_.trim();
 }

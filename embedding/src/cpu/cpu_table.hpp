@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cpu/eviction_queue.hpp"
 #include "cpu/key_index.hpp"
 #include "cpu/segment_pool.hpp"
 #include "cpu/striped_batch.hpp"
@@ -9,11 +10,14 @@
 #include "stripe_map.hpp"
 #include "table_options.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace headway::embedding {
@@ -65,6 +69,8 @@ class CpuTable final : public Table {
     TableStatistics statistics;
     std::size_t num_rows = 0, num_cold = 0, num_pending = 0;
     std::vector<float> scratch;  ///< (dim) Where rows may be cold.
+    EvictionQueue queue;
+    std::vector<EvictionCandidate> ready;  ///< Scratch: rows that may go now.
   };
   /// What an insertion does besides: how many lookups key `i` stands for, and after how many it gets a row.
   struct Lookups {
@@ -118,9 +124,11 @@ class CpuTable final : public Table {
   void change_precision(Stripe& stripe, Key key, RowWord& word);
   [[nodiscard]] bool is_in_use(RowNotes const& notes) const { return notes.step >= oldest_in_use_; }
   [[nodiscard]] bool is_cold(std::uint32_t count) const { return count < options_.hot_count; }
+  [[nodiscard]] Expiry expiry() const {
+    return {.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live};
+  }
   [[nodiscard]] bool is_expired(RowNotes const& notes) const {
-    return options_.time_to_live > 0 &&
-           Expiry{.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live}(notes.step);
+    return options_.time_to_live > 0 && expiry()(notes.step);
   }
   /// The order in which rows are evicted, and the rows that stay.
   struct EvictionOrder {
@@ -128,7 +136,56 @@ class CpuTable final : public Table {
     std::uint32_t oldest_in_use;
   };
   [[nodiscard]] EvictionOrder eviction_order() const { return {options_.eviction, oldest_in_use_}; }
+  /// Evicts the rows of the least scores: by a scan of all rows, or from the queues.
   std::size_t evict_locked(std::size_t num_rows, EvictionOrder const& order);
+  /// Evicts rows because there are more than `allowed`, down to `low` as far as a batch lets it.
+  void evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low);
+
+  /// Calls `visit(key, row)` for the rows of the next few buckets, whose notes are fetched before.
+  template <class Visit>
+  void visit_part(Stripe const& stripe, EvictionQueue::Cursor& cursor, Visit visit) const {
+    constexpr std::size_t kBuckets = 64;
+    std::array<std::pair<Key, RowId>, kBuckets * WideBucket::kNumSlots> found;
+    std::size_t num_found = 0;
+    stripe.index.scan(cursor, kBuckets, [&](Key key, RowWord word) {
+      if (!is_row(word)) return;
+      __builtin_prefetch(&rows_.notes(row_of(word)));
+      found[num_found++] = {key, row_of(word)};
+    });
+    for (std::size_t i = 0; i < num_found; ++i) visit(found[i].first, found[i].second);
+  }
+
+  // Eviction from queues
+  /// Whether queues may be used: the score of a row must not decrease. By count that of an expired row does, and that
+  /// of an imported row whose step is yet to come.
+  [[nodiscard]] bool has_queues() const {
+    bool const expires_by_count =
+        options_.eviction == EvictionPolicy::kLeastFrequentlyUsed && options_.time_to_live > 0;
+    return options_.eviction_batch != TableOptions::kUnlimited && options_.eviction != EvictionPolicy::kNone &&
+           !expires_by_count && newest_step_ <= step_;
+  }
+  [[nodiscard]] EvictionScore score_of(Key key, RowNotes const& notes) const;
+  void queue_new_row(Stripe& stripe, Key key, RowNotes const& notes) const {
+    if (horizon_.next == kLeastScore) return;
+    if (auto const score = score_of(key, notes); score < horizon_.next) stripe.queue.wait({score, key});
+  }
+  void evict_from_queues(std::size_t num_evicted);
+  /// Takes entries of all stripes until the `count` least rows that may go are among those that are ready.
+  /// @returns the score of the last of them; none: all rows that may go are ready
+  [[nodiscard]] std::optional<EvictionScore> ready_least(std::size_t count);
+  /// Takes the entries for which `wants(queue)`, and makes those ready that are right and may go.
+  template <class Wants>
+  void make_ready(Stripe& stripe, Wants wants);
+  [[nodiscard]] std::optional<EvictionScore> last_ready(std::size_t count) const;
+  /// Scans the part of all rows that is to be done by now.
+  void prepare_eviction(std::size_t num_rows);
+  void scan_to(double part);
+  void scan(Stripe& stripe, double part);
+  /// Uses what was scanned, and chooses how far the next scan looks.
+  void advance_horizon();
+  [[nodiscard]] EvictionScore next_horizon() const;
+  /// Forgets what is queued, as scores may have decreased.
+  void reset_queues();
   /// Removes the expired rows of keys of the sorted batch: lookups find them absent.
   void remove_expired_of(Keys const& keys);
   /// Removes the expired rows of the stripes that this step sweeps.
@@ -150,6 +207,9 @@ class CpuTable final : public Table {
   std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
   std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::uint32_t newest_step_ = 0;  ///< Of imported rows.
+  EvictionHorizon horizon_;
+  std::size_t num_first_ = 0;  ///< Entries when the horizon advanced.
 };
 
 }  // namespace headway::embedding

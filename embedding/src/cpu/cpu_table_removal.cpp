@@ -14,13 +14,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// What goes first is least: by what the policy has, then by hash.
-using Score = std::pair<std::uint64_t, std::uint64_t>;
-
-Score score_of(EvictionPolicy policy, RowNotes const& notes, Key key) {
-  std::uint64_t const step = notes.step, count = notes.count;
-  return {policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step, hash_of(key).low};
-}
+using Score = EvictionScore;
 
 /// The last of the least `num_wanted(count)` of all `count` scores; none if none is wanted. Gives the memory back.
 template <class NumWanted>
@@ -46,8 +40,9 @@ void CpuTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   oldest_in_use_ = oldest_in_use;
   if (options_.time_to_live > 0) sweep_expired(before);
   auto const size = size_locked();
-  if (options_.eviction != EvictionPolicy::kNone && size.rows > options_.high_water) {
-    evict_locked(options_.low_water, eviction_order());
+  if (options_.eviction != EvictionPolicy::kNone) {
+    if (size.rows > options_.high_water) evict_batch(size.rows, options_.high_water, options_.low_water);
+    if (has_queues()) prepare_eviction(size_locked().rows);
   }
   if (size.pending > options_.max_pending) forget_pending(pending_low_water(options_.max_pending));
 }
@@ -77,9 +72,7 @@ std::size_t CpuTable::evict_locked(std::size_t num_rows, EvictionOrder const& or
   auto const score_of_row = [&](Key key, RowWord word) -> std::optional<Score> {
     auto const& notes = rows_.notes(row_of(word));
     if (notes.step >= order.oldest_in_use) return std::nullopt;
-    // An expired row is as good as gone, however often it was looked up.
-    if (is_expired(notes)) return Score{0, hash_of(key).low};
-    return score_of(order.policy, notes, key);
+    return Score{eviction_score(order.policy, notes.step, notes.count, expiry()), hash_of(key).low};
   };
   std::vector<std::vector<Score>> parts(stripes_.size());
   workers_->run(stripes_.size(), [&](std::size_t number) {
@@ -111,12 +104,14 @@ void CpuTable::sweep_expired(std::uint32_t step_before) {
   auto const sweep = sweep_of(step_before, step_, stripes_.size());
   workers_->run(sweep.count, [&](std::size_t i) {
     auto& stripe = stripes_[(sweep.first + i) % stripes_.size()];
-    stripe.index.erase_if([&](Key, RowWord word) {
-      if (!is_row(word) || !is_expired(rows_.notes(row_of(word)))) return false;
-      free_row(stripe, word);
-      ++stripe.statistics.expired;
-      return true;
-    });
+    EvictionQueue::Cursor cursor;
+    while (!cursor.is_over) {
+      visit_part(stripe, cursor, [&](Key key, RowId row) {
+        if (!is_expired(rows_.notes(row))) return;
+        free_row(stripe, stripe.index.erase(key, hash_of(key)));
+        ++stripe.statistics.expired;
+      });
+    }
   });
 }
 
@@ -144,6 +139,7 @@ void CpuTable::forget_pending(std::size_t num_left) {
 
 void CpuTable::halve_counts() {
   std::lock_guard const lock(mutex_);
+  reset_queues();
   auto const size = size_locked();
   if (options_.hot_count > 0) {
     rows_.reserve(Precision::kBfloat16, size.rows - size.cold_rows, StripeMap::kCount);

@@ -74,7 +74,8 @@ auto KeyIndex<Bucket, Probe>::make_segment(std::size_t num_buckets, int depth, s
                                            .depth = depth,
                                            .limit = limit_of(num_buckets * Bucket::kNumSlots, prefix),
                                            .num_used = 0,
-                                           .num_live = 0});
+                                           .num_live = 0,
+                                           .serial = ++last_serial_});
 }
 
 template <class Bucket, class Probe>

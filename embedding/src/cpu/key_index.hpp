@@ -5,6 +5,7 @@
 #include "headway/embedding/key.hpp"
 #include "probe.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -45,6 +46,18 @@ class KeyIndex {
   void for_each(Visit visit) const {
     const_cast<KeyIndex*>(this)->for_each([&](Key key, RowWord word) { visit(key, word); });
   }
+  /// Where a scan by parts goes on. It stays good whatever changes in between.
+  struct Cursor {
+    std::uint64_t prefix = 0;  ///< Hashes below it are done: their highest bits, after the first hash_bits_.
+    std::size_t bucket = 0;    ///< In the segment of the prefix.
+    std::uint64_t serial = 0;  ///< Of the segment that `bucket` is of.
+    std::size_t num_done = 0;  ///< Buckets so far.
+    bool is_over = false;
+  };
+  /// Calls `visit(Key, RowWord)` for the keys of the next `most_buckets` buckets, or fewer at the end of a segment. By
+  /// the end of the scan each key that was there all the time was visited, some twice if segments grew meanwhile.
+  template <class Visit>
+  void scan(Cursor& cursor, std::size_t most_buckets, Visit visit) const;
   /// Erases the keys for which `goes(Key, RowWord)`.
   template <class Goes>
   void erase_if(Goes goes);
@@ -65,6 +78,7 @@ class KeyIndex {
     std::size_t limit;     ///< Of used slots.
     std::size_t num_used;  ///< Slots that are not empty.
     std::size_t num_live;
+    std::uint64_t serial;  ///< Different from that of any other segment of the index so far.
 
     [[nodiscard]] Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory.get()); }
   };
@@ -100,6 +114,7 @@ class KeyIndex {
   int depth_ = 0;  ///< Of the directory: the most of all segments.
   std::vector<Entry> directory_;
   std::vector<std::unique_ptr<Segment>> segments_;
+  std::uint64_t last_serial_ = 0;
 };
 
 template <class Bucket, class Probe>
@@ -173,6 +188,31 @@ void KeyIndex<Bucket, Probe>::for_each(Visit visit) {
       }
     }
   }
+}
+
+template <class Bucket, class Probe>
+template <class Visit>
+void KeyIndex<Bucket, Probe>::scan(Cursor& cursor, std::size_t most_buckets, Visit visit) const {
+  if (cursor.is_over) return;
+  auto const& segment = *directory_[depth_ == 0 ? 0 : cursor.prefix >> (64 - depth_)].segment;
+  if (cursor.serial != segment.serial) {
+    cursor.num_done -= cursor.bucket;
+    cursor.bucket = 0;
+    cursor.serial = segment.serial;
+  }
+  std::size_t const end = std::min(cursor.bucket + most_buckets, segment.num_buckets);
+  cursor.num_done += end - cursor.bucket;
+  for (; cursor.bucket < end; ++cursor.bucket) {
+    auto const& bucket = segment.buckets()[cursor.bucket];
+    for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
+      if (is_live(bucket.words[slot])) visit(bucket.key(slot), bucket.words[slot]);
+    }
+  }
+  if (cursor.bucket < segment.num_buckets) return;
+  // The next prefix of this depth; 0 after the last one.
+  cursor.bucket = 0;
+  cursor.prefix = segment.depth == 0 ? 0 : cursor.prefix + (std::uint64_t{1} << (64 - segment.depth));
+  cursor.is_over = cursor.prefix == 0;
 }
 
 template <class Bucket, class Probe>

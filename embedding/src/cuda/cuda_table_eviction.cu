@@ -29,9 +29,7 @@ struct RowScores {
     if (!is_row(word)) return kStays;
     DeviceRowNotes const notes = rows.notes(row_of(word));
     if (notes.step >= oldest_in_use) return kStays;
-    if (is_expired(notes.step)) return 0;  // As good as gone, however often it was looked up.
-    std::uint64_t const step = notes.step, count = notes.count;
-    return policy == EvictionPolicy::kLeastRecentlyUsed ? step << 32 | count : count << 32 | step;
+    return eviction_score(policy, notes.step, notes.count, is_expired);
   }
 };
 
@@ -132,15 +130,19 @@ void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stre
 
 namespace {
 
-/// On the device: how many of `TableState::*size` are to go until `num_left` are left, if there are more than
-/// `num_allowed`; else 0.
+/// On the device: how many of `TableState::*size` are to go, by rows_left(), if there are more than `num_allowed`; else
+/// 0.
 DeviceBuffer<std::uint32_t> count_surplus_async(TableState const* state, std::uint32_t TableState::*size,
-                                                std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
+                                                std::size_t num_allowed, std::size_t num_left, std::size_t batch,
+                                                cudaStream_t stream) {
   DeviceBuffer<std::uint32_t> num_too_many(1, stream);
   for_each_async(
       1,
-      [num_allowed, num_left, size = &(state->*size), num_too_many = num_too_many.data()] __device__(std::uint64_t) {
-        *num_too_many = *size > num_allowed ? static_cast<std::uint32_t>(*size - num_left) : 0;
+      [num_allowed, num_left, batch, size = &(state->*size),
+       num_too_many = num_too_many.data()] __device__(std::uint64_t) {
+        std::uint32_t const num = *size;
+        *num_too_many =
+            num > num_allowed ? num - static_cast<std::uint32_t>(rows_left(num, num_allowed, num_left, batch)) : 0;
       },
       stream, "count what is too much");
   return num_too_many;
@@ -149,14 +151,15 @@ DeviceBuffer<std::uint32_t> count_surplus_async(TableState const* state, std::ui
 }  // namespace
 
 void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream) {
-  auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_rows, num_allowed, num_left, stream);
+  auto const num_too_many =
+      count_surplus_async(state_.data(), &TableState::num_rows, num_allowed, num_left, options_.eviction_batch, stream);
   evict_async(num_too_many.data(), stream);
 }
 
 void CudaTable::forget_pending_async(cudaStream_t stream) {
   std::size_t const most = options_.max_pending;
-  auto const num_too_many =
-      count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most), stream);
+  auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most),
+                                                TableOptions::kUnlimited, stream);
   remove_least_async(PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream);
 }
 
@@ -175,7 +178,8 @@ std::size_t CudaTable::evict_beyond_limit() {
   std::size_t const most = options_.max_rows;
   auto const before = wait(stream).statistics.evicted;
   if (num_rows_at_most() <= most) return 0;
-  auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_rows, most, most, stream);
+  auto const num_too_many =
+      count_surplus_async(state_.data(), &TableState::num_rows, most, most, TableOptions::kUnlimited, stream);
   remove_least_async(RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
                      num_rows_at_most(), num_too_many.data(), &TableStatistics::evicted, stream);
   return wait(stream).statistics.evicted - before;

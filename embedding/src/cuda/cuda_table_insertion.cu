@@ -303,12 +303,15 @@ void CudaTable::make_room(Plan const& plan, std::uint32_t const* num_wanted, cud
   for_each_async(
       1,
       [num_wanted, most_rows = static_cast<std::uint32_t>(options_.max_rows),
-       low_water = static_cast<std::uint32_t>(options_.low_water), state = state_.data(),
-       num_too_many = num_too_many.data()] __device__(std::uint64_t) {
+       low_water = static_cast<std::uint32_t>(options_.low_water), batch = options_.eviction_batch,
+       state = state_.data(), num_too_many = num_too_many.data()] __device__(std::uint64_t) {
         std::uint32_t const num_rows = state->num_rows, wanted = *num_wanted;
-        std::uint32_t const num_left = min(low_water, most_rows - min(most_rows, wanted));
+        std::uint32_t const allowed = most_rows - min(most_rows, wanted);
         bool const has_room = wanted <= most_rows - min(most_rows, num_rows);
-        *num_too_many = has_room ? 0 : num_rows - min(num_rows, num_left);
+        *num_too_many =
+            has_room
+                ? 0
+                : num_rows - static_cast<std::uint32_t>(rows_left(num_rows, allowed, min(low_water, allowed), batch));
       },
       stream, "count rows that are too many");
   for_each_async(

@@ -164,8 +164,10 @@ class RowWiseAdam(Adam):
 class Eviction:
     """Which rows go when there are too many: those looked up longest ago (``lru``) or most rarely (``lfu``).
 
-    A step that begins with more than ``high_water`` of ``max_rows`` evicts down to ``low_water``; so does a lookup for
-    which there is no room. Rows that are in use stay.
+    A step that begins with more than ``high_water`` of ``max_rows`` evicts; so does a lookup for which there is no
+    room. On the CPU the rows beyond ``high_water`` go, at least 128 but none below ``low_water``, so that no step takes
+    long. On CUDA, and with ``lfu`` and a time to live, a step evicts down to ``low_water``. The order is exact on all
+    devices and follows from counts and steps; of equal rows those of the lowest hash go. Rows that are in use stay.
     """
 
     policy: Literal["lru", "lfu"]

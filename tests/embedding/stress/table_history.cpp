@@ -85,9 +85,10 @@ std::string TableHistory::describe() const {
          std::to_string(plan_.most_keys) + ", dim " + std::to_string(options.dim) + ", optimizer " +
          std::to_string(static_cast<int>(options.optimizer.kind)) + ", max_rows " + limit_text(options.max_rows) +
          ", eviction " + std::to_string(static_cast<int>(options.eviction)) + ", high_water " +
-         limit_text(options.high_water) + ", low_water " + limit_text(options.low_water) + ", time_to_live " +
-         std::to_string(options.time_to_live) + ", min_count " + std::to_string(options.min_count) + ", max_pending " +
-         limit_text(options.max_pending) + ", hot_count " + std::to_string(options.hot_count);
+         limit_text(options.high_water) + ", low_water " + limit_text(options.low_water) + ", eviction_batch " +
+         limit_text(options.eviction_batch) + ", time_to_live " + std::to_string(options.time_to_live) +
+         ", min_count " + std::to_string(options.min_count) + ", max_pending " + limit_text(options.max_pending) +
+         ", hot_count " + std::to_string(options.hot_count);
 }
 
 // What is drawn
@@ -107,6 +108,7 @@ TableHistory::Plan TableHistory::draw_plan() {
       one_of({EvictionPolicy::kNone, EvictionPolicy::kLeastRecentlyUsed, EvictionPolicy::kLeastFrequentlyUsed});
   if (one_in(2)) options.high_water = 1 + below(num_keys);
   if (one_in(2)) options.low_water = below(num_keys);
+  if (one_in(2)) options.eviction_batch = below(one_of<std::size_t>({2, 100, 5'000}));
   if (one_in(3)) options.time_to_live = static_cast<std::uint32_t>(1 + below(30));
   options.min_count = one_of<std::uint32_t>({1, 1, 2, 3, 5});
   if (one_in(2)) options.max_pending = below(num_keys);

@@ -72,9 +72,12 @@ struct TableOptions {
 
   std::size_t max_rows = kUnlimited;  ///< On this rank.
   EvictionPolicy eviction = EvictionPolicy::kNone;
-  /// With more rows a step begins with evicting rows until `low_water` are left; so does an insertion that would go
-  /// beyond max_rows.
+  /// With more rows a step begins with evicting rows until `low_water` are left, as far as `eviction_batch` lets it; so
+  /// does an insertion that would go beyond max_rows.
   std::size_t high_water = kUnlimited, low_water = kUnlimited;
+  /// An eviction goes no further than this many rows, or than it must if that is more: so each step pays for about what
+  /// it inserts. kUnlimited: down to `low_water` at once. The order in which rows go is the same.
+  std::size_t eviction_batch = kUnlimited;
   /// Rows not looked up for more steps than these are expired: their keys are absent at lookup, and the rows are
   /// evicted first. Each step removes those of one 64th of the table, chosen by the step. 0: rows never expire.
   std::uint32_t time_to_live = 0;

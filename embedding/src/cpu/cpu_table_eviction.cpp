@@ -1,0 +1,229 @@
+// Eviction of a few rows a step from queues, without a scan of all rows at once. EvictionQueue says how it works.
+
+#include "cpu/cpu_table.hpp"
+#include "cpu/eviction_queue.hpp"
+#include "table_options.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+namespace {
+
+/// A horizon advances by so many rows: the more, the less is scanned for each row that goes, and the more is queued.
+constexpr std::size_t kRowsPerQueued = 4;
+/// The scan is this much faster than queues are used up, so that it ends before.
+constexpr double kScanLead = 1.1;
+
+constexpr auto kByScore = [](EvictionCandidate const& a, EvictionCandidate const& b) { return a.score < b.score; };
+
+std::uint32_t step_of(EvictionPolicy policy, EvictionScore const& score) {
+  return static_cast<std::uint32_t>(policy == EvictionPolicy::kLeastRecentlyUsed ? score.first >> 32 : score.first);
+}
+
+}  // namespace
+
+EvictionScore CpuTable::score_of(Key key, RowNotes const& notes) const {
+  return {eviction_score(options_.eviction, notes.step, notes.count, expiry()), hash_of(key).low};
+}
+
+void CpuTable::evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low) {
+  std::size_t const left = rows_left(num_rows, allowed, low, options_.eviction_batch);
+  if (has_queues()) {
+    evict_from_queues(num_rows - left);
+  } else {
+    evict_locked(left, eviction_order());
+  }
+}
+
+void CpuTable::evict_from_queues(std::size_t num_evicted) {
+  if (num_evicted == 0) return;
+  workers_->run(stripes_.size(), [&](std::size_t number) {
+    auto& stripe = stripes_[number];
+    stripe.queue.release(horizon_,
+                         [&](auto const& score) { return step_of(options_.eviction, score) < oldest_in_use_; });
+  });
+  auto const last = ready_least(num_evicted);
+  workers_->run(stripes_.size(), [&](std::size_t number) {
+    auto& stripe = stripes_[number];
+    for (std::size_t i = 0; i < stripe.ready.size(); ++i) {
+      constexpr std::size_t kAhead = StripedBatch::kKeysAhead;
+      if (i + kAhead < stripe.ready.size()) stripe.index.prefetch(hash_of(stripe.ready[i + kAhead].key));
+      auto const& each = stripe.ready[i];
+      if (last && each.score > *last) {
+        stripe.queue.add(each, horizon_);
+        continue;
+      }
+      free_row(stripe, stripe.index.erase(each.key, hash_of(each.key)));
+      ++stripe.statistics.evicted;
+    }
+    stripe.ready.clear();
+  });
+}
+
+std::optional<EvictionScore> CpuTable::ready_least(std::size_t count) {
+  std::size_t const num_rows = size_locked().rows;
+  // A stripe's share and some more, so that seldom one has to take entries twice.
+  auto const share_of = [&](Stripe const& stripe, double factor) {
+    constexpr double kMore = 1.1;
+    constexpr std::size_t kAlso = 8;
+    double const share = static_cast<double>(stripe.num_rows) / static_cast<double>(num_rows);
+    return static_cast<std::size_t>(kMore * factor * share * static_cast<double>(count)) + kAlso;
+  };
+  double factor = 1;
+  for (;;) {
+    workers_->run(stripes_.size(), [&](std::size_t number) {
+      auto& stripe = stripes_[number];
+      std::size_t const share = share_of(stripe, factor);
+      make_ready(stripe, [&](EvictionQueue const&) { return stripe.ready.size() < share; });
+    });
+    if (auto const last = last_ready(count)) {
+      workers_->run(stripes_.size(), [&](std::size_t number) {
+        make_ready(stripes_[number], [&](EvictionQueue const& queue) { return queue.least().score <= *last; });
+      });
+      return last_ready(count);
+    }
+    if (!std::ranges::all_of(stripes_, [](auto const& stripe) { return stripe.queue.is_empty(); })) {
+      factor *= 2;
+      continue;
+    }
+    if (horizon_.known == kMostScore) return std::nullopt;
+    scan_to(1);
+    advance_horizon();
+    factor = 1;
+  }
+}
+
+template <class Wants>
+void CpuTable::make_ready(Stripe& stripe, Wants wants) {
+  constexpr std::size_t kAtOnce = StripedBatch::kKeysAhead;
+  std::size_t const num_before = stripe.ready.size();
+  std::array<EvictionCandidate, kAtOnce> taken;
+  std::array<RowId, kAtOnce> rows;
+  while (!stripe.queue.is_empty() && wants(stripe.queue)) {
+    // Several at once, so that their cache misses overlap.
+    std::size_t num_taken = 0;
+    while (num_taken < kAtOnce && !stripe.queue.is_empty() && (num_taken == 0 || wants(stripe.queue))) {
+      taken[num_taken] = stripe.queue.take_least();
+      stripe.index.prefetch(hash_of(taken[num_taken].key));
+      ++num_taken;
+    }
+    for (std::size_t i = 0; i < num_taken; ++i) {
+      rows[i] = row_of(stripe.index.find(taken[i].key, hash_of(taken[i].key)));
+      if (rows[i] != RowId::kNone) __builtin_prefetch(&rows_.notes(rows[i]));
+    }
+    for (std::size_t i = 0; i < num_taken; ++i) {
+      if (rows[i] == RowId::kNone) continue;
+      EvictionCandidate const now{score_of(taken[i].key, rows_.notes(rows[i])), taken[i].key};
+      if (is_in_use(rows_.notes(rows[i]))) {
+        stripe.queue.wait(now);
+      } else if (now.score != taken[i].score) {
+        stripe.queue.add(now, horizon_);
+      } else {
+        stripe.ready.push_back(now);
+      }
+    }
+  }
+  if (stripe.ready.size() == num_before) return;
+  // A row that was queued twice comes twice.
+  std::ranges::sort(stripe.ready, kByScore);
+  auto const [first, end] = std::ranges::unique(stripe.ready, {}, &EvictionCandidate::key);
+  stripe.ready.erase(first, end);
+}
+
+std::optional<EvictionScore> CpuTable::last_ready(std::size_t count) const {
+  std::size_t num_ready = 0;
+  for (auto const& stripe : stripes_) num_ready += stripe.ready.size();
+  if (num_ready < count) return std::nullopt;
+  std::vector<EvictionScore> scores;
+  scores.reserve(num_ready);
+  for (auto const& stripe : stripes_) {
+    for (auto const& each : stripe.ready) scores.push_back(each.score);
+  }
+  auto const last = scores.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+  std::ranges::nth_element(scores, last);
+  return *last;
+}
+
+// Scans
+
+void CpuTable::prepare_eviction(std::size_t num_rows) {
+  std::size_t num_first = 0, num_entries = 0;
+  for (auto const& stripe : stripes_) {
+    num_first += stripe.queue.size();
+    num_entries += stripe.queue.num_entries();
+  }
+  // Entries of rows that are gone would add up where others than evictions remove rows.
+  constexpr std::size_t kFewEntries = std::size_t{1} << 16;
+  if (num_entries > 2 * num_rows + kFewEntries) reset_queues();
+  if (num_rows <= options_.low_water || horizon_.known == kMostScore) return;
+  double part = 1;
+  if (horizon_.known != kLeastScore) {
+    part = 1 - static_cast<double>(num_first) / static_cast<double>(std::max<std::size_t>(num_first_, 1));
+  } else if (num_rows < options_.high_water) {
+    part = static_cast<double>(num_rows - options_.low_water) /
+           static_cast<double>(options_.high_water - options_.low_water);
+  }
+  if (horizon_.next == kLeastScore) horizon_.next = next_horizon();
+  scan_to(std::min(kScanLead * part, 1.0));
+}
+
+void CpuTable::scan_to(double part) {
+  workers_->run(stripes_.size(), [&](std::size_t number) { scan(stripes_[number], part); });
+}
+
+void CpuTable::scan(Stripe& stripe, double part) {
+  auto& cursor = stripe.queue.cursor();
+  auto const num_wanted =
+      static_cast<std::size_t>(part * static_cast<double>(stripe.index.num_slots() / WideBucket::kNumSlots));
+  while (!cursor.is_over && (part >= 1 || cursor.num_done < num_wanted)) {
+    visit_part(stripe, cursor, [&](Key key, RowId row) {
+      auto const& notes = rows_.notes(row);
+      // Most rows are above the horizon, and need no hash.
+      if (eviction_score(options_.eviction, notes.step, notes.count, expiry()) > horizon_.next.first) return;
+      auto const score = score_of(key, notes);
+      if (score >= horizon_.known) stripe.queue.add({score, key}, horizon_);
+    });
+  }
+}
+
+void CpuTable::advance_horizon() {
+  horizon_.known = horizon_.next;
+  num_first_ = 0;
+  for (auto& stripe : stripes_) {
+    stripe.queue.advance();
+    num_first_ += stripe.queue.size();
+  }
+  horizon_.next = next_horizon();
+}
+
+EvictionScore CpuTable::next_horizon() const {
+  // The first buckets of each stripe are a fair sample, as keys are spread by their hash.
+  std::vector<EvictionScore> scores;
+  std::size_t num_rows = 0;
+  for (auto const& stripe : stripes_) {
+    EvictionQueue::Cursor cursor;
+    visit_part(stripe, cursor, [&](Key key, RowId row) {
+      ++num_rows;
+      auto const score = score_of(key, rows_.notes(row));
+      if (score >= horizon_.known) scores.push_back(score);
+    });
+  }
+  std::size_t const wanted = num_rows / kRowsPerQueued;
+  if (wanted == 0 || wanted >= scores.size()) return kMostScore;
+  auto const at = scores.begin() + static_cast<std::ptrdiff_t>(wanted);
+  std::ranges::nth_element(scores, at);
+  return *at == kLeastScore ? kMostScore : *at;
+}
+
+void CpuTable::reset_queues() {
+  horizon_ = {};
+  num_first_ = 0;
+  for (auto& stripe : stripes_) stripe.queue = {};
+}
+
+}  // namespace headway::embedding
