@@ -90,7 +90,8 @@ class HashTableCollection(nn.Module):
         self.process_group = resolve_group(process_group)
         with agreement("HashTableCollection", self.process_group) as settings:
             tables, features = list(tables), list(features)
-            self._make(tables, features, dedup, gradient_reduction, lookahead, seed, num_threads, strict, device)
+            self._arguments = (dedup, gradient_reduction, lookahead, seed, num_threads, strict, device)
+            self._make(tables, features, *self._arguments)
             settings.update(settings_of(tables, features))
             settings.update(
                 {
@@ -486,8 +487,27 @@ class HashTableCollection(nn.Module):
         self.drop_gradients()
         self._resume_step(kept, step)
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise TypeError("a HashTableCollection cannot be copied: make another one and load() a checkpoint")
+    def __deepcopy__(self, memo: dict[int, Any]) -> HashTableCollection:
+        """A collection with the same rows, states, counts, steps and learning rates, for an average of weights or a
+        teacher. It shares the process group, and nothing else. Each rank copies its part without an exchange.
+
+        Gradients that wait for a step stay here, and statistics begin anew.
+
+        Raises:
+            MemoryError: there is no room for another copy.
+        """
+        made = type(self).__new__(type(self))
+        nn.Module.__init__(made)
+        memo[id(self)] = made
+        made.process_group, made._arguments = self.process_group, self._arguments
+        made._make([table for group in self.groups for table in group.tables], list(self.features), *self._arguments)
+        for own, theirs in zip(self._parts(), made._parts(), strict=True):
+            listing = Listing(own)
+            import_records(theirs, [(name, listing.read(name, own.buckets)) for name in own.names])
+        made.step = self.step
+        made._resume_step(made.tables, made.step)
+        made.optimizer.load_state_dict(self.optimizer.state_dict())
+        return made.train(self.training)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be pickled: pickle its state_dict(), or use save() and load()")
