@@ -144,6 +144,7 @@ class HashTableCollection(nn.Module):
             workers=self._workers,
             device=self.device,
             counts_refused=strict,
+            hides_unknown=[group.config.unknown == "zeros" for group in self.groups],
         )
         self._anchors = [Anchor.make(self.device) for _ in self.groups]
         self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
@@ -190,7 +191,7 @@ class HashTableCollection(nn.Module):
         columns = columns_of(features)
         inputs, learned_weights = zip(*(group.join(columns) for group in self._features_of), strict=True)
         inserts = self.training and not is_recomputation()
-        lookup = self._lookup.begin([each.keys for each in inputs], inserts=inserts)
+        lookup = self._lookup.begin([each.keys for each in inputs], inserts=inserts, evaluates=not self.training)
         return PendingBatch(list(inputs), list(learned_weights), lookup)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

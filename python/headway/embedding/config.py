@@ -200,6 +200,8 @@ class TableConfig:
         max_pending: ids of all ranks that may wait for a row; with more, those of fewest lookups are forgotten until
             three quarters are left. None: no limit.
         hot_count: rows of fewer lookups have their vector in bfloat16; 0: none.
+        unknown: the vector of an id without a row with ``eval()``: the ``initial`` one that it would begin with, or
+            ``zeros``, so that it adds nothing. In training such an id has its initial vector.
     """
 
     name: str
@@ -212,9 +214,12 @@ class TableConfig:
     min_count: int = field(default=1, kw_only=True)
     max_pending: int | None = field(default=None, kw_only=True)
     hot_count: int = field(default=0, kw_only=True)
+    unknown: Literal["initial", "zeros"] = field(default="initial", kw_only=True)
 
     def __post_init__(self) -> None:
         _expect_name(self.name, "a table")
+        if self.unknown not in ("initial", "zeros"):
+            raise ValueError(f"table {self.name}: unknown must be initial or zeros, not {self.unknown!r}")
         self._expect_kinds()
         if not 1 <= self.dim <= 1 << 20:
             raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")

@@ -35,6 +35,7 @@ class Part:
     received_R: list[int] = field(default_factory=list)  #: keys from each rank
     received: UniqueKeys | None = None  #: of the keys that this rank owns
     found: FoundRows | None = None  #: of ``received``
+    known_W: torch.Tensor | None = None  #: which of them have a row, where others are to give zeros
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Lookup:
 
     parts: list[Part]
     inserts: bool
+    evaluates: bool  #: with ``eval()``
     counts: SplitCounts | None = None  #: None: there is one rank, or they are with the parts
     vectors_UD: list[torch.Tensor] = field(default_factory=list)
     refused: torch.Tensor | None = None  #: keys that got no row, by rank and table; None: nobody asks

@@ -42,6 +42,7 @@ class ShardedLookup:
         workers: for duplicates.
         device: of the tables and all tensors.
         counts_refused: whether a lookup says how many keys got no row.
+        hides_unknown: whether each table gives zeros for keys without a row in an evaluation.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ShardedLookup:
         workers: Workers,
         device: torch.device,
         counts_refused: bool,
+        hides_unknown: Sequence[bool],
     ) -> None:
         if dedup not in ("none", "first", "second", "both"):
             raise ValueError(f"dedup must be none, first, second or both, not {dedup!r}")
@@ -64,6 +66,7 @@ class ShardedLookup:
         self._dedup = dedup
         self._device = device
         self._counts_refused = counts_refused
+        self._hides_unknown = hides_unknown
         self._deduplicator = Deduplicator(workers, device)
         self._stream: torch.cuda.Stream | None = None  #: for counts
         if device.type == "cuda" and self._num_ranks > 1:
@@ -71,7 +74,7 @@ class ShardedLookup:
 
     # Forward
 
-    def begin(self, keys_G: Sequence[Keys], *, inserts: bool) -> Lookup:
+    def begin(self, keys_G: Sequence[Keys], *, inserts: bool, evaluates: bool) -> Lookup:
         """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
         assert len(keys_G) == len(self.tables), "keys of each table"
         parts, counts_GR = [], []
@@ -84,19 +87,22 @@ class ShardedLookup:
             self.traffic.add("keys", len(keys))
             self.traffic.add("keys_routed", number_of(part.unique.keys))
         counts = SplitCounts(counts_GR, self._group, self._stream) if self._num_ranks > 1 else None
-        return Lookup(parts, inserts, counts)
+        return Lookup(parts, inserts, evaluates, counts)
 
     def finish(self, lookup: Lookup) -> None:
         """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys, unless they can stay in their rows."""
         self._take_counts(lookup)
         vectors_V, refused_G = [], []
-        for part, table, keys in zip(lookup.parts, self.tables, self._exchange_keys(lookup), strict=True):
+        for part, table, keys, hides_unknown in zip(
+            lookup.parts, self.tables, self._exchange_keys(lookup), self._hides_unknown, strict=True
+        ):
             part.received = self._unique_of_owner(part, keys)
             owned = part.received.keys
             rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
             part.found = FoundRows(table, rows_W, table.generation)
+            part.known_W = rows_W != 0 if lookup.evaluates and hides_unknown else None
             if not self._are_in_rows(part):
-                vectors_V.append(table.gather_bags(part.received, rows_W))
+                vectors_V.append(table.gather_bags(part.received, rows_W, weights=_weights_of_known(part)))
             if self._counts_refused:
                 refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
             self.traffic.add("keys_received", number_of(keys))
@@ -127,14 +133,17 @@ class ShardedLookup:
         part = lookup.parts[number]
         if self._are_in_rows(part):
             rows_W = self._rows_to_read(part, number)
-            return self.tables[number].gather_bags(part.unique, rows_W, offsets=offsets, weights=weights)
+            return self.tables[number].gather_bags(
+                part.unique, rows_W, offsets=offsets, weights=_weights_of_known(part, weights)
+            )
         return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
 
     def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
         """(U, D): those of the unique keys of table ``number``."""
         part = lookup.parts[number]
         if self._are_in_rows(part):
-            return self.tables[number].gather(part.unique.keys, self._rows_to_read(part, number))
+            vectors_UD = self.tables[number].gather(part.unique.keys, self._rows_to_read(part, number))
+            return vectors_UD if part.known_W is None else vectors_UD * part.known_W.unsqueeze(1)
         return lookup.vectors_UD[number]
 
     def _rows_to_read(self, part: Part, number: int) -> torch.Tensor:
@@ -313,6 +322,15 @@ class ShardedLookup:
 
 def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
     return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
+
+
+def _weights_of_known(part: Part, weights_V: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Weights of the keys at their owner with which keys without a row add zeros, if they are to."""
+    if part.known_W is None:
+        return weights_V
+    assert part.received is not None, "finish() has found rows"
+    known_V = part.known_W[part.received.numbers.long()].to(torch.float32)
+    return known_V if weights_V is None else weights_V * known_V
 
 
 def _known_if(is_wanted: torch.Tensor, keys: Keys) -> Keys:
