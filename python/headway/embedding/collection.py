@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -225,28 +225,41 @@ class HashTableCollection(nn.Module):
 
     # Learning
 
-    def apply_gradients(self, rates: Sequence[float], divisors: Sequence[float]) -> None:
+    def apply_gradients(
+        self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
+    ) -> None:
         """Updates the rows that have gradients; ``optimizer.step()`` calls it.
 
         Args:
             rates: of the merged tables.
             divisors: of their gradients.
+            factors: of the rates, by the names of tables within each merged one; 1 for others.
         Raises:
             ValueError: a rate is negative or not finite; nothing is updated then.
             RuntimeError: gradients were changed in place since the backward pass, or are of a table without an
                 optimizer; nothing is updated then.
         """
-        for group, rate in zip(self.groups, rates, strict=True):
+        rates_G = []
+        for group, rate, by_name in zip(self.groups, rates, factors or [{}] * len(rates), strict=True):
             learning_rate_of(rate, f"the learning rate of table {group.name}")
+            rates_G.append(
+                {
+                    each.name: learning_rate_of(
+                        rate * by_name.get(each.name, 1.0), f"the learning rate of table {each.name}"
+                    )
+                    for each in group.tables
+                }
+            )
         for group, gradients in zip(self.groups, self._gradients, strict=True):
             if gradients and isinstance(group.config.optimizer, NoOptimizer):
                 raise RuntimeError(f"table {group.name} has gradients but no optimizer: give its TableConfig one")
             for gradient in gradients:
                 gradient.expect_unchanged()
         self.step += 1
-        for table, rate, divisor, gradients in zip(self.tables, rates, divisors, self._gradients, strict=True):
+        for table, by_name, divisor, gradients in zip(self.tables, rates_G, divisors, self._gradients, strict=True):
             if gradients:
-                self._lookup.update(table, gradients, lr=rate, step=self.step, divisor=divisor * self._divisor)
+                lr = {table_number(name): rate for name, rate in by_name.items()}
+                self._lookup.update(table, gradients, lr=lr, step=self.step, divisor=divisor * self._divisor)
                 gradients.clear()
         self.drop_gradients()
         self._begin_step(self.tables, self.step)

@@ -13,15 +13,21 @@ from headway.embedding.anchor import Anchor
 from headway.embedding.config import learning_rate_of
 from headway.embedding.merging import MergedTable
 
+#: Values of a parameter group that do not go to a group of other tables as they are.
+_OF_ONE_GROUP = ("params", "name", "tables", "lr_factors")
+
 
 class LearningTables(Protocol):
     """What has gradients of tables, and applies them."""
 
-    def apply_gradients(self, rates: Sequence[float], divisors: Sequence[float]) -> None:
+    def apply_gradients(
+        self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
+    ) -> None:
         """
         Args:
             rates: of the merged tables.
             divisors: of their gradients.
+            factors: of the rates, by the names of tables within each merged one; 1 for others.
         """
 
     def drop_gradients(self) -> None:
@@ -31,10 +37,11 @@ class LearningTables(Protocol):
 class TableOptimizer(torch.optim.Optimizer):
     """Applies the gradients of the backward passes since the last ``step()`` or ``zero_grad()``, added up by key.
 
-    A parameter group for each merged table, with its ``lr`` and the names of its ``tables``, for schedulers. Its
-    parameter is no weight but an ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a
-    scaler all ranks must skip the same steps: let it see gradients that all ranks share, as those of DDP are. On CUDA
-    only a step with a scaler waits for the device.
+    A parameter group for each merged table, with its ``lr`` and the names of its ``tables``, for schedulers, and
+    ``lr_factors`` by name where tables of the group differ (``set_lr_factor()``). Its parameter is no weight but an
+    ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a scaler all ranks must skip the same
+    steps: let it see gradients that all ranks share, as those of DDP are. On CUDA only a step with a scaler, or with
+    different rates within a merged table, waits for the device.
     """
 
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
@@ -47,6 +54,7 @@ class TableOptimizer(torch.optim.Optimizer):
                 {
                     "params": [anchor],
                     "lr": group.config.optimizer.lr,
+                    "lr_factors": {},
                     "name": group.name,
                     "tables": [each.name for each in group.tables],
                 }
@@ -54,6 +62,22 @@ class TableOptimizer(torch.optim.Optimizer):
             ],
             {},
         )
+
+    def set_lr_factor(self, table: str, factor: float) -> None:
+        """Multiplies the rate of one table, also where it is merged with others; schedulers go on with ``lr``.
+
+        A merged table with different rates is updated once for each of them, and on CUDA the host waits for the device.
+
+        Raises:
+            ValueError: there is no such table, or the factor is negative or not finite.
+        """
+        factor = learning_rate_of(factor, f"the factor of the learning rate of table {table}")
+        for group in self.param_groups:
+            if table in group["tables"]:
+                group["lr_factors"] = {**group["lr_factors"], table: factor}
+                return
+        ours = ", ".join(name for group in self.param_groups for name in group["tables"])
+        raise ValueError(f"there is no table {table}; there are: {ours}")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update of all rows that have gradients."""
@@ -72,6 +96,7 @@ class TableOptimizer(torch.optim.Optimizer):
                 for group in self.param_groups
             ],
             [scale / unscaled_by(group["params"][0]) for group in self.param_groups],
+            [group["lr_factors"] for group in self.param_groups],
         )
         return loss
 
@@ -94,6 +119,10 @@ class TableOptimizer(torch.optim.Optimizer):
         groups = []
         for number, own in enumerate(self.param_groups):
             values = _common_values({name: saved[name] for name in own["tables"] if name in saved})
+            factors = {
+                name: saved[name].get("lr_factors", {}).get(name, 1.0) for name in own["tables"] if name in saved
+            }
+            values["lr_factors"] = {**own["lr_factors"], **factors}
             groups.append({**own, **values, "name": own["name"], "tables": own["tables"], "params": [number]})
         super().load_state_dict({"state": {}, "param_groups": groups})
 
@@ -127,7 +156,7 @@ def _common_values(by_table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     common: dict[str, Any] = {}
     first = ""
     for table, group in by_table.items():
-        values = {key: value for key, value in group.items() if key not in ("params", "name", "tables")}
+        values = {key: value for key, value in group.items() if key not in _OF_ONE_GROUP}
         if not first:
             first, common = table, values
         elif values != common:

@@ -13,7 +13,7 @@ G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ from headway import _embedding
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
-from headway.embedding.key_words import keys_of, messages_of
+from headway.embedding.key_words import keys_of, messages_of, tables_of
 from headway.embedding.lookup import FoundRows, Lookup, Part
 from headway.embedding.rank_pieces import all_to_all_arguments, by_group
 from headway.embedding.split_counts import SplitCounts
@@ -211,8 +211,14 @@ class ShardedLookup:
         is_any_G = is_there_RG.any(0)
         return received, is_any_G.tolist() if self._device.type == "cpu" else list(is_any_G)
 
-    def update(self, table: Table, gradients: Sequence[Gradient], *, lr: float, step: int, divisor: float) -> None:
-        """One step of the optimizer with the gradients of one or more lookups of ``table``."""
+    def update(
+        self, table: Table, gradients: Sequence[Gradient], *, lr: Mapping[int, float], step: int, divisor: float
+    ) -> None:
+        """One step of the optimizer with the gradients of one or more lookups of ``table``.
+
+        Args:
+            lr: the rates, by the numbers of the tables that are merged in ``table``.
+        """
         keys, found = gradients[0].keys, gradients[0].part.found
         assert found is not None, "gradients come after vectors"
         rows_W = found.rows_W
@@ -221,10 +227,14 @@ class ShardedLookup:
             keys, values_WD = self._sum_of(gradients)
         if is_repeated or not found.are_of(table):
             rows_W, _ = table.find(keys)
-        if is_repeated:
-            table.update(keys, rows_W, divided(values_WD, divisor), lr=lr, step=step)
+        rate, *others = set(lr.values())
+        if others:
+            values_WD = values_WD if is_repeated else gradients[0].sums_WD()
+            _update_by_rate(table, keys, rows_W, divided(values_WD, divisor), lr=lr, step=step)
+        elif is_repeated:
+            table.update(keys, rows_W, divided(values_WD, divisor), lr=rate, step=step)
         else:
-            gradients[0].apply(table, rows_W, lr=lr, step=step, divisor=divisor)
+            gradients[0].apply(table, rows_W, lr=rate, step=step, divisor=divisor)
 
     def gradient_norm(self, gradients: Sequence[Gradient]) -> torch.Tensor:
         """() float64: the L2 norm of the gradients of one table on this rank, added up by key."""
@@ -322,6 +332,22 @@ class ShardedLookup:
 
 def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
     return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
+
+
+def _update_by_rate(
+    table: Table, keys: Keys, rows_W: torch.Tensor, values_WD: torch.Tensor, *, lr: Mapping[int, float], step: int
+) -> None:
+    """One step of the optimizer, with another rate for each table that is merged in ``table``."""
+    tables_W = tables_of(keys)
+    is_known_W = torch.ones(len(keys), dtype=torch.bool, device=rows_W.device)
+    if keys.num_known is not None:
+        is_known_W = torch.arange(len(keys), device=rows_W.device) < keys.num_known
+    for number, rate in lr.items():
+        is_of_table_W = tables_W == torch.tensor(number, dtype=torch.int64).to(torch.int32).item()
+        chosen = (is_of_table_W & is_known_W).nonzero().view(-1)
+        if len(chosen) > 0:
+            some = Keys(keys.ids[chosen], tables_W[chosen], are_unique=True)
+            table.update(some, rows_W[chosen], values_WD[chosen], lr=rate, step=step)
 
 
 def _weights_of_known(part: Part, weights_V: torch.Tensor | None = None) -> torch.Tensor | None:
