@@ -418,19 +418,26 @@ class HashTableCollection(nn.Module):
             replace=replace,
         )
 
-    def load(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
+    def load(self, folder: str | os.PathLike[str], *, strict: bool = True, embeddings_only: bool = False) -> None:
         """Replaces all tables by those of a checkpoint that any number of ranks wrote; all ranks call it.
 
         Args:
             folder: of ``save()``.
             strict: the checkpoint must have the tables of this collection and no others; else those that it has not
                 keep what they have, and others are passed over.
+            embeddings_only: the states of optimizers begin anew, so that the checkpoint may be of another optimizer;
+                vectors, counts and steps are read.
         Raises:
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
         tables = self._build_tables()
         step, names = checkpoint.load(
-            Path(folder), self.groups, tables, process_group=self.process_group, strict=strict
+            Path(folder),
+            self.groups,
+            tables,
+            process_group=self.process_group,
+            strict=strict,
+            embeddings_only=embeddings_only,
         )
         for number, part in enumerate(self._parts()):
             kept = [name for name in part.names if name not in names]

@@ -160,6 +160,11 @@ class RowWiseAdam(Adam):
         return self._options("row_wise_adam", eps=self.eps, betas=self.betas)
 
 
+def initial_state_of(optimizer: Optimizer) -> float:
+    """The value of all that an optimizer keeps of a row that has not learned yet."""
+    return optimizer.initial_accumulator_value if isinstance(optimizer, Adagrad) else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
     """Which rows go when there are too many: those looked up longest ago (``lru``) or most rarely (``lfu``).

@@ -9,9 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from headway.embedding import Adam, CheckpointError, HashTableCollection, NoOptimizer, RowWiseAdagrad, TableConfig
+from headway.embedding import (
+    Adam,
+    CheckpointError,
+    HashTableCollection,
+    NoOptimizer,
+    Optimizer,
+    RowWiseAdagrad,
+    Sgd,
+    TableConfig,
+)
 from rank_processes import run_ranks
-from table_cases import integer_loss, make_batch, make_tables, train
+from table_cases import integer_loss, make_batch, make_tables, records_of, train
 
 
 def outputs(tables: HashTableCollection) -> dict[str, torch.Tensor]:
@@ -63,3 +72,27 @@ def test_a_table_that_learns_does_not_begin_without_the_state_of_its_optimizer(t
     served.save(tmp_path)
     with pytest.raises(CheckpointError, match="has optimizer NoOptimizer, not RowWiseAdagrad"):
         make_tables(RowWiseAdagrad(lr=0.1)).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.1), RowWiseAdagrad(lr=0.1, initial_accumulator_value=0.5), Adam(lr=0.1)]
+)
+def test_a_table_that_learns_takes_the_embeddings_alone_if_asked_to(optimizer: Optimizer, tmp_path: Path) -> None:
+    trained = make_tables(Adam(lr=0.1))
+    train(trained, range(2))
+    trained.save(tmp_path)
+    tables = make_tables(optimizer)
+    tables.load(tmp_path, embeddings_only=True)
+    expect_same(tables, trained)
+    assert tables.step == trained.step
+    initial = 0.5 if isinstance(optimizer, RowWiseAdagrad) else 0.0
+    for own, theirs in zip(records_of(tables), records_of(trained), strict=True):
+        assert all((a == b).all() for a, b in zip(own[:5], theirs[:5], strict=True))
+        assert (own[5] == initial).all()
+    train(tables.train(), range(2, 4))
+
+
+def test_the_refusal_of_another_optimizer_names_the_way_out(tmp_path: Path) -> None:
+    make_tables(Adam(lr=0.1)).save(tmp_path)
+    with pytest.raises(CheckpointError, match="optimizer Adam, not Sgd: load with embeddings_only=True"):
+        make_tables(Sgd(lr=0.1)).load(tmp_path)

@@ -17,7 +17,7 @@ from headway._embedding import Keys, Table
 from headway.embedding.checkpoint.background import in_background
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
-from headway.embedding.config import NoOptimizer
+from headway.embedding.config import NoOptimizer, initial_state_of
 from headway.embedding.keys import owned_by, part_of
 from headway.embedding.merging import MergedTable, group_of_tables, keep_within_limit, table_numbers
 
@@ -29,9 +29,12 @@ def load(
     *,
     process_group: dist.ProcessGroup | None,
     strict: bool,
+    embeddings_only: bool,
 ) -> tuple[int, frozenset[str]]:
     """Reads into empty tables what this rank owns; all ranks call it.
 
+    Args:
+        embeddings_only: whether the states of optimizers begin anew, and so may be those of others in the checkpoint.
     Returns:
         the step of the checkpoint, and the names of its tables.
     Raises:
@@ -48,7 +51,16 @@ def load(
     manifest, error = common((manifest, error), process_group)
     if manifest is not None:
         try:
-            _read_all(folder, manifest, groups, tables, rank=rank, num_ranks=num_ranks, strict=strict)
+            _read_all(
+                folder,
+                manifest,
+                groups,
+                tables,
+                rank=rank,
+                num_ranks=num_ranks,
+                strict=strict,
+                embeddings_only=embeddings_only,
+            )
         except Exception as failure:  # Whatever it is, the others must hear of it.
             error = str(failure) if isinstance(failure, CheckpointError) else f"{type(failure).__name__}: {failure}"
     errors = [each for each in gather(error, process_group) if each is not None]
@@ -66,8 +78,9 @@ def _read_all(
     rank: int,
     num_ranks: int,
     strict: bool,
+    embeddings_only: bool = False,
 ) -> None:
-    _expect_fitting(folder, manifest, groups, tables, strict=strict)
+    _expect_fitting(folder, manifest, groups, tables, strict=strict, embeddings_only=embeddings_only)
     group_of = group_of_tables(groups)
     first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
     same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
@@ -85,13 +98,20 @@ def _read_all(
     with ThreadPoolExecutor(1) as reader:
         for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
             for group, part in _by_group(records, manifest.groups[block.group]["tables"], group_of):
-                _import(part, tables[group], pending=block.pending)
+                initial_state = initial_state_of(groups[group].config.optimizer) if embeddings_only else None
+                _import(part, tables[group], initial_state, pending=block.pending)
     for merged, table in zip(groups, tables, strict=True):
         keep_within_limit([each.name for each in merged.tables], table)
 
 
 def _expect_fitting(
-    folder: Path, manifest: Manifest, groups: Sequence[MergedTable], tables: Sequence[Table], *, strict: bool
+    folder: Path,
+    manifest: Manifest,
+    groups: Sequence[MergedTable],
+    tables: Sequence[Table],
+    *,
+    strict: bool,
+    embeddings_only: bool,
 ) -> None:
     saved = {name: group for group in manifest.groups for name in group["tables"]}
     wanted = {
@@ -103,11 +123,13 @@ def _expect_fitting(
         )
     for name in saved.keys() & wanted.keys():
         # Tables that do not learn take the embeddings alone.
-        is_read_only = wanted[name]["optimizer"] == NoOptimizer.__name__
-        for what in ("dim",) if is_read_only else ("dim", "optimizer", "state_size"):
+        has_no_state = embeddings_only or wanted[name]["optimizer"] == NoOptimizer.__name__
+        for what in ("dim",) if has_no_state else ("dim", "optimizer", "state_size"):
             if saved[name][what] != wanted[name][what]:
+                advice = "" if what == "dim" else ": load with embeddings_only=True to begin with states of its own"
                 raise CheckpointError(
-                    f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not {wanted[name][what]}"
+                    f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not "
+                    f"{wanted[name][what]}{advice}"
                 )
 
 
@@ -163,10 +185,13 @@ def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, in
         yield group, records.take(chosen.nonzero().view(-1))
 
 
-def _import(records: _Records, table: Table, *, pending: bool) -> None:
+def _import(records: _Records, table: Table, initial_state: float | None, *, pending: bool) -> None:
     if pending:
         table.import_pending(records.keys)
         return
     counts, steps, vectors, states = records.columns
-    states = states[:, : table.state_size].contiguous()  # None where the table does not learn.
+    if initial_state is None:
+        states = states[:, : table.state_size].contiguous()  # None where the table does not learn.
+    else:
+        states = torch.full((len(records.keys), table.state_size), initial_state)
     table.import_records(records.keys, (counts, steps, vectors, states))
