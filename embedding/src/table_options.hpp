@@ -20,6 +20,13 @@ void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_
 /// Pending keys that are left where there are more than `max_pending`: not all go, nor do a few go in each step.
 [[nodiscard]] constexpr std::size_t pending_low_water(std::size_t max_pending) { return max_pending - max_pending / 4; }
 
+/// Pending keys of equal counts go in the order of their hash and this number of the step, which puts them in another
+/// order each time. In one order those of high hashes would stay for ever, and others never wait long enough.
+[[nodiscard]] constexpr std::uint64_t pending_order(std::uint32_t step) {
+  constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
+  return step * kGoldenRatio;
+}
+
 /// Rows that an eviction leaves of `num_rows`: `low` if that takes no more than `batch` rows, but never more than
 /// `allowed`. With 95 allowed, low 85 and batch 4 there are 92 left of 96, and 95 of 100.
 [[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::size_t rows_left(std::size_t num_rows, std::size_t allowed,

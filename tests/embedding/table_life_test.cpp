@@ -112,6 +112,22 @@ TEST_P(TableLifeTest, PendingKeysThatWereLookedUpMoreOftenStayWhenOthersAreForgo
   EXPECT_EQ(table->statistics().forgotten, 500U);
 }
 
+TEST_P(TableLifeTest, KeysOfAnyHashMayWaitForARowThoughOthersCameBefore) {
+  auto options = options_of();
+  options.min_count = 2;
+  options.max_pending = 400;
+  auto const table = GetParam().make(options);
+  constexpr std::uint32_t kSteps = 100;
+  for (std::uint32_t step = 1; step <= kSteps; ++step) {
+    table->begin_step(step, step);
+    batch_from(1'000 * step, 100).find_or_insert(*table);  // They never come again.
+  }
+  auto const waiting = table->list_pending(0, kNumVirtualBuckets);
+  std::size_t num_of_first_half = 0;
+  for (auto const id : waiting.ids) num_of_first_half += id < 1'000 * kSteps / 2 ? 1 : 0;
+  EXPECT_LT(num_of_first_half, 20U) << "old keys make room for new ones";
+}
+
 TEST_P(TableLifeTest, RowsThatAreNotLookedUpExpireWithin64Steps) {
   auto options = options_of();
   options.time_to_live = 10;

@@ -4,6 +4,7 @@
 #include "headway/embedding/routing.hpp"
 #include "stripe_map.hpp"
 #include "table_fixture.hpp"
+#include "table_options.hpp"
 #include "table_rows_format.hpp"
 
 #include <algorithm>
@@ -361,7 +362,8 @@ class Oracle {
 
   void forget_pending(std::size_t num_left) {
     std::vector<std::tuple<std::uint32_t, std::uint64_t, Id>> scores;
-    for (auto const& [id, count] : pending) scores.emplace_back(count, hash_of(key_of(id)).low, id);
+    for (auto const& [id, count] : pending)
+      scores.emplace_back(count, hash_of(key_of(id)).low ^ pending_order(step_), id);
     std::ranges::sort(scores);
     for (auto const& [count, hash, id] : scores) {
       if (pending.size() <= num_left) break;

@@ -116,7 +116,9 @@ void CpuTable::sweep_expired(std::uint32_t step_before) {
 }
 
 void CpuTable::forget_pending(std::size_t num_left) {
-  auto const score_of_pending = [](Key key, RowWord word) { return Score{pending_count_of(word), hash_of(key).low}; };
+  auto const score_of_pending = [order = pending_order(step_)](Key key, RowWord word) {
+    return Score{pending_count_of(word), hash_of(key).low ^ order};
+  };
   std::vector<std::vector<Score>> parts(stripes_.size());
   workers_->run(stripes_.size(), [&](std::size_t number) {
     parts[number].reserve(stripes_[number].num_pending);

@@ -136,12 +136,12 @@ class CudaTable final : public Table {
   void evict_async(std::uint32_t const* num_too_many, cudaStream_t stream);
   /// Evicts until `num_left` are left, if there are more than `num_allowed`.
   void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
-  /// Removes the keys of the least scores, and of equal ones those of the lowest hash.
+  /// Removes the keys of the least scores, and of equal ones those of the lowest hash, in the order of `order`.
   /// @param scores gives kStays for what does not go @param most_scores that there may be
   /// @param num_too_many on the device: how many keys
   template <class Scores>
   void remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
-                          std::uint64_t TableStatistics::*counter, cudaStream_t stream);
+                          std::uint64_t TableStatistics::*counter, cudaStream_t stream, std::uint64_t order = 0);
   /// Removes the expired rows of the stripes that this step sweeps.
   void sweep_expired_async(std::uint32_t step_before, cudaStream_t stream);
   /// Removes the expired rows of these keys: lookups find them absent.

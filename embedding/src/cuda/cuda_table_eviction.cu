@@ -50,10 +50,13 @@ struct AllScores {
 /// Collects the hashes of those that have the last score with which rows go.
 struct HashesOfLastScore {
   Selected const* last_score;
+  std::uint64_t order;  ///< Of hashes: those that are nearest to it go first.
 
   [[nodiscard]] __device__ bool is_idle() const { return last_score->num_wanted == 0; }
   [[nodiscard]] __device__ bool has(std::uint64_t score) const { return score == last_score->value; }
-  [[nodiscard]] __device__ std::uint64_t value(Key key, std::uint64_t /*score*/) const { return hash_of(key).low; }
+  [[nodiscard]] __device__ std::uint64_t value(Key key, std::uint64_t /*score*/) const {
+    return hash_of(key).low ^ order;
+  }
 };
 
 /// A warp looks at 32 buckets, and puts what they have of `Values` in one place.
@@ -98,12 +101,13 @@ struct IsAmongLeast {
   Scores scores;
   Selected const* last_score;
   Selected const* last_hash;  ///< Of those with the last score.
+  std::uint64_t order;        ///< As for HashesOfLastScore.
 
   [[nodiscard]] __device__ bool is_idle() const { return last_hash->num_wanted == 0; }
   __device__ bool operator()(Key key, RowWord word) const {
     std::uint64_t const score = scores(word);
     if (score != last_score->value) return score < last_score->value;
-    return hash_of(key).low <= last_hash->value;
+    return (hash_of(key).low ^ order) <= last_hash->value;
   }
 };
 
@@ -111,16 +115,16 @@ struct IsAmongLeast {
 
 template <class Scores>
 void CudaTable::remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
-                                   std::uint64_t TableStatistics::*counter, cudaStream_t stream) {
+                                   std::uint64_t TableStatistics::*counter, cudaStream_t stream, std::uint64_t order) {
   RadixSelection const by_score(most_scores, stream), by_hash(most_scores, stream);
   for_each_bucket_async(all_stripes(), Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()},
                         stream, "collect scores");
   by_score.select_async(num_too_many, stream);
   for_each_bucket_async(all_stripes(),
-                        Collector<Scores, HashesOfLastScore>{scores, {by_score.last()}, by_hash.collected()}, stream,
-                        "collect hashes");
+                        Collector<Scores, HashesOfLastScore>{scores, {by_score.last(), order}, by_hash.collected()},
+                        stream, "collect hashes");
   by_hash.select_async(&by_score.last()->num_wanted, stream);
-  erase_if(all_stripes(), IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last()}, counter, stream);
+  erase_if(all_stripes(), IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last(), order}, counter, stream);
 }
 
 void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stream) {
@@ -160,7 +164,8 @@ void CudaTable::forget_pending_async(cudaStream_t stream) {
   std::size_t const most = options_.max_pending;
   auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most),
                                                 TableOptions::kUnlimited, stream);
-  remove_least_async(PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream);
+  remove_least_async(PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream,
+                     pending_order(step_));
 }
 
 std::size_t CudaTable::evict(std::size_t num_rows) {

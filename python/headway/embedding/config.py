@@ -203,7 +203,8 @@ class TableConfig:
             step removes those of one 64th of the table. 0: never.
         min_count: lookups after which an id gets a row.
         max_pending: ids of all ranks that may wait for a row; with more, those of fewest lookups are forgotten until
-            three quarters are left. None: no limit.
+            three quarters are left, of equal ones others each time. None: 4,194,304 on each rank, for all the tables
+            that are merged.
         hot_count: rows of fewer lookups have their vector in bfloat16; 0: none.
         unknown: the vector of an id without a row with ``eval()``: the ``initial`` one that it would begin with, or
             ``zeros``, so that it adds nothing. In training such an id has its initial vector.

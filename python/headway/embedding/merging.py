@@ -13,6 +13,10 @@ from headway import _embedding
 from headway.embedding.config import TableConfig
 
 
+#: Ids that wait for a row on one rank in a merged table without ``max_pending``: about 130 MB of keys.
+MOST_PENDING = 1 << 22
+
+
 def table_number(name: str) -> int:
     """The number of a table in keys: it depends on its name alone, so that other tables may come and go."""
     return zlib.crc32(name.encode())
@@ -69,7 +73,7 @@ class MergedTable:
                 low_water=None if eviction is None else mark(eviction.low_water),
                 time_to_live=config.time_to_live,
                 min_count=config.min_count,
-                max_pending=_share(config.max_pending, num_ranks),
+                max_pending=MOST_PENDING if config.max_pending is None else _share(config.max_pending, num_ranks),
                 hot_count=config.hot_count,
                 workers=workers,
                 device=device,

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+import torch
+from headway.embedding import FeatureConfig, HashTableCollection, TableConfig, merging
+
 #: Prints the resident bytes that 40 tables of 64 rows add, and the bytes that their statistics report.
 MEASURE = """
 import json, torch
@@ -45,3 +49,18 @@ def test_a_small_table_takes_little_memory_and_reports_it() -> None:
     assert resident < 40 * (1 << 20), f"{resident / 40:.0f} bytes a table"
     # Beside tables there are tensors of the batch and the heap of the process.
     assert resident < reported + (8 << 20), (resident, reported)
+
+
+def test_ids_that_wait_for_a_row_are_bounded_unless_the_table_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST_PENDING", 100)
+    tables = HashTableCollection(
+        tables=[TableConfig("t", dim=2, min_count=2), TableConfig("u", dim=2, min_count=2, max_pending=300)],
+        features=[FeatureConfig("t", table="t"), FeatureConfig("u", table="u")],
+    )
+    for step in range(10):
+        ids = torch.arange(60 * step, 60 * step + 60)
+        tables({name: (ids, torch.tensor([60])) for name in ("t", "u")})
+        tables.optimizer.step()
+    of_tables = tables.statistics()["tables"]
+    assert of_tables["t"]["pending"] <= 100 < of_tables["u"]["pending"] <= 300
+    assert of_tables["t"]["forgotten"] > 400

@@ -83,8 +83,8 @@ struct TableOptions {
   std::uint32_t time_to_live = 0;
 
   std::uint32_t min_count = 1;  ///< Lookups after which a key gets a row.
-  /// Keys that wait for one. With more of them a step begins with forgetting those of fewest lookups, and of equal ones
-  /// those of the lowest hash, until three quarters of this number are left.
+  /// Keys that wait for one. With more of them a step begins with forgetting those of fewest lookups until three
+  /// quarters of this number are left. Of equal ones the step and the hash decide, so that each may stay at times.
   std::size_t max_pending = kUnlimited;
   std::uint32_t hot_count = 0;  ///< Rows of fewer lookups have their vector in bfloat16.
 
