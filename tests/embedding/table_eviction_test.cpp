@@ -296,6 +296,26 @@ TEST_P(TableEvictionTest, WhatGoesInBatchesIsWhatASortOfAllRowsGives) {
   }
 }
 
+#if !HEADWAY_TEST_CUDA_TABLES
+TEST_P(TableEvictionTest, QueuesTakeABoundedShareOfMemoryThatIsReported) {
+  for (auto const policy : kPolicies) {
+    auto options = evicting_options(20'000, 19'000, 17'000, policy);
+    auto const plain = GetParam().make(options);
+    options.eviction_batch = 100;
+    auto const table = GetParam().make(options);
+    for (auto* const each : {plain.get(), table.get()}) {
+      for (std::uint32_t step = 1; step <= 100; ++step) {
+        each->begin_step(step, step);
+        batch_from(step % 3 == 0 ? 0 : 1'000 * step, 1'000).find_or_insert(*each);
+      }
+    }
+    constexpr std::size_t kMostPerRow = 64;
+    EXPECT_GT(table->size().key_bytes, plain->size().key_bytes);
+    EXPECT_LT(table->size().key_bytes, plain->size().key_bytes + kMostPerRow * table->size().rows);
+  }
+}
+#endif
+
 TEST_P(TableEvictionTest, ATableThatTookTheRecordsOfAnotherEvictsAsItWould) {
   for (auto const policy : kPolicies) {
     auto options = evicting_options(3'300, 3'000, 2'500, policy);

@@ -56,6 +56,7 @@ TableSize CpuTable::size_locked() const {
     sum.rows += stripe.num_rows;
     sum.cold_rows += stripe.num_cold;
     sum.pending += stripe.num_pending;
+    sum.key_bytes += stripe.queue.num_bytes();
   }
   return sum;
 }

@@ -76,6 +76,9 @@ class EvictionQueue {
   [[nodiscard]] bool is_empty() const { return first_.empty(); }
   [[nodiscard]] std::size_t size() const { return first_.size(); }
   [[nodiscard]] std::size_t num_entries() const { return first_.size() + next_.size() + waiting_.size(); }
+  [[nodiscard]] std::size_t num_bytes() const {
+    return (first_.capacity() + next_.capacity() + waiting_.capacity()) * sizeof(EvictionCandidate);
+  }
   [[nodiscard]] Cursor& cursor() { return cursor_; }
   [[nodiscard]] Cursor const& cursor() const { return cursor_; }
 

@@ -12,7 +12,6 @@ import torch
 from headway import _embedding
 from headway.embedding.config import TableConfig
 
-
 #: Ids that wait for a row on one rank in a merged table without ``max_pending``: about 130 MB of keys.
 MOST_PENDING = 1 << 22
 

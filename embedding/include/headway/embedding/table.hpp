@@ -109,7 +109,7 @@ struct TableSize {
   std::size_t rows = 0;
   std::size_t cold_rows = 0;  ///< Those of them whose vectors are bfloat16.
   std::size_t pending = 0;    ///< Keys that wait for a row.
-  std::size_t key_bytes = 0;
+  std::size_t key_bytes = 0;  ///< On the CPU with the queues of eviction.
   std::size_t row_bytes = 0;  ///< Of rows that are, or were, in use, in whole pages on the CPU: vectors and notes.
 };
 
