@@ -1,3 +1,4 @@
+#include "cuda/bag_range.cuh"
 #include "cuda/bag_sums.hpp"
 #include "cuda/cuda_check.hpp"
 #include "cuda/launch.cuh"
@@ -44,7 +45,7 @@ template <class Vector>
 struct SumArgs {
   UniqueView unique;
   std::int64_t const* offsets;  ///< None: each key is a bag.
-  std::uint32_t num_bags;
+  std::uint32_t num_bags, num_keys;
   float const* weights;  ///< None: 1.
   VectorRows<Vector const> values;
   VectorRows<Vector> out;
@@ -56,13 +57,11 @@ template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads) sum_bags_kernel(SumArgs<Vector> args) {
   std::uint32_t const column = column_of_thread(), bag = row_of_thread();
   if (column >= args.out.num_vectors || bag >= args.num_bags) return;
-  std::int64_t const num_known = args.unique.num_known();
-  std::int64_t const begin = args.offsets == nullptr ? bag : args.offsets[bag];
-  std::int64_t const end = args.offsets == nullptr ? begin + 1 : args.offsets[bag + 1];
+  std::uint32_t const num_known = args.unique.num_known();
+  auto const [begin, end] = bag_range(args.offsets, bag, args.num_keys);
   Vector sum{};
   for_each_term<kInFlight, Vector>(
-      static_cast<std::uint32_t>(min(begin, num_known)), static_cast<std::uint32_t>(min(end, num_known)), args.values,
-      column,
+      min(begin, num_known), min(end, num_known), args.values, column,
       [&](std::uint32_t key) -> Term {
         return {args.unique.numbers[key], args.weights == nullptr ? 1 : args.weights[key]};
       },
@@ -90,6 +89,7 @@ void sum_bags_async(CudaUniqueKeys const& unique, Bags const& bags, std::size_t 
           <<<grid.blocks, grid.threads, 0, stream>>>({.unique = UniqueView(unique),
                                                       .offsets = bags.offsets.empty() ? nullptr : bags.offsets.data(),
                                                       .num_bags = num_bags,
+                                                      .num_keys = static_cast<std::uint32_t>(unique.numbers.size()),
                                                       .weights = bags.weights.empty() ? nullptr : bags.weights.data(),
                                                       .values = value_rows,
                                                       .out = out_rows});

@@ -1,5 +1,6 @@
 // What a table on a device finds, and what it copies out of rows.
 
+#include "cuda/bag_range.cuh"
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
 #include "cuda/launch.cuh"
@@ -121,8 +122,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   FoundVector* const found = all_found + (threadIdx.x - lane);
   RowLimits const limits(*gather.state);
   std::uint32_t const num_quads = gather.rows.num_quads(), dim = gather.rows.dim;
-  auto const begin = static_cast<std::uint32_t>(args.offsets == nullptr ? bag : args.offsets[bag]);
-  auto const end = static_cast<std::uint32_t>(args.offsets == nullptr ? bag + 1 : args.offsets[bag + 1]);
+  auto const [begin, end] = bag_range(args.offsets, bag, gather.num_vectors);
   for (std::uint32_t first_quad = 0; first_quad < num_quads; first_quad += lanes.count()) {
     std::uint32_t const quad = first_quad + lane;
     Quad sum{};
