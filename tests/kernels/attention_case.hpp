@@ -3,6 +3,7 @@
 #include "headway/kernels/hstu_attention.hpp"
 #include "headway/kernels/hstu_mask.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,24 @@ struct AttentionTensors {
   std::vector<float> query, key, value, grad_out;
   std::vector<float> position_weights, time_weights;
   std::vector<std::int64_t> query_times, key_times;
+
+  /// Rows that there are, those behind the last offset included.
+  [[nodiscard]] std::int64_t num_query_rows(AttentionCase const& of) const {
+    return static_cast<std::int64_t>(query.size()) / (of.num_heads * of.dim);
+  }
+  [[nodiscard]] std::int64_t num_key_rows(AttentionCase const& of) const {
+    return static_cast<std::int64_t>(key.size()) / (of.num_heads * of.dim);
+  }
+  /// Puts rows that are not numbers behind the last offsets.
+  void add_rows_behind(AttentionCase const& of, std::int64_t rows) {
+    auto const extend = [&](std::vector<float>& values, std::int32_t columns) {
+      values.resize(values.size() + static_cast<std::size_t>(rows * of.num_heads * columns), NAN);
+    };
+    extend(query, of.dim);
+    extend(key, of.dim);
+    extend(value, of.value_columns());
+    extend(grad_out, of.value_columns());
+  }
 
   /// @param round to what the 16-bit format holds
   template <class Round>
@@ -78,6 +97,8 @@ struct AttentionTensors {
 
 struct AttentionGradients {
   std::vector<double> query, key, value, position_weights, time_weights;
+  /// What pairs would add up to if nothing cancelled and SiLU had a slope of 1.
+  std::vector<double> position_magnitudes, time_magnitudes;
 };
 
 /// Goes through each pair of query and key that the mask lets see each other, in float64.
@@ -101,6 +122,8 @@ class AttentionOracle {
     grads.value.resize(tensors_.value.size());
     grads.position_weights.resize(tensors_.position_weights.size());
     grads.time_weights.resize(tensors_.time_weights.size());
+    grads.position_magnitudes.resize(tensors_.position_weights.size());
+    grads.time_magnitudes.resize(tensors_.time_weights.size());
     for_each_pair([&](Pair const& pair) { add_gradients(pair, grads); });
     return grads;
   }
@@ -172,8 +195,15 @@ class AttentionOracle {
       grads.query[pair.query + d] += grad_sum * tensors_.key[pair.key + d];
       grads.key[pair.key + d] += grad_sum * tensors_.query[pair.query + d];
     }
-    if (case_.has_position) grads.position_weights[pair.position_weight] += grad_sum;
-    if (!case_.time_bounds.empty()) grads.time_weights[pair.time_weight] += grad_sum;
+    double const magnitude = std::abs(grad_weight * pair.scale * case_.options.alpha);
+    if (case_.has_position) {
+      grads.position_weights[pair.position_weight] += grad_sum;
+      grads.position_magnitudes[pair.position_weight] += magnitude;
+    }
+    if (!case_.time_bounds.empty()) {
+      grads.time_weights[pair.time_weight] += grad_sum;
+      grads.time_magnitudes[pair.time_weight] += magnitude;
+    }
   }
 
   AttentionCase const& case_;

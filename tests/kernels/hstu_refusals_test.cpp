@@ -49,7 +49,11 @@ TEST(HstuRefusals, NameOffsetsThatDoNotFit) {
   expect_refusal("query_offsets begin at 1", with_offsets({1, 3, 7}, right));
   expect_refusal("key_offsets descend from 4 to 3 in sequence 1", with_offsets(right, {0, 4, 3}));
   expect_refusal("sequence 0 has 5 tokens by key_offsets, and at most 4", with_offsets(right, {0, 5, 7}));
-  expect_refusal("query_offsets end at 6, but there are 7", with_offsets({0, 3, 6}, right));
+  expect_refusal("query_offsets end at 8 in sequence 0, but there are 7 tokens", [](auto& args) {
+    static constexpr std::int64_t kBeyond[] = {0, 8, 8};
+    args.sequences.query_offsets = kBeyond;
+    args.sequences.max_queries = 8;
+  });
   expect_refusal("sequence 1 has 4 queries, more than its 3 keys", with_offsets(right, {0, 4, 7}));
   expect_refusal("query_offsets is null", [](auto& args) { args.sequences.query_offsets = nullptr; });
   expect_refusal("num_sequences is -1", [](auto& args) { args.sequences.num_sequences = -1; });
@@ -80,7 +84,7 @@ TEST(HstuRefusals, NameSizesAndMemoryThatAreMissing) {
 
 TEST(HstuRefusals, NameABiasThatDoesNotFit) {
   static constexpr float kDescending[] = {1, 3, 2};
-  expect_refusal("max_position_distance is 3, less than the 4 keys of sequence 1",
+  expect_refusal("max_position_distance is 3, less than the 4 keys of the longest sequence",
                  [](auto& args) { args.bias.max_position_distance = 3; });
   expect_refusal("time_bounds is null", [](auto& args) { args.bias.time_bounds = nullptr; });
   expect_refusal("num_time_bounds is -1", [](auto& args) { args.bias.num_time_bounds = -1; });

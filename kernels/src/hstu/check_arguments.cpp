@@ -1,6 +1,10 @@
 #include "hstu/check_arguments.hpp"
 
+#include "hstu/sequence_checks.hpp"
+
+#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 
@@ -35,85 +39,74 @@ void expects_memory(char const* name, void const* data, std::int64_t tokens) {
   expects(data != nullptr || tokens == 0, name, " is null");
 }
 
-void check_offsets(char const* name, std::int64_t const* offsets, std::int64_t num_sequences, std::int64_t count,
-                   std::int64_t most) {
-  expects(offsets != nullptr, name, "_offsets is null");
-  expects(offsets[0] == 0, name, "_offsets begin at ", offsets[0], " and must at 0");
-  for (std::int64_t b = 0; b < num_sequences; ++b) {
-    std::int64_t const length = offsets[b + 1] - offsets[b];
-    expects(length >= 0, name, "_offsets descend from ", offsets[b], " to ", offsets[b + 1], " in sequence ", b);
-    expects(length <= most, "sequence ", b, " has ", length, " tokens by ", name, "_offsets, and at most ", most,
-            " were announced");
+/// @throws std::invalid_argument
+struct Refuse {
+  template <class... Values>
+  [[noreturn]] void operator()(char const* format, Values... values) const {
+    std::array<char, 256> text{};
+    std::snprintf(text.data(), text.size(), format, values...);
+    throw std::invalid_argument(text.data());
   }
-  std::int64_t const last = offsets[num_sequences];
-  expects(last == count, name, "_offsets end at ", last, ", but there are ", count, " tokens");
-}
-
-void check_lengths(HstuSequences const& all, std::int64_t b) {
-  std::int64_t const queries = all.query_offsets[b + 1] - all.query_offsets[b];
-  std::int64_t const keys = all.key_offsets[b + 1] - all.key_offsets[b];
-  expects(queries <= keys, "sequence ", b, " has ", queries, " queries, more than its ", keys, " keys");
-  std::int64_t const contextual = all.num_contextual == nullptr ? 0 : all.num_contextual[b];
-  std::int64_t const targets = all.num_targets == nullptr ? 0 : all.num_targets[b];
-  expects(contextual >= 0, "sequence ", b, " has ", contextual, " contextual tokens");
-  expects(targets >= 0, "sequence ", b, " has ", targets, " targets");
-  expects(contextual + targets <= keys, "sequence ", b, " has ", contextual, " contextual tokens and ", targets,
-          " targets, more than its ", keys, " keys");
-}
+};
 
 void check_sequences(HstuSequences const& all) {
-  expects_not_negative("num_sequences", all.num_sequences);
-  expects(all.max_keys <= kMostKeys, "max_keys is ", all.max_keys, ", and at most ", kMostKeys, " are possible");
-  check_offsets("query", all.query_offsets, all.num_sequences, all.num_queries, all.max_queries);
-  check_offsets("key", all.key_offsets, all.num_sequences, all.num_keys, all.max_keys);
-  for (std::int64_t b = 0; b < all.num_sequences; ++b) check_lengths(all, b);
+  check_first_offsets(all, Refuse());
+  for (std::int64_t b = 0; b < all.num_sequences; ++b) check_sequence(all, b, Refuse());
 }
 
-void check_position_bias(HstuForwardArgs const& args) {
-  HstuSequences const& all = args.sequences;
-  for (std::int64_t b = 0; b < all.num_sequences; ++b) {
-    std::int64_t const keys = all.key_offsets[b + 1] - all.key_offsets[b];
-    expects(keys <= args.bias.max_position_distance, "max_position_distance is ", args.bias.max_position_distance,
-            ", less than the ", keys, " keys of sequence ", b);
-  }
-}
-
-void check_time_bias(HstuForwardArgs const& args) {
+void check_bias(HstuForwardArgs const& args) {
   HstuBias const& bias = args.bias;
+  if (bias.has_position()) {
+    expects(args.sequences.max_keys <= bias.max_position_distance, "max_position_distance is ",
+            bias.max_position_distance, ", less than the ", args.sequences.max_keys, " keys of the longest sequence");
+  }
+  if (!bias.has_time()) return;
   expects_not_negative("num_time_bounds", bias.num_time_bounds);
   expects_memory("time_bounds", bias.time_bounds, bias.num_time_bounds);
   expects_memory("query_times", bias.query_times, args.sequences.num_queries);
   expects_memory("key_times", bias.key_times, args.sequences.num_keys);
-  for (std::int64_t i = 1; i < bias.num_time_bounds; ++i)
-    expects(bias.time_bounds[i - 1] <= bias.time_bounds[i], "time_bounds descend from ", bias.time_bounds[i - 1],
-            " to ", bias.time_bounds[i], " at ", i);
 }
 
-void check_inputs(HstuForwardArgs const& args) {
+void check_input_sizes(HstuForwardArgs const& args) {
+  HstuSequences const& all = args.sequences;
   expects(args.type <= ElementType::kFloat16, "element type ", static_cast<int>(args.type), " is not known");
   expects_positive("num_heads", args.num_heads);
   expects_positive("dim", args.dim);
   expects_positive("value_dim", args.value_dim);
   expects_not_negative("window", args.options.mask.window);
   expects_not_negative("full_attention_tail", args.options.mask.full_attention_tail);
+  expects_not_negative("num_sequences", all.num_sequences);
+  expects_not_negative("num_queries", all.num_queries);
+  expects_not_negative("num_keys", all.num_keys);
+  expects_not_negative("max_queries", all.max_queries);
+  expects(all.max_queries <= kMostKeys, "max_queries is ", all.max_queries, ", and at most ", kMostKeys,
+          " are possible");
+  expects(all.max_keys <= kMostKeys, "max_keys is ", all.max_keys, ", and at most ", kMostKeys, " are possible");
+  expects(all.query_offsets != nullptr, "query_offsets is null");
+  expects(all.key_offsets != nullptr, "key_offsets is null");
+  expects_memory("query", args.query.data, all.num_queries);
+  expects_memory("key", args.key.data, all.num_keys);
+  expects_memory("value", args.value.data, all.num_keys);
+  check_bias(args);
+}
+
+void check_inputs(HstuForwardArgs const& args) {
   check_sequences(args.sequences);
-  expects_memory("query", args.query.data, args.sequences.num_queries);
-  expects_memory("key", args.key.data, args.sequences.num_keys);
-  expects_memory("value", args.value.data, args.sequences.num_keys);
-  if (args.bias.has_position()) check_position_bias(args);
-  if (args.bias.has_time()) check_time_bias(args);
+  for (std::int64_t i = 1; args.bias.has_time() && i < args.bias.num_time_bounds; ++i) {
+    check_time_bound(args.bias.time_bounds, i, Refuse());
+  }
 }
 
 }  // namespace
 
-void check_arguments(HstuForwardArgs const& args) {
-  check_inputs(args);
+void check_sizes(HstuForwardArgs const& args) {
+  check_input_sizes(args);
   expects_memory("out", args.out.data, args.sequences.num_queries);
 }
 
-void check_arguments(HstuBackwardArgs const& args) {
+void check_sizes(HstuBackwardArgs const& args) {
   HstuForwardArgs const& forward = args.forward;
-  check_inputs(forward);
+  check_input_sizes(forward);
   expects_memory("grad_out", args.grad_out.data, forward.sequences.num_queries);
   expects_memory("grad_query", args.grad_query.data, forward.sequences.num_queries);
   expects_memory("grad_key", args.grad_key.data, forward.sequences.num_keys);
@@ -122,6 +115,16 @@ void check_arguments(HstuBackwardArgs const& args) {
           "grad_position_weights are wanted, but there are no position_weights");
   expects(args.grad_time_weights == nullptr || forward.bias.has_time(),
           "grad_time_weights are wanted, but there are no time_weights");
+}
+
+void check_arguments(HstuForwardArgs const& args) {
+  check_sizes(args);
+  check_inputs(args);
+}
+
+void check_arguments(HstuBackwardArgs const& args) {
+  check_sizes(args);
+  check_inputs(args.forward);
 }
 
 }  // namespace headway::kernels::hstu

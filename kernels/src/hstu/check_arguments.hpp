@@ -4,7 +4,12 @@
 
 namespace headway::kernels::hstu {
 
-/// @throws std::invalid_argument naming what does not fit, the sequence included
+/// Of what the host knows of arguments, wherever their memory is.
+/// @throws std::invalid_argument naming what does not fit
+void check_sizes(HstuForwardArgs const& args);
+void check_sizes(HstuBackwardArgs const& args);
+
+/// And of what is in memory of the host, the sequence named.
 void check_arguments(HstuForwardArgs const& args);
 void check_arguments(HstuBackwardArgs const& args);
 

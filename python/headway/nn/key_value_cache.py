@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headway.nn.sequences import sequence_of_tokens
+
 
 class KeyValueCache(NamedTuple):
     """Of one layer: keys (TK, H, D), values (TK, H, V), offsets (B + 1,) int64, and times (TK,) int64 if it has any."""
@@ -33,17 +35,16 @@ class KeyValueCache(NamedTuple):
 def joined_places(left: Tensor, right: Tensor, num_left: int, num_right: int) -> tuple[Tensor, Tensor]:
     """Where tokens go when each sequence on the left is followed by that on the right; offsets (B + 1,) of both.
 
+    Tokens behind the last offset, which are of no sequence, come behind all others, those on the left first.
+
     Returns:
         (TL,) and (TR,) int64, for ``num_left`` and ``num_right`` tokens.
     """
+    shift_of_right = torch.cat([left[1:], left.new_full((1,), num_left)])
     return (
-        torch.arange(num_left, device=left.device) + _per_token(right[:-1], left, num_left),
-        torch.arange(num_right, device=left.device) + _per_token(left[1:], right, num_right),
+        torch.arange(num_left, device=left.device) + right[sequence_of_tokens(left, num_left)],
+        torch.arange(num_right, device=left.device) + shift_of_right[sequence_of_tokens(right, num_right)],
     )
-
-
-def _per_token(value: Tensor, offsets: Tensor, num_tokens: int) -> Tensor:
-    return value.repeat_interleave(offsets.diff(), output_size=num_tokens)
 
 
 def _joined(left: Tensor, right: Tensor, left_places: Tensor, right_places: Tensor) -> Tensor:

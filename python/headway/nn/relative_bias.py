@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headway.nn.sequences import sequence_of_tokens
+
 _INITIAL_STD = 0.02
 
 
@@ -117,7 +119,8 @@ def next_times(times: Tensor, offsets: Tensor, last: Tensor | None = None) -> Te
     """
     num_tokens, num_sequences = times.shape[0], offsets.shape[0] - 1
     after = torch.cat([times[1:], times[-1:]])
-    lengths = offsets.diff()
-    sequence = torch.arange(num_sequences, device=times.device).repeat_interleave(lengths, output_size=num_tokens)
-    is_last = torch.arange(num_tokens, device=times.device) == offsets[1:][sequence] - 1
-    return torch.where(is_last, times if last is None else last[sequence], after)
+    sequence = sequence_of_tokens(offsets, num_tokens)
+    ends = offsets[(sequence + 1).clamp(max=num_sequences)]
+    is_last = torch.arange(1, num_tokens + 1, device=times.device) == ends
+    at_last = times if last is None else torch.cat([last, last.new_zeros(1)])[sequence]
+    return torch.where(is_last, at_last, after)

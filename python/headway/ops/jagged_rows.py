@@ -3,7 +3,8 @@
 Shapes: B samples, N rows of all samples one after the other, those of sample b from ``offsets[b]`` to
 ``offsets[b + 1]``; L rows of a sample where it is padded.
 
-On a device, offsets that do not fit the rows are an assertion in the kernel; on the CPU they are a ValueError.
+Offsets go from 0 to N: each row is of a sample. On a device, offsets that do not fit the rows are an assertion in the
+kernel; on the CPU they are a ValueError.
 """
 
 from __future__ import annotations

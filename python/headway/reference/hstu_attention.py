@@ -129,6 +129,8 @@ def hstu_attention(
         factor = 1 / max_length if scale == "max_length" else 1 / num_keys if scale == "length" else scale
         weights_HQK = functional.silu(alpha * scores_HQK) * factor * mask_QK
         outputs.append(torch.einsum("hqk,khv->qhv", weights_HQK, v[keys]))
+    # Rows of no sequence: nothing reads them, so they have no gradients either.
+    outputs.append(v.new_zeros(q.shape[0] - int(offsets[-1]), *v.shape[1:]))
     return torch.cat(outputs)
 
 

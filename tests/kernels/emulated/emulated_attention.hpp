@@ -4,9 +4,11 @@
 #include "cuda/element.cuh"
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/head_tiles.hpp"
+#include "hstu/cuda/prepare.cuh"
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace headway::kernels {
@@ -64,15 +66,30 @@ inline TensorMap emulated_map(HeadTiles const& tiles) {
   return {static_cast<std::byte const*>(tiles.data), tiles.size, tiles.stride_bytes, tiles.box};
 }
 
-/// Arguments but for rows.
-inline HstuForwardArgs forward_args(AttentionCase const& of, AttentionTensors const& tensors) {
+/// What comes before the kernels of a call.
+inline void emulate_preparation(HstuPreparation const& preparation) {
+  unsigned const num_blocks = static_cast<unsigned>(preparation.num_blocks(1));
+  device_emulator::launch({.grid = {num_blocks}, .block = {HstuPreparation::kThreads}},
+                          [&] { prepare_hstu_kernel<HstuPreparation::kThreads>(preparation); });
+}
+
+template <class T>
+[[nodiscard]] constexpr ElementType element_type_of() {
+  if constexpr (std::is_same_v<T, float>) return ElementType::kFloat32;
+  return std::is_same_v<T, Bfloat16> ? ElementType::kBfloat16 : ElementType::kFloat16;
+}
+
+/// Arguments but for rows, which are of type T.
+template <class T>
+HstuForwardArgs forward_args(AttentionCase const& of, AttentionTensors const& tensors) {
   HstuForwardArgs args;
+  args.type = element_type_of<T>();
   args.options = of.options;
   args.sequences = {.num_sequences = static_cast<std::int64_t>(of.num_queries.size()),
                     .query_offsets = tensors.query_offsets.data(),
                     .key_offsets = tensors.key_offsets.data(),
-                    .num_queries = tensors.query_offsets.back(),
-                    .num_keys = tensors.key_offsets.back(),
+                    .num_queries = tensors.num_query_rows(of),
+                    .num_keys = tensors.num_key_rows(of),
                     .max_queries = tensors.max_queries,
                     .max_keys = tensors.max_keys,
                     .num_contextual = of.num_contextual.empty() ? nullptr : of.num_contextual.data(),

@@ -21,13 +21,11 @@ namespace {
 
 using device_emulator::AsyncTiming;
 
-/// That of a backward pass: what need not begin as 0 is not a number.
+/// That of a backward pass, not numbers at first.
 class PaddedWorkspace {
  public:
   explicit PaddedWorkspace(HopperBackwardWorkspace const& places)
-      : storage_(static_cast<std::size_t>(places.size_bytes) / 4 + kPadding, NAN) {
-    std::fill_n(storage_.begin(), places.cleared_bytes / 4, 0.0F);
-  }
+      : storage_(static_cast<std::size_t>(places.size_bytes) / 4 + kPadding, NAN) {}
 
   [[nodiscard]] void* data() { return storage_.data(); }
   /// Whether what is behind it is as it was.
@@ -59,6 +57,9 @@ void launch_backward(HstuBackwardArgs const& args, RunOptions const& run) {
                                 map(args.grad_out, forward.sequences.num_queries, Shape::kBlockQueries)};
   HopperBackwardWorkspace const places(forward, Shape::kWork, static_cast<std::int32_t>(run.num_multiprocessors));
   PaddedWorkspace workspace(places);
+  HstuPreparation preparation = preparation_of(args);
+  preparation.clear(workspace.data(), places.cleared_bytes);
+  emulate_preparation(preparation);
   HopperBackwardParams params = hopper_backward_params(args, places, workspace.data());
   params.section_sequences = std::min(params.section_sequences, 3);
   device_emulator::launch({.grid = {run.num_multiprocessors},
@@ -118,7 +119,7 @@ Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors,
   constexpr std::size_t kBehind = 16;
   gradients.time_weights.resize(tensors.time_weights.size() + kBehind);
   HstuBackwardArgs args;
-  args.forward = forward_args(of, tensors);
+  args.forward = forward_args<T>(of, tensors);
   args.forward.query = query.heads();
   args.forward.key = key.heads();
   args.forward.value = value.heads();
@@ -170,6 +171,26 @@ void expect_bad_sequences_stay_apart(AttentionCase const& of) {
   }
 }
 
+template <BackwardWork kWork>
+void expect_zeros_behind(AttentionCase const& of) {
+  AttentionTensors tensors = tensors_of<Bfloat16>(of);
+  RunOptions const run{AsyncTiming::kEarly};
+  Gradients expected = gradients_of<Bfloat16, kWork>(of, tensors, run);
+  tensors.add_rows_behind(of, 150);
+  expected.query.resize(tensors.query.size());
+  expected.key.resize(tensors.key.size());
+  expected.value.resize(tensors.value.size());
+  Gradients const gradients = gradients_of<Bfloat16, kWork>(of, tensors, run);
+  EXPECT_EQ(gradients.query, expected.query);
+  EXPECT_EQ(gradients.key, expected.key);
+  EXPECT_EQ(gradients.value, expected.value);
+  auto const expect_near = [](std::vector<float> const& values, std::vector<float> const& near) {
+    EXPECT_LT(relative_error(values, std::vector<double>(near.begin(), near.end())), 1e-5);
+  };
+  expect_near(gradients.position_weights, expected.position_weights);
+  expect_near(gradients.time_weights, expected.time_weights);
+}
+
 class HopperBackward : public testing::TestWithParam<AttentionCase> {};
 
 TEST_P(HopperBackward, GivesTheGradientsOfTheOracle) {
@@ -182,6 +203,16 @@ TEST_P(HopperBackward, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
   AttentionCase of = GetParam();
   of.options.determinism = Determinism::kDeterministic;  // Other orders of sums give other bits.
   expect_bad_sequences_stay_apart<BackwardWork::kTiles>(of);
+}
+
+TEST(HopperBackwardOnce, GivesZerosBehindTheLastOffsetWhereInputsAreNotNumbers) {
+  for (AttentionCase of : attention_cases()) {
+    if (of.name != "Dim32Padded" && of.name != "Dim256" && of.name != "Position") continue;
+    SCOPED_TRACE(of.name);
+    of.options.determinism = Determinism::kDeterministic;  // Other orders of sums give other bits.
+    expect_zeros_behind<BackwardWork::kTiles>(of);
+    if (of.dim > 32) expect_zeros_behind<BackwardWork::kSequences>(of);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackward, testing::ValuesIn(attention_cases()),
@@ -247,6 +278,33 @@ TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIs
   AttentionTensors tensors = tensors_of<Bfloat16>(of);
   tensors.max_queries = tensors.max_keys = 199;
   EXPECT_THROW((gradients_of<Bfloat16, BackwardWork::kSequences>(of, tensors, {})), device_emulator::KernelError);
+}
+
+TEST(HopperBackwardOnce, GivesGradientsOfBiasWeightsAsNearAsPromised) {
+  constexpr double kEps = 1.0 / 1024;  // Of float16.
+  std::vector<AttentionCase> cases = attention_cases();
+  cases.push_back({.name = "EqualTimes",
+                   .num_queries = {200, 70},
+                   .num_keys = {200, 70},
+                   .options = {.alpha = 0.125},
+                   .has_position = true,
+                   .time_bounds = {1, 2, 4},
+                   .longest_gap = 0});
+  for (AttentionCase const& of : cases) {
+    if (!of.has_bias() || of.dim != 64 || of.hidden_weight != 0) continue;
+    SCOPED_TRACE(of.name);
+    AttentionTensors const tensors = tensors_of<Float16>(of);
+    Gradients const gradients = gradients_of<Float16, BackwardWork::kTiles>(of, tensors, {});
+    AttentionGradients const expected = AttentionOracle(of, tensors).gradients();
+    auto const expect_near = [](std::vector<float> const& grads, std::vector<double> const& truth,
+                                std::vector<double> const& magnitudes) {
+      for (std::size_t i = 0; i < truth.size(); ++i) {
+        EXPECT_LE(std::abs(grads[i] - truth[i]), 4 * kEps * magnitudes[i] + 1e-30) << "weight " << i;
+      }
+    };
+    expect_near(gradients.position_weights, expected.position_weights, expected.position_magnitudes);
+    expect_near(gradients.time_weights, expected.time_weights, expected.time_magnitudes);
+  }
 }
 
 TEST(HopperBackwardOnce, AddsTheBiasOfABucketBesideAHiddenOne) {

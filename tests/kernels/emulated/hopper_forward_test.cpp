@@ -26,7 +26,10 @@ void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
   HopperForwardMaps const maps{map(args.query, args.sequences.num_queries, Shape::kBlockQueries),
                                map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
                                map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
-  std::int32_t taken = 0;
+  std::int32_t taken = -1;
+  HstuPreparation preparation = preparation_of(args);
+  preparation.clear(&taken, sizeof taken);
+  emulate_preparation(preparation);
   // Once from the counter, once in turns.
   HopperForwardParams params = hopper_forward_params(args, timing == AsyncTiming::kLate ? &taken : nullptr);
   params.section_sequences = std::min(params.section_sequences, 3);
@@ -56,7 +59,7 @@ template <class T>
 std::vector<float> forward_of(AttentionCase const& of, AttentionTensors const& tensors, AsyncTiming timing) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);
   PaddedRows<T> out(of, std::vector<float>(tensors.query.size(), NAN));
-  HstuForwardArgs args = forward_args(of, tensors);
+  HstuForwardArgs args = forward_args<T>(of, tensors);
   args.query = query.heads();
   args.key = key.heads();
   args.value = value.heads();
@@ -97,6 +100,15 @@ TEST_P(HopperForward, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
   }
 }
 
+TEST_P(HopperForward, GivesZerosBehindTheLastOffsetWhereInputsAreNotNumbers) {
+  AttentionCase const& of = GetParam();
+  AttentionTensors tensors = tensors_of<Bfloat16>(of);
+  auto expected = forward_of<Bfloat16>(of, tensors, AsyncTiming::kEarly);
+  tensors.add_rows_behind(of, 150);
+  expected.resize(tensors.query.size());
+  EXPECT_EQ(forward_of<Bfloat16>(of, tensors, AsyncTiming::kEarly), expected);
+}
+
 TEST(HopperForwardOnce, GivesTheSameWhereCopiesAreEarlyAndNumbersAreFloat16) {
   for (AttentionCase const& of : attention_cases()) {
     if (of.name != "Dim128" && of.name != "Position") continue;
@@ -130,7 +142,7 @@ TEST(HopperForwardOnce, StopsAtQueriesWithoutKeysRatherThanWaitForTheirBias) {
     expect_forward_is_right<Bfloat16>(of, AsyncTiming::kEarly, 1);
     FAIL() << "it went on";
   } catch (device_emulator::KernelError const& error) {
-    EXPECT_STREQ(error.what(), "trap");
+    EXPECT_STREQ(error.what(), "HSTU attention: sequence 0 has 5 queries, more than its 0 keys");
   }
 }
 

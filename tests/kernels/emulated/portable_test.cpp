@@ -68,7 +68,7 @@ AttentionOutcome emulate(AttentionCase const& of, AttentionTensors const& tensor
   PaddedRows<T> grad_value = rows_of_nan<T>(of, tensors.value.size(), of.value_columns());
   float wanted = 0;
 
-  HstuBackwardArgs args{.forward = forward_args(of, tensors),
+  HstuBackwardArgs args{.forward = forward_args<T>(of, tensors),
                         .grad_out = grad_out.heads(),
                         .grad_query = grad_query.heads(),
                         .grad_key = grad_key.heads(),
@@ -83,6 +83,8 @@ AttentionOutcome emulate(AttentionCase const& of, AttentionTensors const& tensor
   PortablePartials partials(args, memory.data());
   partials.num_blocks = std::min<std::int64_t>(partials.num_blocks, 3);  // So that each has several tiles.
   std::int64_t num_partials = 0;
+  emulate_preparation(preparation_of(args.forward));
+  emulate_preparation(preparation_of(args));
   with_plan<T>(args.forward, [&](auto const& plan) {
     plan.forward(launch);
     plan.backward_of_keys(args, launch);
@@ -129,6 +131,18 @@ INSTANTIATE_TEST_SUITE_P(Emulated, PortableFewerCases,
                          testing::ValuesIn(cases_named({"Dim32Padded", "ContextAndTargets", "PositionCachedKeys",
                                                         "TimeAndPosition", "OddColumns", "AlignedRowsOfOddColumns"})),
                          name_of);
+
+TEST_P(PortableFewerCases, GivesZerosBehindTheLastOffsetWhereInputsAreNotNumbers) {
+  AttentionCase const& of = GetParam();
+  AttentionTensors tensors = tensors_of<Bfloat16>(of);
+  AttentionOutcome expected = emulate<Bfloat16>(of, tensors, {AsyncTiming::kEarly});
+  tensors.add_rows_behind(of, 150);
+  expected.out.resize(tensors.grad_out.size());
+  expected.grad_query.resize(tensors.query.size());
+  expected.grad_key.resize(tensors.key.size());
+  expected.grad_value.resize(tensors.value.size());
+  EXPECT_EQ(emulate<Bfloat16>(of, tensors, {AsyncTiming::kEarly}), expected);
+}
 
 TEST(PortableOnce, RowsBehindASequenceDoNotSpoilIt) {
   AttentionCase const of{.name = "Neighbours", .num_queries = {70, 30}, .num_keys = {75, 30}, .has_position = true};

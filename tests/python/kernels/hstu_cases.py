@@ -22,6 +22,7 @@ class Case:
     targets: int = 0
     has_position: bool = False
     has_time: bool = False
+    longest_step: int = 50  #: From the time of a token to that of the next; 1: all are equal.
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,6 +45,12 @@ CASES = {
     "by_number": Case(options={"scale": 0.5}),
     "no_sequences": Case(key_lengths=()),
     "only_empty_sequences": Case(key_lengths=(0, 0)),
+}
+
+#: Biases whose gradients add up many pairs, or all of them.
+BIAS_CASES = {name: CASES[name] for name in ("position_bias", "time_bias", "both_biases", "cached_history")} | {
+    "equal_times": Case(has_time=True, key_lengths=(90, 17, 140), longest_step=1),
+    "crowded_times": Case(has_time=True, has_position=True, key_lengths=(200, 70), longest_step=2),
 }
 
 
@@ -73,7 +80,7 @@ def batch_of(case: Case, dtype: torch.dtype, *, seed: int = 0) -> tuple[list[Ten
     if case.has_position:
         named["position_weights"] = torch.randn(2 * max_length + 3, generator=draw, dtype=weights)
     if case.has_time:
-        steps = torch.randint(0, 50, (int(key_offsets[-1]),), generator=draw)
+        steps = torch.randint(0, case.longest_step, (int(key_offsets[-1]),), generator=draw)
         times = steps.cumsum(0) + (1 << 40)
         is_query = torch.cat(
             [torch.arange(n) >= n - q for n, q in zip(case.key_lengths, queries, strict=True)]

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from headway import reference
+from headway.ops import hstu_attention
 from hstu_cases import Case, batch_of
 from torch import Tensor
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 Attention = Callable[..., Tensor]
+
+_OF_MASKS = ("causal", "window", "full_attention_tail")
 
 
 def wanted(inputs: list[Tensor], named: dict[str, Any]) -> list[Tensor]:
@@ -43,9 +46,13 @@ def _run(
     named = {name: each.to(device) if isinstance(each, Tensor) else each for name, each in named.items()}
     leaves = [each.requires_grad_() for each in wanted(inputs, named)]
     out = attention(*inputs, **named)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    grad = _grad_like(out, dtype)
     gradients = torch.autograd.grad(out, leaves, grad.to(device, out.dtype), allow_unused=True, materialize_grads=True)
     return [each.detach().cpu().double() for each in (out, *gradients)]
+
+
+def _grad_like(out: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
 def error_of(values: Tensor, truth: Tensor) -> float:
@@ -61,3 +68,75 @@ def expect_as_good_as_reference(attention: Attention, case: Case, dtype: torch.d
     for which, (each, reference_each, truth_each) in enumerate(zip(ours, plain, truth, strict=True)):
         limit = 2 * error_of(reference_each, truth_each) + torch.finfo(dtype).eps / 4
         assert error_of(each, truth_each) <= limit, f"output or gradient {which}"
+
+
+def expect_bias_gradients_as_promised(
+    attention: Attention, case: Case, dtype: torch.dtype, *, device: str = "cpu"
+) -> None:
+    """Gradients of bias weights are as near the truth as the operator says."""
+    ours, truth = run(attention, case, dtype, device=device), run_truth(case, dtype)
+    for each, truth_each, sums in zip(ours[4:], truth[4:], _sums_of_magnitudes(case, dtype), strict=True):
+        error = ((each - truth_each).abs() / sums.clamp(min=1e-30)).max() / torch.finfo(dtype).eps
+        assert error <= 4, f"{error} eps of what pairs add up to if nothing cancels"
+
+
+def _sums_of_magnitudes(case: Case, dtype: torch.dtype) -> list[Tensor]:
+    """Of each bias weight, the sum of ``alpha * scale * abs(grad_out_i . v_j)`` over its pairs."""
+    (q, _, v, offsets), named = batch_of(case, dtype)
+    grad = _grad_like(q.new_empty(*q.shape[:2], v.shape[2]), dtype).double()
+    ends, key_ends = offsets.tolist(), named["key_offsets"].tolist()
+    sums = {name: named[name].double().zero_() for name in ("position_weights", "time_weights") if name in named}
+    for b in range(len(ends) - 1):
+        queries, keys = slice(ends[b], ends[b + 1]), slice(key_ends[b], key_ends[b + 1])
+        num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
+        if num_queries == 0:
+            continue
+        magnitudes_QK = torch.einsum("qhv,khv->hqk", grad[queries], v[keys].double()).abs().sum(0)
+        options = {name: value for name, value in case.options.items() if name in _OF_MASKS}
+        counts = {name: int(named[name][b]) for name in ("num_contextual", "num_targets") if name in named}
+        magnitudes_QK *= reference.hstu_mask(num_queries, num_keys, **options, **counts)
+        scale = case.options.get("scale", "max_length")
+        scale = {"max_length": 1 / named["max_length"], "length": 1 / num_keys}.get(scale, scale)
+        magnitudes_QK *= scale * case.options.get("alpha", 1.0)
+        key_K = torch.arange(num_keys)
+        if "position_weights" in sums:
+            place_QK = sums["position_weights"].numel() // 2 + key_K - key_K[num_keys - num_queries :, None]
+            sums["position_weights"].index_add_(0, place_QK.flatten(), magnitudes_QK.flatten())
+        if "time_weights" in sums:
+            apart_QK = (named["query_times"][queries, None] - named["key_times"][keys]).abs().float()
+            bucket_QK = torch.bucketize(apart_QK, named["time_bounds"], right=True)
+            sums["time_weights"].index_add_(0, bucket_QK.flatten(), magnitudes_QK.flatten())
+    return list(sums.values())
+
+
+def expect_zeros_behind(
+    case: Case, dtype: torch.dtype, *, device: str = "cpu", attention: Attention = hstu_attention
+) -> None:
+    """Rows behind the last offset that are not numbers change nothing but become zeros, as do their gradients."""
+    num_behind = 70
+    inputs, named = batch_of(case, dtype)
+    longer, longer_named = batch_of(case, dtype)
+    longer[:3] = [torch.cat([each, each.new_full((num_behind, *each.shape[1:]), torch.nan)]) for each in longer[:3]]
+    for name in ("query_times", "key_times"):
+        if name in longer_named:
+            longer_named[name] = torch.cat([longer_named[name], torch.full((num_behind,), 1 << 62)])
+    grad = torch.randn((*inputs[0].shape[:2], inputs[2].shape[2]), generator=torch.Generator().manual_seed(2)).to(dtype)
+    results = []
+    for batch, options, given in (
+        (inputs, named, grad),
+        (longer, longer_named, torch.cat([grad, grad.new_full((num_behind, *grad.shape[1:]), torch.nan)])),
+    ):
+        batch = [each.to(device) for each in batch]
+        options = {name: each.to(device) if isinstance(each, Tensor) else each for name, each in options.items()}
+        leaves = [each.requires_grad_() for each in wanted(batch, options)]
+        out = attention(*batch, **options)
+        results.append([out, *torch.autograd.grad(out, leaves, given.to(device))])
+    for which, (expected, found) in enumerate(zip(*results, strict=True)):
+        if which < 4:
+            expected = torch.cat([expected, expected.new_zeros(num_behind, *expected.shape[1:])])
+        # On a GPU some sums have another order each time.
+        tolerance = 0 if device == "cpu" else 8 * torch.finfo(dtype).eps
+        limit = tolerance * expected.abs().max().item() if expected.numel() else 0
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=limit, msg=f"output or gradient {which}")
+        if which < 4:
+            assert not found[found.shape[0] - num_behind :].any(), f"output or gradient {which}"

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 import torch
 from headway.ops import hstu_attention
-from hstu_cases import CASES, Case, batch_of, offsets_of
-from hstu_runs import TYPES, expect_as_good_as_reference, run, run_truth, wanted
+from hstu_cases import BIAS_CASES, CASES, Case, batch_of, offsets_of
+from hstu_runs import (
+    TYPES,
+    expect_as_good_as_reference,
+    expect_bias_gradients_as_promised,
+    expect_zeros_behind,
+    run,
+    run_truth,
+    wanted,
+)
 from torch import Tensor
 
 
@@ -22,6 +30,12 @@ def test_float64_is_the_reference_to_rounding(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_error_is_at_most_twice_that_of_the_reference(name: str, dtype: torch.dtype) -> None:
     expect_as_good_as_reference(hstu_attention, CASES[name], dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", BIAS_CASES)
+def test_gradients_of_bias_weights_are_as_near_as_promised(name: str, dtype: torch.dtype) -> None:
+    expect_bias_gradients_as_promised(hstu_attention, BIAS_CASES[name], dtype)
 
 
 def test_gradients_pass_gradcheck() -> None:
@@ -98,6 +112,12 @@ def test_compiles_without_graph_breaks_for_lengths_that_change() -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, *TYPES])
+@pytest.mark.parametrize("name", ["causal", "both_biases", "cached_history", "odd_columns", "no_sequences"])
+def test_rows_behind_the_last_offset_are_zeros_and_spoil_nothing(name: str, dtype: torch.dtype) -> None:
+    expect_zeros_behind(CASES[name], dtype)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -107,7 +127,7 @@ def test_compiles_without_graph_breaks_for_lengths_that_change() -> None:
         ({"q": torch.zeros(6, 8)}, r"q must be \(tokens, heads, columns\)"),
         ({"q": torch.zeros(6, 2, 4, dtype=torch.int32)}, "q must be float64, float32, bfloat16 or float16"),
         ({"offsets": torch.tensor([0, 6], dtype=torch.int32)}, "offsets must be one contiguous dimension of int64"),
-        ({"offsets": torch.tensor([0, 5])}, "5"),
+        ({"offsets": torch.tensor([0, 7]), "max_length": 7}, "query_offsets end at 7 in sequence 0, but there are 6"),
         ({"offsets": torch.tensor([0, 4, 2, 6])}, "sequence 1"),
         ({"max_length": 5}, "5"),
         ({"scale": "longest"}, "scale must be a number, max_length or length, not 'longest'"),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from headway.nn import RelativeBias, log_time_bounds, next_times
+from headway.nn.key_value_cache import joined_places
 
 
 @pytest.mark.parametrize("width", [0.301, 0.05, 1.7])
@@ -80,3 +81,17 @@ def test_tokens_ask_at_the_time_of_the_next_one() -> None:
     assert next_times(times, offsets).tolist() == [5, 9, 9, 7, 7]
     assert next_times(times, offsets, torch.tensor([20, 0, 30, 0])).tolist() == [5, 9, 20, 7, 30]
     assert next_times(times[:0], torch.tensor([0, 0])).tolist() == []
+
+
+def test_tokens_behind_the_last_offset_change_no_time_before() -> None:
+    times = torch.tensor([5, 9, 3, 1, 1])
+    offsets = torch.tensor([0, 2, 3])
+    assert next_times(times, offsets)[:3].tolist() == [9, 9, 3]
+    assert next_times(times, offsets, torch.tensor([20, 30]))[:3].tolist() == [9, 20, 30]
+    assert next_times(times, torch.tensor([0]), torch.tensor([]).long()).shape == (5,)
+
+
+def test_cached_tokens_behind_the_last_offset_come_behind_all_others() -> None:
+    left, right = joined_places(torch.tensor([0, 2, 3]), torch.tensor([0, 0, 1]), 5, 3)
+    assert left.tolist() == [0, 1, 2, 4, 5]
+    assert right.tolist() == [3, 6, 7]

@@ -39,7 +39,7 @@ struct JaggedHeads {
 struct HstuBias {
   /// (2 * max_position_distance - 1): that of query token i and key j is at [max_position_distance - 1 + j - i].
   void const* position_weights = nullptr;
-  std::int64_t max_position_distance = 0;  ///< At least the keys of the longest sequence.
+  std::int64_t max_position_distance = 0;  ///< At least HstuSequences::max_keys.
 
   /// (num_time_bounds + 1): of bucket b, the number of bounds that |query time - key time|, as float32, reaches.
   void const* time_weights = nullptr;
@@ -53,12 +53,13 @@ struct HstuBias {
 };
 
 /// B sequences with their own numbers of queries and keys. Sequence b has queries query_offsets[b] to
-/// query_offsets[b + 1] and likewise keys, at least as many: the queries are its last tokens.
+/// query_offsets[b + 1] and likewise keys, at least as many: the queries are its last tokens. Rows behind the last
+/// offset are of no sequence: nothing reads them, and those of outputs and gradients become 0.
 struct HstuSequences {
   std::int64_t num_sequences = 0;
   std::int64_t const* query_offsets = nullptr;   ///< (num_sequences + 1), from 0, not descending.
   std::int64_t const* key_offsets = nullptr;     ///< (num_sequences + 1); may be the same array.
-  std::int64_t num_queries = 0, num_keys = 0;    ///< Of all sequences: the last offsets.
+  std::int64_t num_queries = 0, num_keys = 0;    ///< Rows that there are: at least the last offsets.
   std::int64_t max_queries = 0, max_keys = 0;    ///< Of one sequence, at least.
   std::int32_t const* num_contextual = nullptr;  ///< (num_sequences), or null for none.
   std::int32_t const* num_targets = nullptr;     ///< (num_sequences), or null for none.

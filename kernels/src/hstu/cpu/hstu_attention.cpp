@@ -3,6 +3,7 @@
 #include "hstu/check_arguments.hpp"
 #include "hstu/cpu/backward_pass.hpp"
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/clear_rows.hpp"
 #include "hstu/cpu/forward_pass.hpp"
 
 #include <stdexcept>
@@ -27,6 +28,7 @@ bool are_paired(ElementType type) {
 void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
+  hstu::clear_query_rows_behind(args, args.out, args.value_dim);
   if (args.type == ElementType::kFloat64)
     hstu::run_forward_pass<double>(args, num_threads, run_tasks);
   else if (are_paired(args.type))
@@ -38,6 +40,9 @@ void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTas
 void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
+  hstu::clear_query_rows_behind(args.forward, args.grad_query, args.forward.dim);
+  hstu::clear_key_rows_behind(args.forward, args.grad_key, args.forward.dim);
+  hstu::clear_key_rows_behind(args.forward, args.grad_value, args.forward.value_dim);
   if (args.forward.type == ElementType::kFloat64)
     hstu::run_backward_pass<double>(args, num_threads, run_tasks);
   else if (are_paired(args.forward.type))

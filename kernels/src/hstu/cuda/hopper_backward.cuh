@@ -7,6 +7,7 @@
 // (HopperOwnQuerySums). With a bias a fourth warp prepares it, and another warpgroup adds up those gradients of its
 // weights that the two do not.
 
+#include "cuda/dependent_launch.cuh"
 #include "hstu/cuda/hopper_backward_consumer.cuh"
 #include "hstu/cuda/hopper_backward_producer.cuh"
 #include "hstu/cuda/hopper_bias_gradients.cuh"
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (TensorMap const* map : {&maps.query, &maps.grad_out, &maps.value, &maps.key}) prefetch_tensor_map(map);
   }
+  wait_for_kernel_before();
   prepare_backward_time_table<Shape>(params);
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/cuda_check.hpp"
+#include "cuda/dependent_launch.cuh"
 #include "hstu/cuda/encode_map.hpp"
 #include "hstu/cuda/hopper_backward.cuh"
 #include "hstu/cuda/hopper_backward.hpp"
@@ -33,9 +34,6 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
   static_assert(Shape::kBlockQueries == kBackwardBlockQueries);
   int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   HopperBackwardWorkspace const places(forward, Shape::kWork, num_multiprocessors);
-  if (places.cleared_bytes > 0) {
-    check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(places.cleared_bytes), stream), "cudaMemsetAsync");
-  }
   auto* const kernel = &hopper_backward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_backward_shared_bytes<Shape>(forward.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -44,9 +42,8 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
   std::int64_t const num_pieces =
       Shape::kTakesSequences ? num_heads_of_sequences(forward) : most_key_tiles(forward, Shape::kBlockKeys);
   std::int64_t const num_blocks = std::min<std::int64_t>(num_pieces, num_multiprocessors);
-  kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
-      hopper_backward_maps<Shape>(args), params);
-  check(cudaGetLastError(), "hopper_backward_kernel");
+  launch_dependent(kernel, "hopper_backward_kernel", num_blocks, Shape::kThreads, shared_bytes, stream,
+                   hopper_backward_maps<Shape>(args), params);
 
   if constexpr (!Shape::kTakesSequences) {
     dim3 const tiles(static_cast<unsigned>(places.num_tiles), static_cast<unsigned>(forward.num_heads));

@@ -5,6 +5,7 @@
 // the present values, and weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
 // Where time biases lie in more than two buckets they are found by a warpgroup of their own.
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/tensor_map.cuh"
 #include "hstu/cuda/hopper_forward_bias.cuh"
 #include "hstu/cuda/hopper_forward_consumer.cuh"
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x == 0) {
     for (TensorMap const* map : {&maps.query, &maps.key, &maps.value}) prefetch_tensor_map(map);
   }
+  wait_for_kernel_before();
   if (threadIdx.x < 128) {
     lower_registers<Shape::kProducerRegisters>();
     auto const warp = static_cast<int>(threadIdx.x / kWarpThreads);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/cuda_check.hpp"
+#include "cuda/dependent_launch.cuh"
 #include "hstu/cuda/encode_map.hpp"
 #include "hstu/cuda/hopper_forward.cuh"
 #include "hstu/cuda/hopper_forward.hpp"
@@ -18,7 +19,6 @@ void launch_hopper_forward(HstuForwardArgs const& args, CudaStream stream, std::
   bool const takes_more = num_tiles > num_blocks;
   // Calls of the runtime come first: they make the device's context that of this thread, without which the driver makes
   // no maps.
-  if (takes_more) check(cudaMemsetAsync(tiles_taken, 0, sizeof *tiles_taken, stream), "cudaMemsetAsync");
   auto* const kernel = &hopper_forward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_forward_shared_bytes<Shape>(args.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -29,9 +29,8 @@ void launch_hopper_forward(HstuForwardArgs const& args, CudaStream stream, std::
   HopperForwardMaps const maps{map(args.query, args.sequences.num_queries, Shape::kBlockQueries),
                                map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
                                map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
-  kernel<<<static_cast<unsigned>(num_blocks), Shape::kThreads, shared_bytes, stream>>>(
-      maps, hopper_forward_params(args, takes_more ? tiles_taken : nullptr));
-  check(cudaGetLastError(), "hopper_forward_kernel");
+  launch_dependent(kernel, "hopper_forward_kernel", num_blocks, Shape::kThreads, shared_bytes, stream, maps,
+                   hopper_forward_params(args, takes_more ? tiles_taken : nullptr));
 }
 
 template <int kDim>

@@ -1,9 +1,12 @@
 #include "cuda/cuda_check.hpp"
 #include "headway/kernels/hstu_attention_cuda.hpp"
+#include "hstu/check_arguments.hpp"
 #include "hstu/cuda/hopper_backward.hpp"
 #include "hstu/cuda/hopper_backward_plan.hpp"
 #include "hstu/cuda/hopper_forward.hpp"
 #include "hstu/cuda/portable_attention.hpp"
+#include "hstu/cuda/preparation.hpp"
+#include "hstu/cuda/prepare.cuh"
 
 #include <algorithm>
 #include <cstddef>
@@ -20,6 +23,9 @@ constexpr bool kHasHopperKernels = true;
 constexpr bool kHasHopperKernels = false;
 #endif
 
+/// A counter of tiles.
+constexpr std::int64_t kForwardWorkspaceBytes = 16;
+
 /// Only where the build has kernels for Hopper.
 template <class Args>
 [[nodiscard]] bool is_for_hopper(Args const& args) {
@@ -33,27 +39,96 @@ void expect_portable(HstuForwardArgs const& args) {
   if (!why.empty()) throw std::invalid_argument("hstu_attention: no CUDA kernel for this: " + why);
 }
 
-/// Kernels for Hopper add to them.
-void clear_weight_gradients(HstuBackwardArgs const& args, CudaStream stream) {
-  auto const clear = [stream](void* weights, std::int64_t size) {
-    if (weights == nullptr) return;
-    check(cudaMemsetAsync(weights, 0, static_cast<std::size_t>(size) * sizeof(float), stream), "cudaMemsetAsync");
-  };
+/// Before the kernels of a call.
+void prepare_async(HstuPreparation const& preparation, CudaStream stream) {
+  std::int64_t const num_blocks = preparation.num_blocks(device_attribute(cudaDevAttrMultiProcessorCount));
+  constexpr int kThreads = HstuPreparation::kThreads;
+  prepare_hstu_kernel<kThreads><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(preparation);
+  check(cudaGetLastError(), "prepare_hstu_kernel");
+}
+
+void clear_weight_gradients(HstuBackwardArgs const& args, HstuPreparation& preparation) {
   HstuBias const& bias = args.forward.bias;
-  if (bias.has_position()) clear(args.grad_position_weights, 2 * bias.max_position_distance - 1);
-  if (bias.has_time()) clear(args.grad_time_weights, bias.num_time_bounds + 1);
+  constexpr std::int64_t kBytes = sizeof(float);
+  if (bias.has_position()) {
+    preparation.clear(args.grad_position_weights, (2 * bias.max_position_distance - 1) * kBytes);
+  }
+  if (bias.has_time()) preparation.clear(args.grad_time_weights, (bias.num_time_bounds + 1) * kBytes);
+}
+
+/// What the kernels for Hopper add to begins as 0.
+void clear_what_is_added_to(HstuBackwardArgs const& args, void* workspace, HstuPreparation& preparation) {
+  clear_weight_gradients(args, preparation);
+  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  BackwardWork const work = backward_work(args.forward, num_multiprocessors);
+  preparation.clear(workspace, HopperBackwardWorkspace(args.forward, work, num_multiprocessors).cleared_bytes);
+}
+
+[[nodiscard]] bool has_queries(HstuForwardArgs const& args) {
+  return args.sequences.num_sequences > 0 && args.sequences.num_queries > 0 && args.sequences.max_queries > 0;
+}
+
+/// Of rows that lie together, at any address that memory begins at.
+template <class Pointer>
+void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Pointer>& rows) {
+  rows = {.data = nullptr, .token_stride = std::int64_t{args.num_heads} * columns, .head_stride = columns};
+}
+
+[[nodiscard]] HstuForwardArgs copied(HstuForwardArgs args, std::int32_t columns) {
+  args.dim = args.value_dim = columns;
+  for (auto* rows : {&args.query, &args.key, &args.value}) copy_rows(args, columns, *rows);
+  copy_rows(args, columns, args.out);
+  return args;
+}
+
+[[nodiscard]] HstuBackwardArgs copied(HstuBackwardArgs args, std::int32_t columns) {
+  args.forward = copied(args.forward, columns);
+  copy_rows(args.forward, columns, args.grad_out);
+  for (auto* rows : {&args.grad_query, &args.grad_key, &args.grad_value}) copy_rows(args.forward, columns, *rows);
+  return args;
+}
+
+[[nodiscard]] HstuForwardArgs const& forward_of(HstuForwardArgs const& args) { return args; }
+[[nodiscard]] HstuForwardArgs const& forward_of(HstuBackwardArgs const& args) { return args.forward; }
+
+template <class Args>
+[[nodiscard]] HstuKernelChoice choose_kernels(Args const& args) {
+  if constexpr (kHasHopperKernels) {
+    HstuForwardArgs const& forward = forward_of(args);
+    if (!has_queries(forward) || device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return {};
+    std::string const why_slow = why_not_for_hopper(args);
+    if (why_slow.empty()) return {};
+    for (std::int32_t const columns : {32, 64, 128, 256}) {
+      if (columns < std::max(forward.dim, forward.value_dim)) continue;
+      std::string const why_slow_when_copied = why_not_for_hopper(copied(args, columns));
+      if (why_slow_when_copied.empty()) return {.columns_when_copied = columns, .why_slow = {}};
+      return {.columns_when_copied = 0, .why_slow = why_slow_when_copied};
+    }
+    return {.columns_when_copied = 0, .why_slow = why_slow};
+  }
+  return {};
 }
 
 }  // namespace
 
-std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& /*args*/) { return 16; }
+HstuKernelChoice choose_hstu_kernels(HstuForwardArgs const& args) { return choose_kernels(args); }
+HstuKernelChoice choose_hstu_kernels(HstuBackwardArgs const& args) { return choose_kernels(args); }
+
+std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& /*args*/) { return kForwardWorkspaceBytes; }
 
 void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream, void* workspace) {
-  if (args.sequences.num_queries == 0 || args.num_heads == 0) return;
+  hstu::check_sizes(args);
+  HstuPreparation preparation = preparation_of(args);
+  if (!has_queries(args)) return prepare_async(preparation, stream);
   if constexpr (kHasHopperKernels) {
-    if (is_for_hopper(args)) return hopper_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
+    if (is_for_hopper(args)) {
+      preparation.clear(workspace, kForwardWorkspaceBytes);
+      prepare_async(preparation, stream);
+      return hopper_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
+    }
   }
   expect_portable(args);
+  prepare_async(preparation, stream);
   portable_forward_async(args, stream);
 }
 
@@ -67,15 +142,19 @@ std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args
 }
 
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
+  hstu::check_sizes(args);
+  HstuPreparation preparation = preparation_of(args);
   HstuSequences const& sequences = args.forward.sequences;
-  bool const has_pairs = sequences.num_queries > 0 && sequences.num_keys > 0 && args.forward.num_heads > 0;
+  bool const has_pairs = has_queries(args.forward) && sequences.num_keys > 0 && sequences.max_keys > 0;
   if constexpr (kHasHopperKernels) {
     if (has_pairs && is_for_hopper(args)) {
-      clear_weight_gradients(args, stream);
+      clear_what_is_added_to(args, workspace, preparation);
+      prepare_async(preparation, stream);
       return hopper_backward_async(args, stream, workspace);
     }
   }
   expect_portable(args.forward);
+  prepare_async(preparation, stream);
   portable_backward_async(args, stream, workspace);
 }
 

@@ -1,0 +1,64 @@
+#pragma once
+
+// What comes before the kernels of a call, in one launch: one thread for each sequence checks it; then all threads set
+// memory to 0. What a kernel would write beyond its memory is never written, as kernels wait for this one, which stops
+// the device's context where a sequence is wrong.
+//
+// Example: 2 sequences of 100 and 60 rows in tensors of 256 rows. Thread 0 checks the first, thread 1 the second, and
+// all of them set rows 160 to 255 of the output to 0.
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/device.cuh"
+#include "cuda/device_refusal.cuh"
+#include "hstu/cuda/preparation.hpp"
+#include "hstu/sequence_checks.hpp"
+
+#include <cstdint>
+
+namespace headway::kernels {
+
+template <class Unit>
+__device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t num_sequences, std::int64_t thread,
+                                           std::int64_t num_threads) {
+  std::int64_t const first = rows.offsets == nullptr ? 0 : __ldg(rows.offsets + num_sequences);
+  if (first < 0) return;  // Another thread refuses them.
+  std::int64_t const units = rows.units_of_row(), num_units = (rows.num_rows - first) * units;
+  Unit* const data = static_cast<Unit*>(rows.data) + first * rows.row_stride;
+  if (rows.are_together()) {
+#pragma unroll 4
+    for (std::int64_t i = thread; i < num_units; i += num_threads) data[i] = Unit{};
+    return;
+  }
+  for (std::int64_t i = thread; i < num_units; i += num_threads) {
+    std::int64_t const row = i / units, place = i % units, head = place / rows.head_units;
+    data[row * rows.row_stride + head * rows.head_stride + place % rows.head_units] = Unit{};
+  }
+}
+
+__device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, std::int64_t thread,
+                                                     std::int64_t num_threads) {
+  if (thread == 0) hstu::check_first_offsets(of.sequences, RefuseOnDevice());
+  for (std::int64_t b = thread; b < of.sequences.num_sequences; b += num_threads) {
+    hstu::check_sequence(of.sequences, b, RefuseOnDevice());
+  }
+  for (std::int64_t i = thread + 1; i < of.num_time_bounds; i += num_threads) {
+    hstu::check_time_bound(of.time_bounds, i, RefuseOnDevice());
+  }
+}
+
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const of) {
+  start_dependent_launch();
+  std::int64_t const thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  std::int64_t const num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  check_hstu_arguments(of, thread, num_threads);
+  for (std::int32_t i = 0; i < of.num_cleared; ++i) {
+    ClearedRows const& rows = of.cleared[i];
+    if (rows.unit_bytes == 16) clear_rows<uint4>(rows, of.sequences.num_sequences, thread, num_threads);
+    if (rows.unit_bytes == 8) clear_rows<uint2>(rows, of.sequences.num_sequences, thread, num_threads);
+    if (rows.unit_bytes == 4) clear_rows<std::uint32_t>(rows, of.sequences.num_sequences, thread, num_threads);
+    if (rows.unit_bytes == 2) clear_rows<std::uint16_t>(rows, of.sequences.num_sequences, thread, num_threads);
+  }
+}
+
+}  // namespace headway::kernels
