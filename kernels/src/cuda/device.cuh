@@ -71,7 +71,11 @@ inline void store_four(void* address, std::uint32_t const (&words)[4]) {
 inline float4 load_kept(float4 const* address) { return *address; }
 inline void store_kept(float4* address, float4 values) { *address = values; }
 
-inline float tanh_approximate(float x) { return std::tanh(x); }
+/// Rounded to 11 bits: as far off as the instruction may be.
+inline float tanh_approximate(float x) {
+  std::uint32_t const bits = std::bit_cast<std::uint32_t>(std::tanh(x));
+  return std::bit_cast<float>((bits + 0x1000) & ~0x1fffu);
+}
 
 #else
 
