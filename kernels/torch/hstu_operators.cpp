@@ -8,11 +8,19 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <cstdint>
+#include <utility>
+
 namespace headway::kernels {
 
 namespace {
 
 using torch::jit::Stack;
+
+/// Behind the reason of a warning.
+constexpr char const* kFastArguments =
+    ". Fast are bfloat16 and float16 of up to 256 columns (gradients with a bias: 128), and gradients of bias weights "
+    "that need not be deterministic";
 
 /// Enqueues a kernel on torch's current stream of the device of `like`, with device memory to work in.
 template <class Args>
@@ -34,12 +42,50 @@ void run(HstuBackwardArgs const& args, at::Tensor const& like) {
   enqueue(&hstu_attention_backward_async, &hstu_attention_backward_workspace_bytes, args, like);
 }
 
+/// Which kernels take the arguments on the device of `like`.
+template <class Args>
+HstuKernelChoice choose_kernels(Args const& args, at::Tensor const& like) {
+  if (like.is_cpu()) return {};
+  c10::DeviceGuard const guard(like.device());
+  return choose_hstu_kernels(args);
+}
+
+/// A copy of rows that lie together, with so many columns, those behind zeros.
+at::Tensor with_columns(at::Tensor const& rows, std::int64_t columns) {
+  if (rows.size(2) != columns) return at::constant_pad_nd(rows, {0, columns - rows.size(2)});
+  return rows.clone(at::MemoryFormat::Contiguous);
+}
+
+/// Queries, keys and values.
+HstuArguments with_columns(HstuArguments arguments, std::int64_t columns) {
+  for (at::Tensor* rows : {&arguments.q, &arguments.k, &arguments.v}) *rows = with_columns(*rows, columns);
+  return arguments;
+}
+
+at::Tensor first_columns(at::Tensor const& rows, std::int64_t columns) {
+  return rows.narrow(2, 0, columns).contiguous();
+}
+
+at::Tensor run_forward(HstuForwardArgs args, at::Tensor out) {
+  args.out = heads_of<void*>(out);
+  call_kernel([&] { run(args, out); });
+  return out;
+}
+
 at::Tensor forward(HstuArguments const& arguments) {
   HstuForwardArgs args = view_of(arguments);
   at::Tensor out = empty_like_heads(arguments.q, arguments.v.size(2));
   args.out = heads_of<void*>(out);
-  call_kernel([&] { run(args, out); });
-  return out;
+  HstuKernelChoice const choice = choose_kernels(args, out);
+  if (std::int64_t const columns = choice.columns_when_copied; columns > 0) {
+    out.reset();  // Its memory is needed for copies.
+    HstuArguments const wider = with_columns(arguments, columns);
+    return first_columns(run_forward(view_of(wider), empty_like_heads(wider.q, columns)), arguments.v.size(2));
+  }
+  if (!choice.why_slow.empty()) {
+    TORCH_WARN_ONCE("hstu_attention: several times slower than it could be, as ", choice.why_slow, kFastArguments);
+  }
+  return run_forward(args, out);
 }
 
 struct Gradients {
@@ -50,28 +96,58 @@ at::Tensor empty_like_weights(std::optional<at::Tensor> const& weights, at::Tens
   return weights ? at::empty_like(*weights) : at::empty({0}, q.options());
 }
 
+Gradients empty_gradients(HstuArguments const& of) {
+  return {.q = empty_like_heads(of.q, of.q.size(2)),
+          .k = empty_like_heads(of.k, of.k.size(2)),
+          .v = empty_like_heads(of.v, of.v.size(2)),
+          .position_weights = empty_like_weights(of.position_weights, of.q),
+          .time_weights = empty_like_weights(of.time_weights, of.q)};
+}
+
+/// `arguments`, `grad` and `gradients` must outlive the outcome.
+HstuBackwardArgs view_of(HstuArguments const& arguments, at::Tensor const& grad, Gradients const& gradients) {
+  return {.forward = view_of(arguments),
+          .grad_out = heads_of<void const*>(grad),
+          .grad_query = heads_of<void*>(gradients.q),
+          .grad_key = heads_of<void*>(gradients.k),
+          .grad_value = heads_of<void*>(gradients.v),
+          .grad_position_weights = arguments.position_weights ? gradients.position_weights.data_ptr() : nullptr,
+          .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
+}
+
+/// Of copies with so many columns.
+Gradients backward_with_columns(HstuArguments const& arguments, at::Tensor const& grad, std::int64_t columns) {
+  HstuArguments const wider = with_columns(arguments, columns);
+  at::Tensor const wide_grad = with_columns(grad, columns);
+  Gradients gradients = empty_gradients(wider);
+  HstuBackwardArgs const args = view_of(wider, wide_grad, gradients);
+  call_kernel([&] { run(args, wide_grad); });
+  gradients.q = first_columns(gradients.q, arguments.q.size(2));
+  gradients.k = first_columns(gradients.k, arguments.k.size(2));
+  gradients.v = first_columns(gradients.v, arguments.v.size(2));
+  return gradients;
+}
+
 Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
-  auto const& [q, k, v] = std::tie(arguments.q, arguments.k, arguments.v);
-  HstuForwardArgs const args = view_of(arguments);
+  static_cast<void>(view_of(arguments));  // Refuses what does not fit.
+  at::Tensor const &q = arguments.q, &v = arguments.v;
   TORCH_CHECK_VALUE(grad_out.sizes() == at::IntArrayRef({q.size(0), q.size(1), v.size(2)}) &&
                         grad_out.scalar_type() == q.scalar_type() && grad_out.device() == q.device(),
                     "hstu_attention_backward: grad_out must be as the output, and is ", grad_out.scalar_type(),
                     grad_out.sizes(), " on ", grad_out.device());
   at::Tensor const grad = grad_out.stride(2) == 1 ? grad_out : grad_out.contiguous();
-  Gradients gradients{.q = empty_like_heads(q, q.size(2)),
-                      .k = empty_like_heads(k, k.size(2)),
-                      .v = empty_like_heads(v, v.size(2)),
-                      .position_weights = empty_like_weights(arguments.position_weights, q),
-                      .time_weights = empty_like_weights(arguments.time_weights, q)};
-  HstuBackwardArgs const backward_args{
-      .forward = args,
-      .grad_out = heads_of<void const*>(grad),
-      .grad_query = heads_of<void*>(gradients.q),
-      .grad_key = heads_of<void*>(gradients.k),
-      .grad_value = heads_of<void*>(gradients.v),
-      .grad_position_weights = arguments.position_weights ? gradients.position_weights.data_ptr() : nullptr,
-      .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
-  call_kernel([&] { run(backward_args, q); });
+  Gradients gradients = empty_gradients(arguments);
+  HstuBackwardArgs const args = view_of(arguments, grad, gradients);
+  HstuKernelChoice const choice = choose_kernels(args, q);
+  if (choice.columns_when_copied > 0) {
+    gradients = Gradients{};  // Their memory is needed for copies.
+    return backward_with_columns(arguments, grad, choice.columns_when_copied);
+  }
+  if (!choice.why_slow.empty()) {
+    TORCH_WARN_ONCE("hstu_attention: gradients are several times slower than they could be, as ", choice.why_slow,
+                    kFastArguments);
+  }
+  call_kernel([&] { run(args, q); });
   return gradients;
 }
 

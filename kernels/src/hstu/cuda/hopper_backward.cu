@@ -12,7 +12,7 @@ std::string why_not_for_hopper(HstuBackwardArgs const& args) {
   std::string const why = why_not_for_hopper(forward);
   if (!why.empty()) return why;
   if (forward.dim == 256 && (forward.bias.has_position() || forward.bias.has_time())) {
-    return "gradients for dim 256 with a bias";
+    return "there are gradients of more than 128 columns with a bias";
   }
   if (!begins_at_units_of_16_bytes(args.grad_out) || !begins_at_units_of_16_bytes(args.grad_query) ||
       !begins_at_units_of_16_bytes(args.grad_key) || !begins_at_units_of_16_bytes(args.grad_value)) {
@@ -20,7 +20,7 @@ std::string why_not_for_hopper(HstuBackwardArgs const& args) {
   }
   bool const wants_weights = args.grad_position_weights != nullptr || args.grad_time_weights != nullptr;
   if (wants_weights && forward.options.determinism == Determinism::kDeterministic) {
-    return "gradients of bias weights are not deterministic";
+    return "gradients of bias weights are to be deterministic";
   }
   return "";
 }

@@ -11,7 +11,9 @@ namespace headway::kernels {
 std::string why_not_for_hopper(HstuForwardArgs const& args) {
   if (args.type != ElementType::kBfloat16 && args.type != ElementType::kFloat16) return "elements are not of 16 bits";
   bool const has_dim = args.dim == 32 || args.dim == 64 || args.dim == 128 || args.dim == 256;
-  if (!has_dim || args.value_dim != args.dim) return "dim and value_dim are not equal and 32, 64, 128 or 256";
+  if (!has_dim || args.value_dim != args.dim) {
+    return "dim and value_dim are not equal and 32, 64, 128 or 256";
+  }
   if (!begins_at_units_of_16_bytes(args.query) || !begins_at_units_of_16_bytes(args.key) ||
       !begins_at_units_of_16_bytes(args.value) || !begins_at_units_of_16_bytes(args.out)) {
     return "rows do not begin at multiples of 16 bytes";

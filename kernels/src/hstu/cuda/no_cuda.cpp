@@ -23,4 +23,7 @@ void hstu_attention_backward_async(HstuBackwardArgs const& /*args*/, CudaStream 
 }
 std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& /*args*/) { refuse(); }
 
+HstuKernelChoice choose_hstu_kernels(HstuForwardArgs const& /*args*/) { refuse(); }
+HstuKernelChoice choose_hstu_kernels(HstuBackwardArgs const& /*args*/) { refuse(); }
+
 }  // namespace headway::kernels
