@@ -48,10 +48,11 @@ __device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, 
 
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const of) {
-  start_dependent_launch();
   std::int64_t const thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   std::int64_t const num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
   check_hstu_arguments(of, thread, num_threads);
+  __syncthreads();  // The next kernel does not even start before all is found right.
+  start_dependent_launch();
   for (std::int32_t i = 0; i < of.num_cleared; ++i) {
     ClearedRows const& rows = of.cleared[i];
     if (rows.unit_bytes == 16) clear_rows<uint4>(rows, of.sequences.num_sequences, thread, num_threads);
