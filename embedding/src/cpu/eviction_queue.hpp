@@ -11,7 +11,7 @@
 
 namespace headway::embedding {
 
-/// What goes first is least: by what the policy has, then by hash.
+/// Rows of the least score go first: by count and step as the policy has it, then by hash.
 using EvictionScore = std::pair<std::uint64_t, std::uint64_t>;
 
 inline constexpr EvictionScore kLeastScore{0, 0};
@@ -67,7 +67,7 @@ class EvictionQueue {
       return true;
     });
   }
-  /// Of the least entries. There must be one.
+  /// An entry of the least score. There must be one.
   [[nodiscard]] EvictionCandidate const& least() const { return first_.front(); }
   EvictionCandidate take_least();
   /// Goes on with the rows of the next horizon; the scan begins again.

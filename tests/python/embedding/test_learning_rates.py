@@ -51,7 +51,7 @@ def test_factors_are_in_the_state_by_the_names_of_tables() -> None:
     assert others.optimizer.param_groups[0]["lr"] == 0.5
     assert others.optimizer.param_groups[0]["lr_factors"] == {"users": 1.0, "items": 0.25}
     for group in state["param_groups"]:
-        del group["lr_factors"]  # As of states of before.
+        del group["lr_factors"]  # Older states have none.
     others.optimizer.load_state_dict(state)
     assert others.optimizer.param_groups[0]["lr_factors"] == {"users": 1.0, "items": 1.0}
 
