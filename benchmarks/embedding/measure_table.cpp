@@ -11,7 +11,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace headway::benchmarks {
@@ -19,6 +18,7 @@ namespace headway::benchmarks {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Durations = std::vector<std::vector<double>>;  ///< By system and call, in seconds.
 
 /// Of an id in any of the systems, and of the space that a vector leaves free when it grows.
 constexpr std::size_t kBytesBesideVector = 64;
@@ -45,7 +45,7 @@ std::vector<std::size_t> turns(std::size_t count, int round) {
 void warm_memory(std::size_t num_bytes) { std::vector<char> const touched(num_bytes, 1); }
 
 void print(TableSettings const& settings, std::string const& operation, std::span<NamedTableSystem const> systems,
-           std::vector<std::vector<double>> const& durations_s, std::size_t keys) {
+           Durations const& durations_s, std::size_t keys) {
   for (std::size_t i = 0; i < systems.size(); ++i) {
     auto const summary = summarize(durations_s[i]);
     print_point(JsonObject()
@@ -67,6 +67,59 @@ void print(TableSettings const& settings, std::string const& operation, std::spa
   }
 }
 
+/// Calls `find(system)` for each system and round, in turns, after `prepare()`; then `check(system)`.
+/// @returns what each call took, by system
+template <class Prepare, class Find, class Check>
+Durations time_finds(int rounds, std::span<NamedTableSystem> systems, Prepare prepare, Find find, Check check) {
+  Durations durations_s(systems.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t const at : turns(systems.size(), round)) {
+      prepare();
+      durations_s[at].push_back(seconds_of([&] { find(*systems[at].system); }));
+      check(systems[at]);
+    }
+  }
+  return durations_s;
+}
+
+Durations time_find_rows(TableSettings const& settings, std::span<NamedTableSystem> systems,
+                         std::span<std::uint64_t const> ids) {
+  constexpr std::uint32_t kNotFound = 0xffffffff;
+  std::mt19937_64 random(settings.seed + 1);
+  std::vector<std::uint64_t> batch(settings.batch);
+  std::vector<std::uint32_t> rows(settings.batch);
+  return time_finds(
+      settings.rounds, systems,
+      [&] {
+        for (auto& id : batch) id = ids[random() % ids.size()];
+        std::ranges::fill(rows, kNotFound);
+      },
+      [&](TableSystem& system) { system.find_rows(batch, rows); },
+      [&](NamedTableSystem const& each) {
+        if (std::ranges::count(rows, kNotFound) > 0) throw std::runtime_error(each.name + " did not find an id");
+      });
+}
+
+Durations time_find_vectors(TableSettings const& settings, std::span<NamedTableSystem> systems,
+                            std::span<std::uint64_t const> ids) {
+  std::mt19937_64 random(settings.seed + 2);
+  std::vector<std::uint64_t> batch(settings.batch);
+  std::vector<float> found(settings.batch * settings.dim);
+  return time_finds(
+      settings.rounds, systems,
+      [&] {
+        for (auto& id : batch) id = ids[random() % ids.size()];
+        std::ranges::fill(found, -1.0F);
+      },
+      [&](TableSystem& system) { system.find_vectors(batch, found); },
+      [&](NamedTableSystem const& each) {
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          if (found[i * settings.dim] == first_value(batch[i])) continue;
+          throw std::runtime_error(each.name + " found a wrong vector");
+        }
+      });
+}
+
 }  // namespace
 
 int measure_table(TableSettings const& settings) {
@@ -76,7 +129,7 @@ int measure_table(TableSettings const& settings) {
   std::vector<std::uint64_t> ids(settings.rows);
   for (auto& id : ids) id = random();
   std::vector<float> vectors(settings.step * settings.dim);
-  std::vector<std::vector<double>> durations_s(systems.size());
+  Durations durations_s(systems.size());
   int round = 0;
   for (std::size_t first = 0; first < ids.size(); first += settings.step, ++round) {
     auto const step = std::span(ids).subspan(first, std::min(settings.step, ids.size() - first));
@@ -86,23 +139,10 @@ int measure_table(TableSettings const& settings) {
       durations_s[at].push_back(seconds_of([&] { systems[at].system->insert(step, of_step); }));
     }
   }
-  print(settings, "insert", systems, std::exchange(durations_s, {}), std::min(settings.step, ids.size()));
+  print(settings, "insert", systems, durations_s, std::min(settings.step, ids.size()));
 
-  durations_s.resize(systems.size());
-  std::vector<std::uint64_t> batch(settings.batch);
-  std::vector<float> found(settings.batch * settings.dim);
-  for (round = 0; round < settings.rounds; ++round) {
-    for (std::size_t const at : turns(systems.size(), round)) {
-      for (auto& id : batch) id = ids[random() % ids.size()];
-      std::ranges::fill(found, -1.0F);
-      durations_s[at].push_back(seconds_of([&] { systems[at].system->find(batch, found); }));
-      for (std::size_t i = 0; i < batch.size(); ++i) {
-        if (found[i * settings.dim] == first_value(batch[i])) continue;
-        throw std::runtime_error(systems[at].name + " found a wrong vector");
-      }
-    }
-  }
-  print(settings, "find", systems, durations_s, settings.batch);
+  print(settings, "find_rows", systems, time_find_rows(settings, systems, ids), settings.batch);
+  print(settings, "find_vectors", systems, time_find_vectors(settings, systems, ids), settings.batch);
   return 0;
 }
 

@@ -1,5 +1,7 @@
 #include "systems.hpp"
 
+#include "flat_table.hpp"
+
 #include <headway/embedding/table.hpp>
 
 #include <algorithm>
@@ -26,7 +28,11 @@ class HeadwayTable final : public TableSystem {
   void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) override {
     table_->insert_or_assign({.ids = ids}, vectors, {});
   }
-  void find(std::span<std::uint64_t const> ids, std::span<float> out) override {
+  void find_rows(std::span<std::uint64_t const> ids, std::span<std::uint32_t> out) override {
+    static_assert(sizeof(embedding::RowId) == sizeof(std::uint32_t));
+    table_->find({.ids = ids}, {reinterpret_cast<embedding::RowId*>(out.data()), out.size()}, {});
+  }
+  void find_vectors(std::span<std::uint64_t const> ids, std::span<float> out) override {
     rows_.resize(ids.size());
     table_->find({.ids = ids}, rows_, {});
     table_->gather({.ids = ids}, rows_, out);
@@ -35,6 +41,41 @@ class HeadwayTable final : public TableSystem {
  private:
   std::unique_ptr<embedding::Table> table_;
   std::vector<embedding::RowId> rows_;
+};
+
+/// Calls `find(first, end)` for a range of `count` ids on each thread.
+template <class Find>
+void in_ranges(std::size_t count, std::size_t num_threads, Find const& find) {
+  std::vector<std::jthread> threads;
+  std::size_t const each = (count + num_threads - 1) / num_threads;
+  for (std::size_t first = each; first < count; first += each) {
+    threads.emplace_back([&find, count, first, each] { find(first, std::min(first + each, count)); });
+  }
+  find(std::size_t{0}, std::min(each, count));
+}
+
+class FlatSystem final : public TableSystem {
+ public:
+  FlatSystem(std::size_t dim, int num_threads)
+      : dim_(dim), num_threads_(static_cast<std::size_t>(num_threads)), table_(dim) {}
+
+  void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) override {
+    table_.insert(ids, vectors);
+  }
+  void find_rows(std::span<std::uint64_t const> ids, std::span<std::uint32_t> out) override {
+    in_ranges(ids.size(), num_threads_, [&](std::size_t first, std::size_t end) {
+      table_.find_rows(ids.subspan(first, end - first), out.subspan(first, end - first));
+    });
+  }
+  void find_vectors(std::span<std::uint64_t const> ids, std::span<float> out) override {
+    in_ranges(ids.size(), num_threads_, [&](std::size_t first, std::size_t end) {
+      table_.find_vectors(ids.subspan(first, end - first), out.subspan(first * dim_, (end - first) * dim_));
+    });
+  }
+
+ private:
+  std::size_t dim_, num_threads_;
+  FlatTable table_;
 };
 
 /// A map from id to row, and rows in one vector. Threads find in a range each; one inserts.
@@ -50,24 +91,24 @@ class MapAndRows final : public TableSystem {
       if (is_new) values_.insert(values_.end(), vector.begin(), vector.end());
     }
   }
-  void find(std::span<std::uint64_t const> ids, std::span<float> out) override {
-    std::vector<std::jthread> threads;
-    std::size_t const each = (ids.size() + num_threads_ - 1) / num_threads_;
-    for (std::size_t first = each; first < ids.size(); first += each) {
-      threads.emplace_back(
-          [this, ids, out, first, each] { find_range(ids, out, first, std::min(first + each, ids.size())); });
-    }
-    find_range(ids, out, 0, std::min(each, ids.size()));
+  void find_rows(std::span<std::uint64_t const> ids, std::span<std::uint32_t> out) override {
+    in_ranges(ids.size(), num_threads_, [&](std::size_t first, std::size_t end) {
+      for (std::size_t i = first; i < end; ++i) {
+        auto const at = rows_.find(ids[i]);
+        if (at != rows_.end()) out[i] = at->second;
+      }
+    });
+  }
+  void find_vectors(std::span<std::uint64_t const> ids, std::span<float> out) override {
+    in_ranges(ids.size(), num_threads_, [&](std::size_t first, std::size_t end) {
+      for (std::size_t i = first; i < end; ++i) {
+        auto const at = rows_.find(ids[i]);
+        if (at != rows_.end()) std::memcpy(&out[i * dim_], &values_[at->second * dim_], dim_ * sizeof(float));
+      }
+    });
   }
 
  private:
-  void find_range(std::span<std::uint64_t const> ids, std::span<float> out, std::size_t first, std::size_t end) {
-    for (std::size_t i = first; i < end; ++i) {
-      auto const at = rows_.find(ids[i]);
-      if (at != rows_.end()) std::memcpy(&out[i * dim_], &values_[at->second * dim_], dim_ * sizeof(float));
-    }
-  }
-
   std::size_t dim_, num_threads_;
   Map rows_;
   std::vector<float> values_;
@@ -78,6 +119,7 @@ class MapAndRows final : public TableSystem {
 std::vector<NamedTableSystem> make_table_systems(std::size_t dim, int num_threads) {
   std::vector<NamedTableSystem> systems;
   systems.push_back({"headway", std::make_unique<HeadwayTable>(dim, num_threads)});
+  systems.push_back({"flat_table_with_prefetch", std::make_unique<FlatSystem>(dim, num_threads)});
 #if HEADWAY_HAS_BOOST
   using BoostMap = boost::unordered_flat_map<std::uint64_t, std::uint32_t>;
   systems.push_back({"boost_unordered_flat_map", std::make_unique<MapAndRows<BoostMap>>(dim, num_threads)});

@@ -19,8 +19,10 @@ class TableSystem {
 
   /// Copies the vectors of new ids. `vectors`: (ids, dim).
   virtual void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) = 0;
+  /// Finds the rows of ids that are there, each system by its own numbers. `out`: (ids).
+  virtual void find_rows(std::span<std::uint64_t const> ids, std::span<std::uint32_t> out) = 0;
   /// Copies the vectors of ids that are there. `out`: (ids, dim).
-  virtual void find(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
+  virtual void find_vectors(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
 };
 
 struct NamedTableSystem {
