@@ -27,6 +27,18 @@ function(headway_apply_test_flags target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
 endfunction()
 
+# Adds the files of a folder simd/ to a target: the same source, compiled for newer processors and chosen at run time.
+# baseline.cpp is not among them.
+function(headway_add_simd_sources target folder)
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
+  target_sources(${target} PRIVATE ${folder}/avx2.cpp ${folder}/avx512.cpp)
+  set_property(SOURCE ${folder}/avx2.cpp APPEND PROPERTY COMPILE_OPTIONS -mavx2 -mfma)
+  set_property(SOURCE ${folder}/avx512.cpp APPEND PROPERTY COMPILE_OPTIONS
+    -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+endfunction()
+
 # Sanitizers apply to all targets, including GoogleTest: a partly instrumented binary reports false races.
 if(HEADWAY_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -O1)

@@ -69,37 +69,8 @@ void RowOptimizer::update(UpdateFactors const& by, std::span<float> weights, std
                           std::span<float const> gradient) const {
   std::size_t const dim = weights.size();
   assert(gradient.size() == dim && state.size() == state_size(dim) && "a row has the sizes of its optimizer");
-  float* const weight = weights.data();
-  auto const gradient_of = [&](std::size_t i) { return with_decay(by, gradient[i], weight[i]); };
-  auto const mean_of_squares = [&] {
-    float sum = 0;
-    for (std::size_t i = 0; i < dim; ++i) sum += gradient_of(i) * gradient_of(i);
-    return sum / static_cast<float>(dim);
-  };
-  switch (options_.kind) {
-    case OptimizerKind::kSgd:
-      for (std::size_t i = 0; i < dim; ++i) update_sgd(by, weight[i], gradient_of(i));
-      break;
-    case OptimizerKind::kAdagrad:
-      for (std::size_t i = 0; i < dim; ++i) update_adagrad(by, weight[i], state[i], gradient_of(i));
-      break;
-    case OptimizerKind::kRowWiseAdagrad: {
-      float const rate = row_rate_of_adagrad(by, row_state, mean_of_squares());
-      for (std::size_t i = 0; i < dim; ++i) update_by_row_rate(by, rate, weight[i], gradient_of(i));
-      break;
-    }
-    case OptimizerKind::kAdam: {
-      float* const first = state.data();
-      float* const second = first + dim;
-      for (std::size_t i = 0; i < dim; ++i) update_adam(by, weight[i], first[i], second[i], gradient_of(i));
-      break;
-    }
-    case OptimizerKind::kRowWiseAdam: {
-      float const rate = row_rate_of_adam(by, row_state, mean_of_squares());
-      for (std::size_t i = 0; i < dim; ++i) update_moment_by_row_rate(by, rate, weight[i], state[i], gradient_of(i));
-      break;
-    }
-  }
+  kernels_->update[static_cast<std::size_t>(options_.kind)](by, dim, weights.data(), state.data(), row_state,
+                                                            gradient.data());
 }
 
 }  // namespace headway::kernels

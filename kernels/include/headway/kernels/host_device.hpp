@@ -6,3 +6,7 @@
 #else
 #define HEADWAY_HOST_DEVICE
 #endif
+
+/// Before a small function that kernels and files for newer processors call: it is never compiled apart, in a form that
+/// not all processors run.
+#define HEADWAY_ALWAYS_INLINE HEADWAY_HOST_DEVICE __attribute__((always_inline)) inline

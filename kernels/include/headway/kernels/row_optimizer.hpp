@@ -1,5 +1,6 @@
 #pragma once
 
+#include "headway/kernels/vector_kernels.hpp"
 #include "headway/kernels/weight_update.hpp"
 
 #include <cstddef>
@@ -61,6 +62,7 @@ class RowOptimizer {
 
  private:
   OptimizerOptions options_;
+  VectorKernels const* kernels_ = &fastest_vector_kernels();
 };
 
 }  // namespace headway::kernels

@@ -13,45 +13,44 @@ struct UpdateFactors {
 };
 
 /// The formulas of torch.optim for one weight. `gradient` has what with_decay() adds.
-HEADWAY_HOST_DEVICE inline float with_decay(UpdateFactors const& by, float gradient, float weight) {
+HEADWAY_ALWAYS_INLINE float with_decay(UpdateFactors const& by, float gradient, float weight) {
   return gradient + by.l2 * weight;
 }
 
-HEADWAY_HOST_DEVICE inline void update_sgd(UpdateFactors const& by, float& weight, float gradient) {
+HEADWAY_ALWAYS_INLINE void update_sgd(UpdateFactors const& by, float& weight, float gradient) {
   weight = weight * by.shrinkage - by.rate * gradient;
 }
 
-HEADWAY_HOST_DEVICE inline void update_adagrad(UpdateFactors const& by, float& weight, float& sum, float gradient) {
+HEADWAY_ALWAYS_INLINE void update_adagrad(UpdateFactors const& by, float& weight, float& sum, float gradient) {
   sum += gradient * gradient;
-  weight = weight * by.shrinkage - by.rate * gradient / (std::sqrt(sum) + by.epsilon);
+  weight = weight * by.shrinkage - by.rate * gradient / (sqrtf(sum) + by.epsilon);
 }
 
-HEADWAY_HOST_DEVICE inline void update_adam(UpdateFactors const& by, float& weight, float& first, float& second,
-                                            float gradient) {
+HEADWAY_ALWAYS_INLINE void update_adam(UpdateFactors const& by, float& weight, float& first, float& second,
+                                       float gradient) {
   first += (gradient - first) * by.rest1;
   second = by.beta2 * second + by.rest2 * gradient * gradient;
-  float const divisor = std::sqrt(second) * by.inverse_root_of_bias + by.epsilon;
+  float const divisor = sqrtf(second) * by.inverse_root_of_bias + by.epsilon;
   weight = weight * by.shrinkage - by.rate_of_moment * first / divisor;
 }
 
 /// Row-wise kinds: first the one number of the row, which gives the rate of all its weights.
-HEADWAY_HOST_DEVICE inline float row_rate_of_adagrad(UpdateFactors const& by, float& sum, float mean_of_squares) {
+HEADWAY_ALWAYS_INLINE float row_rate_of_adagrad(UpdateFactors const& by, float& sum, float mean_of_squares) {
   sum += mean_of_squares;
-  return by.rate / (std::sqrt(sum) + by.epsilon);
+  return by.rate / (sqrtf(sum) + by.epsilon);
 }
 
-HEADWAY_HOST_DEVICE inline void update_by_row_rate(UpdateFactors const& by, float row_rate, float& weight,
-                                                   float gradient) {
+HEADWAY_ALWAYS_INLINE void update_by_row_rate(UpdateFactors const& by, float row_rate, float& weight, float gradient) {
   weight = weight * by.shrinkage - row_rate * gradient;
 }
 
-HEADWAY_HOST_DEVICE inline float row_rate_of_adam(UpdateFactors const& by, float& second, float mean_of_squares) {
+HEADWAY_ALWAYS_INLINE float row_rate_of_adam(UpdateFactors const& by, float& second, float mean_of_squares) {
   second = by.beta2 * second + by.rest2 * mean_of_squares;
-  return by.rate_of_moment / (std::sqrt(second) * by.inverse_root_of_bias + by.epsilon);
+  return by.rate_of_moment / (sqrtf(second) * by.inverse_root_of_bias + by.epsilon);
 }
 
-HEADWAY_HOST_DEVICE inline void update_moment_by_row_rate(UpdateFactors const& by, float row_rate, float& weight,
-                                                          float& first, float gradient) {
+HEADWAY_ALWAYS_INLINE void update_moment_by_row_rate(UpdateFactors const& by, float row_rate, float& weight,
+                                                     float& first, float gradient) {
   first += (gradient - first) * by.rest1;
   weight = weight * by.shrinkage - row_rate * first;
 }

@@ -1,5 +1,6 @@
 #include "hstu/cpu/block_kernels.hpp"
 
+#include "headway/kernels/instruction_set.hpp"
 #include "hstu/cpu/instruction_sets.hpp"
 
 #include <span>
@@ -7,15 +8,6 @@
 
 namespace headway::kernels::hstu {
 namespace {
-
-#if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#endif
 
 template <class Element>
 std::vector<BlockKernels<Element>> find_usable() {

@@ -1,0 +1,8 @@
+#include "rows/instruction_sets.hpp"
+#include "rows/simd/vector_functions.hpp"
+
+namespace headway::kernels::rows {
+
+VectorKernels baseline_vector_kernels() { return vector_kernels_of("baseline"); }
+
+}  // namespace headway::kernels::rows

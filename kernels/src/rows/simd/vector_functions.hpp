@@ -1,0 +1,192 @@
+// Included once by each file of an instruction set, whose flags decide the width of vectors and forbid fused products
+// and sums: so all sets give the same bits. Everything here has internal linkage or is always inlined, and nothing of
+// the standard library is called: a function shared with other files could be linked in the form that only newer
+// processors run.
+
+#pragma once
+
+#include "headway/kernels/row_optimizer.hpp"
+#include "headway/kernels/vector_kernels.hpp"
+#include "headway/kernels/weight_update.hpp"
+
+#include <cstddef>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace headway::kernels::rows {
+namespace {
+
+inline constexpr std::size_t kLanes = VectorKernels::kPartialSums;
+/// Lowered to as many registers as the instruction set needs.
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline void load(float const* from, Lanes& to) { __builtin_memcpy(&to, from, sizeof(Lanes)); }
+inline void store(Lanes const& from, float* to) { __builtin_memcpy(to, &from, sizeof(Lanes)); }
+
+// Sums
+
+/// `kBlocks` times kLanes columns, whose sums stay in registers.
+template <std::size_t kBlocks>
+inline void add_columns(std::size_t column, std::size_t count, float const* const* vectors, float const* weights,
+                        float* sum) {
+  Lanes sums[kBlocks];
+  for (std::size_t block = 0; block < kBlocks; ++block) load(sum + column + block * kLanes, sums[block]);
+  for (std::size_t i = 0; i < count; ++i) {
+    float const weight = weights == nullptr ? 1 : weights[i];
+    for (std::size_t block = 0; block < kBlocks; ++block) {
+      Lanes values;
+      load(vectors[i] + column + block * kLanes, values);
+      sums[block] += weight * values;
+    }
+  }
+  for (std::size_t block = 0; block < kBlocks; ++block) store(sums[block], sum + column + block * kLanes);
+}
+
+void add(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum) {
+  constexpr std::size_t kManyBlocks = 4;
+  std::size_t column = 0;
+  for (; column + kManyBlocks * kLanes <= dim; column += kManyBlocks * kLanes) {
+    add_columns<kManyBlocks>(column, count, vectors, weights, sum);
+  }
+  for (; column + kLanes <= dim; column += kLanes) add_columns<1>(column, count, vectors, weights, sum);
+  for (std::size_t i = 0; i < count && column < dim; ++i) {
+    float const weight = weights == nullptr ? 1 : weights[i];
+    for (std::size_t rest = column; rest < dim; ++rest) sum[rest] += weight * vectors[i][rest];
+  }
+}
+
+// Copies
+
+inline void prefetch_vector(float const* vector, std::size_t dim) {
+  for (std::size_t column = 0; column < dim; column += kLanes) __builtin_prefetch(vector + column, 0, 2);
+}
+
+/// Calls `copy(from, to)` for each vector.
+template <class Copy>
+inline void gather_by(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
+                      float* to, Copy copy) {
+  for (std::size_t i = 0; i < vectors.count || i < next.count; ++i) {
+    if (i < next.count && next.at[i] != nullptr) prefetch_vector(next.at[i], dim);
+    if (i < vectors.count && vectors.at[i] != nullptr) copy(vectors.at[i], to + i * dim);
+  }
+}
+
+void gather(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next, float* to) {
+  gather_by(dim, vectors, next, to, [dim](float const* from, float* out) {
+    std::size_t column = 0;
+    for (; column + kLanes <= dim; column += kLanes) {
+      Lanes values;
+      load(from + column, values);
+      store(values, out + column);
+    }
+    for (; column < dim; ++column) out[column] = from[column];
+  });
+}
+
+/// Stores a line that is not brought into the caches.
+inline void stream_line(float const* from, float* to) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, _mm512_loadu_ps(from));
+#elif defined(__AVX2__)
+  for (int i = 0; i < 16; i += 8) _mm256_stream_ps(to + i, _mm256_loadu_ps(from + i));
+#elif defined(__x86_64__)
+  for (int i = 0; i < 16; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+#else
+  Lanes values;
+  load(from, values);
+  store(values, to);
+#endif
+}
+
+void stream(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next, float* to) {
+  gather_by(dim, vectors, next, to, [dim](float const* from, float* out) {
+    for (std::size_t column = 0; column < dim; column += kLanes) stream_line(from + column, out + column);
+  });
+#if defined(__x86_64__)
+  _mm_sfence();  // Other threads see the vectors once they see that the call is over.
+#endif
+}
+
+// Optimizers
+
+/// (sum of squares) / dim, by kPartialSums partial sums, which are then added by halves.
+inline float mean_of_squares(UpdateFactors const& by, std::size_t dim, float const* weights, float const* gradient) {
+  Lanes sums{};
+  std::size_t column = 0;
+  for (; column + kLanes <= dim; column += kLanes) {
+    Lanes values, decayed;
+    load(gradient + column, values);
+    load(weights + column, decayed);
+    values += by.l2 * decayed;
+    sums += values * values;
+  }
+  for (std::size_t lane = 0; column < dim; ++column, ++lane) {
+    float const value = with_decay(by, gradient[column], weights[column]);
+    sums[lane] += value * value;
+  }
+  float partial[kLanes];
+  store(sums, partial);
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) partial[lane] += partial[lane + half];
+  }
+  return partial[0] / static_cast<float>(dim);
+}
+
+// The factors are copied: no store to a weight can change them, so that they stay in registers.
+
+void sgd(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
+         float& /*row_state*/, float const* __restrict gradient) {
+  UpdateFactors const by = factors;
+  for (std::size_t i = 0; i < dim; ++i) update_sgd(by, weights[i], with_decay(by, gradient[i], weights[i]));
+}
+
+void adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
+             float& /*row_state*/, float const* __restrict gradient) {
+  UpdateFactors const by = factors;
+  for (std::size_t i = 0; i < dim; ++i) {
+    update_adagrad(by, weights[i], state[i], with_decay(by, gradient[i], weights[i]));
+  }
+}
+
+void row_wise_adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
+                      float& row_state, float const* __restrict gradient) {
+  UpdateFactors const by = factors;
+  float const rate = row_rate_of_adagrad(by, row_state, mean_of_squares(by, dim, weights, gradient));
+  for (std::size_t i = 0; i < dim; ++i) {
+    update_by_row_rate(by, rate, weights[i], with_decay(by, gradient[i], weights[i]));
+  }
+}
+
+void adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
+          float& /*row_state*/, float const* __restrict gradient) {
+  UpdateFactors const by = factors;
+  float* const __restrict first = state;
+  float* const __restrict second = state + dim;
+  for (std::size_t i = 0; i < dim; ++i) {
+    update_adam(by, weights[i], first[i], second[i], with_decay(by, gradient[i], weights[i]));
+  }
+}
+
+void row_wise_adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
+                   float& row_state, float const* __restrict gradient) {
+  UpdateFactors const by = factors;
+  float const rate = row_rate_of_adam(by, row_state, mean_of_squares(by, dim, weights, gradient));
+  for (std::size_t i = 0; i < dim; ++i) {
+    update_moment_by_row_rate(by, rate, weights[i], state[i], with_decay(by, gradient[i], weights[i]));
+  }
+}
+
+constexpr VectorKernels vector_kernels_of(char const* instruction_set) {
+  static_assert(static_cast<int>(OptimizerKind::kSgd) == 0 && static_cast<int>(OptimizerKind::kAdagrad) == 1 &&
+                static_cast<int>(OptimizerKind::kRowWiseAdagrad) == 2 && static_cast<int>(OptimizerKind::kAdam) == 3 &&
+                static_cast<int>(OptimizerKind::kRowWiseAdam) == 4);
+  return {.instruction_set = instruction_set,
+          .add = add,
+          .gather = gather,
+          .stream = stream,
+          .update = {sgd, adagrad, row_wise_adagrad, adam, row_wise_adam}};
+}
+
+}  // namespace
+}  // namespace headway::kernels::rows
