@@ -17,7 +17,8 @@ class StripeMap {
   static constexpr int kHashBits = 12;
 
   StripeMap();
-  [[nodiscard]] std::size_t of(Hash hash) const { return of_cell_[hash.low >> (64 - kHashBits)]; }
+  [[nodiscard]] std::size_t of(Hash hash) const { return of(hash.low); }
+  [[nodiscard]] std::size_t of(std::uint64_t low) const { return of_cell_[low >> (64 - kHashBits)]; }
   /// By those bits.
   static constexpr std::size_t kNumCells = std::size_t{1} << kHashBits;
   [[nodiscard]] std::array<std::uint8_t, kNumCells> const& cells() const { return of_cell_; }

@@ -3,6 +3,7 @@
 #include "cpu/member_sums.hpp"
 #include "expect_batch.hpp"
 #include "headway/comm/status.hpp"
+#include "headway/kernels/vector_kernels.hpp"
 #include "saturating_sum.hpp"
 
 #include <algorithm>
@@ -28,10 +29,6 @@ std::size_t dim_of(std::size_t num_bags, std::size_t of_bags, std::size_t num_un
                 std::to_string(of_bags) + " values of " + std::to_string(num_bags) + " bags, and " +
                     std::to_string(of_unique) + " of " + std::to_string(num_unique) + " unique keys");
   return dim;
-}
-
-void add(std::span<float> sum, std::span<float const> value, float weight) {
-  for (std::size_t column = 0; column < sum.size(); ++column) sum[column] += weight * value[column];
 }
 
 }  // namespace
@@ -158,6 +155,7 @@ void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::
   std::size_t const num_bags = count_bags_on_host(unique.numbers.size(), bags);
   std::size_t const dim = dim_of(num_bags, out.size(), unique.size(), values.size());
   std::lock_guard const lock(mutex_);
+  auto const& vector_kernels = kernels::fastest_vector_kernels();
   auto const value_of = [&](std::size_t key) { return values.subspan(unique.numbers[key] * dim, dim); };
   std::size_t const bag_bytes = (unique.numbers.size() / (num_bags + 1) + 1) * dim * sizeof(float);
   workers_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
@@ -171,7 +169,8 @@ void CpuDeduplicator::hand_out(UniqueKeys const& unique, Bags const& bags, std::
       auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
       auto const after = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
       for (std::size_t key = begin; key < after; ++key) {
-        add(sum, value_of(key), bags.weights.empty() ? 1 : bags.weights[key]);
+        auto const* const value = value_of(key).data();
+        vector_kernels.add(dim, 1, &value, bags.weights.empty() ? nullptr : &bags.weights[key], sum.data());
       }
     }
   });

@@ -20,7 +20,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kValuesPerLine = 16;
+constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kRowsAtOnce = 32, kValuesPerLine = 16;
 
 }  // namespace
 
@@ -86,13 +86,71 @@ std::uint64_t CpuTable::generation() const {
 
 // Reading
 
+namespace {
+
+/// Whether vectors are copied past the caches: so many that whoever reads them next would not find them near a core.
+bool goes_past_caches(std::span<float const> out, std::size_t dim) {
+  constexpr std::size_t kStreamedBytes = std::size_t{16} << 20, kUnit = kernels::VectorKernels::kStreamBytes;
+  bool const is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % kUnit == 0 && dim * sizeof(float) % kUnit == 0;
+  return out.size_bytes() >= kStreamedBytes && is_aligned;
+}
+
+}  // namespace
+
+/// The vectors of keys that bags consist of.
+class CpuTable::BagMembers {
+ public:
+  BagMembers(CpuTable const& table, Keys const& keys, std::span<RowId const> rows,
+             std::span<std::uint32_t const> numbers)
+      : table_(table), keys_(keys), rows_(rows), numbers_(numbers) {}
+
+  /// Copies the vector of member `i`.
+  void copy(std::size_t i, std::span<float> out) {
+    prefetch(i + kRowsAhead);
+    std::uint32_t const number = numbers_[i];
+    if (auto const* const vector = table_.find_vector(rows_[number])) {
+      std::copy_n(vector, out.size(), out.begin());
+    } else {
+      table_.read_or_initialise(keys_, number, rows_[number], out);
+    }
+  }
+  /// (count) The vectors of members from `first` on, until the next call.
+  float const* const* locate(std::size_t first, std::size_t count) {
+    std::size_t const dim = table_.options_.dim;
+    for (std::size_t i = 0; i < count; ++i) {
+      prefetch(first + i + kRowsAhead);
+      std::uint32_t const number = numbers_[first + i];
+      vectors_[i] = table_.find_vector(rows_[number]);
+      if (vectors_[i] != nullptr) continue;
+      scratch_.resize(kRowsAtOnce * dim);
+      auto const values = std::span(scratch_).subspan(i * dim, dim);
+      table_.read_or_initialise(keys_, number, rows_[number], values);
+      vectors_[i] = values.data();
+    }
+    return vectors_.data();
+  }
+
+ private:
+  void prefetch(std::size_t i) const {
+    if (i < numbers_.size() && table_.rows_.has(rows_[numbers_[i]])) table_.rows_.prefetch(rows_[numbers_[i]]);
+  }
+
+  CpuTable const& table_;
+  Keys const& keys_;
+  std::span<RowId const> rows_;
+  std::span<std::uint32_t const> numbers_;
+  std::array<float const*, kRowsAtOnce> vectors_;
+  std::vector<float> scratch_;  ///< (kRowsAtOnce, dim) Where a vector is not in float32 in its row.
+};
+
 void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const {
   expect_one_each(keys, rows.size(), "rows");
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::shared_lock const lock(mutex_);
+  auto const all = indices();
   workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    in_step(keys, first, end, [&](std::size_t i, Hash hash) {
-      rows[i] = row_of(find_word(keys[i], hash));
+    StagedFind(keys, key_kernels_, all).run(first, end, [&](std::size_t i, RowWord word) {
+      rows[i] = row_of(word);
       if (rows[i] != RowId::kNone && is_expired(rows_.notes(rows[i]))) rows[i] = RowId::kNone;
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
     });
@@ -104,11 +162,38 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
   std::size_t const dim = options_.dim;
   expect_values(keys, out.size(), dim, "out");
   std::shared_lock const lock(mutex_);
+  auto const copy = goes_past_caches(out, dim) ? vector_kernels_.stream : vector_kernels_.gather;
   workers_->in_ranges_of(keys.size(), dim * sizeof(float), [&](std::size_t first, std::size_t end) {
-    for_each_row(
-        rows, first, end, [&](std::size_t i) { rows_.read(rows[i], out.subspan(i * dim, dim)); },
-        [&](std::size_t i) { options_.initializer.fill(keys[i], out.subspan(i * dim, dim)); });
+    std::array<float const*, kRowsAtOnce> vectors, next;
+    auto const locate = [&](std::size_t at) -> kernels::VectorKernels::Vectors {
+      std::size_t const count = at < end ? std::min(kRowsAtOnce, end - at) : 0;
+      for (std::size_t i = 0; i < count; ++i) next[i] = find_vector(rows[at + i]);
+      return {.at = next.data(), .count = count};
+    };
+    copy(dim, {}, locate(first), nullptr);
+    for (std::size_t at = first; at < end; at += kRowsAtOnce) {
+      vectors.swap(next);
+      std::size_t const count = std::min(kRowsAtOnce, end - at);
+      copy(dim, {.at = vectors.data(), .count = count}, locate(at + count), &out[at * dim]);
+      for (std::size_t i = 0; i < count; ++i) {
+        if (vectors[i] == nullptr) read_or_initialise(keys, at + i, rows[at + i], out.subspan((at + i) * dim, dim));
+      }
+    }
   });
+}
+
+float const* CpuTable::find_vector(RowId row) const {
+  if (row == RowId::kNone) return nullptr;
+  expect_row(row);
+  return rows_.find_vector(row);
+}
+
+void CpuTable::read_or_initialise(Keys const& keys, std::size_t i, RowId row, std::span<float> out) const {
+  if (row == RowId::kNone) {
+    options_.initializer.fill(keys[i], out);
+  } else {
+    rows_.read(row, out);
+  }
 }
 
 void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
@@ -119,26 +204,20 @@ void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows, std::s
   std::shared_lock const lock(mutex_);
   std::size_t const bag_bytes = (numbers.size() / (num_bags + 1) + 1) * dim * sizeof(float);
   workers_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
-    std::vector<float> scratch(dim);
+    BagMembers members(*this, keys, rows, numbers);
     for (std::size_t bag = first; bag < end; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
       auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
       auto const after = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
-      bool const is_copy = after == begin + 1 && bags.weights.empty();
-      if (!is_copy) std::ranges::fill(sum, 0);
-      for (std::size_t i = begin; i < after; ++i) {
-        std::size_t const ahead = i + kRowsAhead;
-        if (ahead < numbers.size() && rows_.has(rows[numbers[ahead]])) rows_.prefetch(rows[numbers[ahead]]);
-        RowId const row = rows[numbers[i]];
-        auto const value = is_copy ? sum : std::span(scratch);
-        if (row == RowId::kNone) {
-          options_.initializer.fill(keys[numbers[i]], value);
-        } else {
-          expect_row(row);
-          rows_.read(row, value);
-        }
-        float const weight = bags.weights.empty() ? 1 : bags.weights[i];
-        for (std::size_t column = 0; !is_copy && column < dim; ++column) sum[column] += weight * value[column];
+      if (after == begin + 1 && bags.weights.empty()) {
+        members.copy(begin, sum);
+        continue;
+      }
+      std::ranges::fill(sum, 0);
+      for (std::size_t at = begin; at < after; at += kRowsAtOnce) {
+        std::size_t const count = std::min(kRowsAtOnce, after - at);
+        float const* const weights = bags.weights.empty() ? nullptr : &bags.weights[at];
+        vector_kernels_.add(dim, count, members.locate(at, count), weights, sum.data());
       }
     }
   });
@@ -155,20 +234,6 @@ void CpuTable::for_each_row(std::span<RowId const> rows, std::size_t first, std:
       expect_row(rows[i]);
       visit(i);
     }
-  }
-}
-
-RowWord CpuTable::find_word(Key key, Hash hash) const { return stripes_[stripe_map_.of(hash)].index.find(key, hash); }
-
-template <class Visit>
-void CpuTable::in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const {
-  std::array<Hash, kKeysAhead> ahead;
-  for (std::size_t i = first; i < end + kKeysAhead; ++i) {
-    auto& hash = ahead[i % kKeysAhead];
-    if (i >= first + kKeysAhead) visit(i - kKeysAhead, hash);
-    if (i >= end) continue;
-    hash = hash_of(keys[i]);
-    stripes_[stripe_map_.of(hash)].index.prefetch(hash);
   }
 }
 

@@ -2,7 +2,9 @@
 
 #include "cpu/eviction_queue.hpp"
 #include "cpu/key_index.hpp"
+#include "cpu/key_kernels.hpp"
 #include "cpu/segment_pool.hpp"
+#include "cpu/staged_find.hpp"
 #include "cpu/striped_batch.hpp"
 #include "cpu/table_rows.hpp"
 #include "cpu/worker_pool.hpp"
@@ -89,10 +91,14 @@ class CpuTable final : public Table {
 
   [[nodiscard]] std::vector<Stripe> make_stripes();
   void expect_row(RowId row) const;
-  /// Calls `visit(i, hash)` for keys from `first` to `end` that are about to be looked up.
-  template <class Visit>
-  void in_step(Keys const& keys, std::size_t first, std::size_t end, Visit visit) const;
-  [[nodiscard]] RowWord find_word(Key key, Hash hash) const;
+  class BagMembers;
+  /// Null where there is no row, or one of bfloat16. @throws comm::UsageError for a row of no table
+  [[nodiscard]] float const* find_vector(RowId row) const;
+  /// What key `i` has in its row, or would get.
+  void read_or_initialise(Keys const& keys, std::size_t i, RowId row, std::span<float> out) const;
+  [[nodiscard]] StripeIndices indices() const {
+    return {stripe_map_, [this](std::size_t stripe) { return &stripes_[stripe].index; }};
+  }
   /// Calls `visit(i)` for each row from `first` to `end`, whose lines are fetched before, and `miss(i)` where there is
   /// none.
   template <class Visit, class Miss>
@@ -197,6 +203,8 @@ class CpuTable final : public Table {
   [[nodiscard]] TableSize size_locked() const;
 
   TableOptions options_;
+  KeyKernels const& key_kernels_ = usable_key_kernels().back();
+  kernels::VectorKernels const& vector_kernels_ = kernels::fastest_vector_kernels();
   mutable std::shared_mutex mutex_;  ///< Shared by those who read.
   std::shared_ptr<WorkerPool> workers_;
   SegmentPool segments_;

@@ -51,9 +51,10 @@ Records CpuTable::export_records(Keys const& keys) const {
   records.states.resize(keys.size() * width);
   std::vector<RowId> rows(keys.size());
   std::shared_lock const lock(mutex_);
+  auto const all = indices();
   workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     // Not by find(): an expired row is a record until it is removed, so that a table that imports it is the same.
-    for (std::size_t i = first; i < end; ++i) rows[i] = row_of(find_word(keys[i], hash_of(keys[i])));
+    StagedFind(keys, key_kernels_, all).run(first, end, [&](std::size_t i, RowWord word) { rows[i] = row_of(word); });
     for (std::size_t i = first; i < end; ++i) {
       if (rows[i] == RowId::kNone) {
         throw comm::UsageError("key " + std::to_string(keys[i].id) + " of table " + std::to_string(keys[i].table) +

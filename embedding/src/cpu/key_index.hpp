@@ -1,6 +1,7 @@
 #pragma once
 
 #include "bucket.hpp"
+#include "cpu/directory.hpp"
 #include "cpu/segment_pool.hpp"
 #include "headway/embedding/key.hpp"
 #include "probe.hpp"
@@ -14,6 +15,19 @@
 #include <vector>
 
 namespace headway::embedding {
+
+template <class Bucket>
+struct KeySegment {
+  SegmentPool::Memory memory;
+  std::size_t num_buckets;
+  int depth;             ///< So many bits of the hash are alike in its keys, after the first hash_bits_ of the index.
+  std::size_t limit;     ///< Of used slots.
+  std::size_t num_used;  ///< Slots that are not empty.
+  std::size_t num_live;
+  std::uint64_t serial;  ///< Different from that of any other segment of the index so far.
+
+  [[nodiscard]] Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory.get()); }
+};
 
 /// The key structure of a stripe: which word belongs to which key. For one thread, or several that only find.
 ///
@@ -31,6 +45,16 @@ class KeyIndex {
   [[nodiscard]] RowWord find(Key key, Hash hash) const;
   /// Makes a find() soon after faster.
   void prefetch(Hash hash) const;
+  /// What lookups of many keys at a time need, until the next change.
+  [[nodiscard]] DirectoryView<Bucket> view() const { return {.entries = directory_.data(), .shift = 63 - depth_}; }
+  /// Where a probe goes on.
+  struct Probing {
+    std::size_t at, step;
+  };
+  /// The bucket behind the first, which is prefetched.
+  [[nodiscard]] Probing begin_behind_first(Hash hash) const;
+  /// Looks into the next bucket, and prefetches the one behind it where the probe has to go on: then it is kErased.
+  [[nodiscard]] RowWord look_on(Key key, Hash hash, Probing& probing) const;
   /// The word of the key, until the next change; if it was not there `make_word()` gives it one, or kEmpty to leave it
   /// out: then there is none. It must not be made kEmpty or kErased.
   /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then.
@@ -71,23 +95,8 @@ class KeyIndex {
   /// No table comes here; SegmentPool::take() throws, should it happen.
   static constexpr int kMostDepth = 30;
 
-  struct Segment {
-    SegmentPool::Memory memory;
-    std::size_t num_buckets;
-    int depth;             ///< So many bits of the hash are alike in its keys, after the first hash_bits_.
-    std::size_t limit;     ///< Of used slots.
-    std::size_t num_used;  ///< Slots that are not empty.
-    std::size_t num_live;
-    std::uint64_t serial;  ///< Different from that of any other segment of the index so far.
-
-    [[nodiscard]] Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory.get()); }
-  };
-  /// What find() needs of a segment.
-  struct Entry {
-    Bucket* buckets;
-    std::size_t mask;
-    Segment* segment;
-  };
+  using Segment = KeySegment<Bucket>;
+  using Entry = DirectoryEntry<Bucket>;
   /// Where a key is, or may be put.
   struct Place {
     Bucket* bucket = nullptr;
@@ -96,9 +105,7 @@ class KeyIndex {
     [[nodiscard]] RowWord& word() const { return bucket->words[slot]; }
   };
 
-  [[nodiscard]] std::size_t entry_of(Hash hash) const {
-    return depth_ == 0 ? 0 : hash.low << hash_bits_ >> (64 - depth_);
-  }
+  [[nodiscard]] std::size_t entry_of(Hash hash) const { return hash.low << hash_bits_ >> 1 >> (63 - depth_); }
   [[nodiscard]] static unsigned find_in(Bucket const& bucket, Key key);
   [[nodiscard]] static unsigned slots_with(Bucket const& bucket, RowWord word);
   /// Looks for the key; `free` gets the first place where it could be put.
@@ -153,6 +160,28 @@ template <class Bucket, class Probe>
 inline void KeyIndex<Bucket, Probe>::prefetch(Hash hash) const {
   auto const& entry = directory_[entry_of(hash)];
   __builtin_prefetch(entry.buckets + (hash.low & entry.mask));
+}
+
+template <class Bucket, class Probe>
+inline auto KeyIndex<Bucket, Probe>::begin_behind_first(Hash hash) const -> Probing {
+  auto const& entry = directory_[entry_of(hash)];
+  std::size_t const step = Probe::step(hash, entry.mask), at = (hash.low + step) & entry.mask;
+  __builtin_prefetch(entry.buckets + at);
+  return {.at = at, .step = step};
+}
+
+template <class Bucket, class Probe>
+inline RowWord KeyIndex<Bucket, Probe>::look_on(Key key, Hash hash, Probing& probing) const {
+  auto const& entry = directory_[entry_of(hash)];
+  auto const& bucket = entry.buckets[probing.at];
+  if (auto const found = find_in(bucket, key); found != 0) {
+    return bucket.words[static_cast<std::size_t>(std::countr_zero(found))];
+  }
+  // A segment is never full, so that every probe comes to an end.
+  if (slots_with(bucket, RowWord::kEmpty) != 0) return RowWord::kEmpty;
+  probing.at = (probing.at + probing.step) & entry.mask;
+  __builtin_prefetch(entry.buckets + probing.at);
+  return RowWord::kErased;
 }
 
 template <class Bucket, class Probe>

@@ -2,8 +2,10 @@
 
 #include "cpu/worker_pool.hpp"
 #include "headway/embedding/table.hpp"
+#include "headway/kernels/vector_kernels.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,15 +33,24 @@ class MemberSums {
   /// Sets the sum of a unique key, in the order of its members.
   void add_up(std::size_t number, std::span<float> sum) const {
     std::ranges::fill(sum, 0);
-    for (std::size_t at = members_.begins[number]; at < members_.begins[number + 1]; ++at) {
-      std::size_t const key = members_.members[at], bag = bag_of_.empty() ? key : bag_of_[key];
-      float const weight = weights_.empty() ? 1 : weights_[key];
-      auto const value = values_.subspan(bag * dim_, dim_);
-      for (std::size_t column = 0; column < dim_; ++column) sum[column] += weight * value[column];
+    std::array<float const*, kMembersAtOnce> values;
+    std::array<float, kMembersAtOnce> weights;
+    std::size_t const end = members_.begins[number + 1];
+    for (std::size_t first = members_.begins[number]; first < end; first += kMembersAtOnce) {
+      std::size_t const count = std::min(kMembersAtOnce, end - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        std::size_t const key = members_.members[first + i], bag = bag_of_.empty() ? key : bag_of_[key];
+        values[i] = &values_[bag * dim_];
+        if (!weights_.empty()) weights[i] = weights_[key];
+      }
+      kernels_.add(dim_, count, values.data(), weights_.empty() ? nullptr : weights.data(), sum.data());
     }
   }
 
  private:
+  static constexpr std::size_t kMembersAtOnce = 16;
+
+  kernels::VectorKernels const& kernels_ = kernels::fastest_vector_kernels();
   Members members_;
   std::span<float const> weights_;
   std::size_t dim_;

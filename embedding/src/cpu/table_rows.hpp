@@ -41,6 +41,10 @@ class TableRows {
   /// Makes what is done with a row soon after faster.
   void prefetch(RowId id) const;
   [[nodiscard]] RowNotes& notes(RowId id) const { return store_of(id).notes(plain(id)); }
+  /// (dim) Null where it is in bfloat16.
+  [[nodiscard]] float const* find_vector(RowId id) const {
+    return precision_of(id) == Precision::kFloat32 ? vector(id).data() : nullptr;
+  }
   /// @param out (dim)
   void read(RowId id, std::span<float> out) const;
   /// Rounded to the nearest where it is cold.
