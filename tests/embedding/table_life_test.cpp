@@ -28,6 +28,33 @@ class TableLifeTest : public TableTest {
   }
 };
 
+TEST_P(TableLifeTest, EachLookupOfKnownKeysIsCountedOnceWhateverThreadsTakeIt) {
+  auto const table = GetParam().make(options_of());
+  std::mt19937_64 random(3);
+  std::vector<std::uint64_t> ids(20'000);
+  std::vector<std::uint32_t> counts(ids.size());
+  for (auto& id : ids) id = random() % 50;  // All threads have most of them.
+  for (auto& count : counts) count = static_cast<std::uint32_t>(random() % 4);
+  std::vector<std::uint64_t> different(50);
+  std::iota(different.begin(), different.end(), 0);
+  std::vector<RowId> rows(ids.size()), first_rows(different.size());
+  std::vector<KeyStatus> statuses(ids.size());
+  table->begin_step(1, 1);
+  table->find_or_insert({.ids = different}, first_rows, {});
+  table->begin_step(2, 2);
+  table->find_or_insert({.ids = ids, .counts = counts}, rows, statuses);
+  table->find_or_insert({.ids = ids}, rows, {});
+  std::vector<std::uint32_t> expected(different.size(), 1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    expected[ids[i]] += counts[i] + 1;
+    ASSERT_EQ(rows[i], first_rows[ids[i]]);
+    ASSERT_EQ(statuses[i], KeyStatus::kFound);
+  }
+  auto const records = table->export_records({.ids = different});
+  EXPECT_EQ(records.counts, expected);
+  EXPECT_EQ(records.steps, std::vector<std::uint32_t>(different.size(), 2));
+}
+
 TEST_P(TableLifeTest, RandomHistoriesWithAdmissionAndEvictionAreThoseOfTheRules) {
   for (auto const policy :
        {EvictionPolicy::kNone, EvictionPolicy::kLeastRecentlyUsed, EvictionPolicy::kLeastFrequentlyUsed}) {

@@ -20,7 +20,8 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kRowsAtOnce = 32, kValuesPerLine = 16;
+constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kRowsAtOnce = 32, kNotesAhead = 64,
+                      kValuesPerLine = 16;
 
 }  // namespace
 
@@ -242,9 +243,53 @@ void CpuTable::for_each_row(std::span<RowId const> rows, std::size_t first, std:
 void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) {
   expect_one_each(keys, rows.size(), "rows");
   expect_one_each(keys, keys.counts.empty() ? keys.size() : keys.counts.size(), "counts");
-  insert(
+  expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
+  std::lock_guard const lock(mutex_);
+  if (look_up_known(keys, rows)) {
+    std::ranges::fill(statuses, KeyStatus::kFound);
+    return;
+  }
+  insert_locked(
       keys, {.counts = keys.counts, .min_count = options_.min_count}, statuses, [](std::size_t) {},
       [&](std::size_t i, RowId row) { rows[i] = row; });
+}
+
+bool CpuTable::look_up_known(Keys const& keys, std::span<RowId> rows) {
+  // Lookups may change precisions, or remove rows: stripe by stripe.
+  if (options_.hot_count > 0 || options_.time_to_live > 0) return false;
+  auto const all = indices();
+  std::atomic<bool> are_known = true;
+  workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    if (!are_known.load(std::memory_order_relaxed)) return;
+    bool are_rows = true;
+    StagedFind(keys, key_kernels_, all).run(first, end, [&](std::size_t i, RowWord word) {
+      rows[i] = row_of(word);
+      are_rows = are_rows && rows[i] != RowId::kNone;
+    });
+    if (!are_rows) are_known.store(false, std::memory_order_relaxed);
+  });
+  if (!are_known.load(std::memory_order_relaxed)) return false;
+  workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      if (i + kNotesAhead < end) __builtin_prefetch(&rows_.notes(rows[i + kNotesAhead]), 1);
+      count_lookup(rows_.notes(rows[i]), keys.counts.empty() ? 1 : keys.counts[i]);
+    }
+  });
+  return true;
+}
+
+void CpuTable::count_lookup(RowNotes& notes, std::uint32_t count) const {
+  // Keys may repeat, and each range is another thread's. Relaxed: the call's end orders what readers see.
+  if (workers_->num_threads() == 1) {
+    notes.count = saturating_sum(notes.count, count);
+    notes.step = step_;
+    return;
+  }
+  std::atomic_ref const shared_count(notes.count), shared_step(notes.step);
+  std::uint32_t before = shared_count.load(std::memory_order_relaxed);
+  while (!shared_count.compare_exchange_weak(before, saturating_sum(before, count), std::memory_order_relaxed)) {
+  }
+  shared_step.store(step_, std::memory_order_relaxed);
 }
 
 void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) {
@@ -322,6 +367,12 @@ void CpuTable::insert(Keys const& keys, Lookups const& lookups, std::span<KeySta
                       Visit visit) {
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::lock_guard const lock(mutex_);
+  insert_locked(keys, lookups, statuses, announce, visit);
+}
+
+template <class Announce, class Visit>
+void CpuTable::insert_locked(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce,
+                             Visit visit) {
   batch_.sort(keys, stripe_map_, *workers_);
   if (options_.time_to_live > 0 && lookups.is_limited) remove_expired_of(keys);
   make_room(keys, lookups);

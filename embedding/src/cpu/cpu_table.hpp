@@ -114,6 +114,14 @@ class CpuTable final : public Table {
   /// keys earlier `announce(i)`.
   template <class Announce, class Visit>
   void insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce, Visit visit);
+  /// The same where the lock is held.
+  template <class Announce, class Visit>
+  void insert_locked(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce,
+                     Visit visit);
+  /// Finds and counts lookups of a batch whose keys all have rows.
+  /// @returns false, with nothing counted, where they have not, or where lookups may do more than count
+  [[nodiscard]] bool look_up_known(Keys const& keys, std::span<RowId> rows);
+  void count_lookup(RowNotes& notes, std::uint32_t count) const;
   /// Where no row may be cold, counts decide on nothing, and all are written: the last of a key after the others.
   [[nodiscard]] LastOfEach last_of_each(Records const& records);
   /// A row for a key that was looked up `count` times.
