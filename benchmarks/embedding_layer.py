@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from headway.embedding import RowWiseAdagrad
+from headway.embedding import RowWiseAdagrad, Sgd
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.embedding_layers import (
@@ -36,7 +36,9 @@ from benchmarks.harness.report import measure_and_report
 DESCRIPTION = "an embedding layer on the CPU, forward, backward and update, against FBGEMM's static tables"
 
 _LR, _EPS = 0.05, 1e-8
-_PARAMS = ("tables", "rows", "dim", "batch", "length", "exponent", "threads")
+_PARAMS = ("tables", "rows", "dim", "batch", "length", "exponent", "threads", "optimizer")
+_OPTIMIZERS = {"row_wise_adagrad": RowWiseAdagrad(lr=_LR, eps=_EPS), "sgd": Sgd(lr=_LR)}
+_OF_FBGEMM = {"row_wise_adagrad": "EXACT_ROWWISE_ADAGRAD", "sgd": "EXACT_SGD"}
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 
@@ -54,6 +56,9 @@ def main(argv: Sequence[str]) -> int:
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--exponent", type=float, default=1.05, help="of ids' popularity (default: %(default)s)")
+    parser.add_argument(
+        "--optimizer", choices=_OPTIMIZERS, default="row_wise_adagrad", help="of both systems (default: %(default)s)"
+    )
     return measure_and_report(
         "embedding_layer",
         parser,
@@ -93,7 +98,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     names = table_names(options)
-    collection = make_collection(options, RowWiseAdagrad(lr=_LR, eps=_EPS), pooling, num_threads=options.threads)
+    collection = make_collection(options, _OPTIMIZERS[options.optimizer], pooling, num_threads=options.threads)
     lengths = torch.full((options.batch,), options.length)
 
     def step(rows_TK: torch.Tensor) -> torch.Tensor:
@@ -116,7 +121,7 @@ def _make_fbgemm(options: argparse.Namespace, pooling: str | None, fbgemm: Any) 
     width = options.length if pooling else 1
     layer = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
         [(options.rows, options.dim, fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)] * options.tables,
-        optimizer=fbgemm.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        optimizer=fbgemm.EmbOptimType[_OF_FBGEMM[options.optimizer]],
         learning_rate=_LR,
         eps=_EPS,
         pooling_mode=fbgemm.PoolingMode.SUM,
@@ -135,7 +140,7 @@ def _make_fbgemm(options: argparse.Namespace, pooling: str | None, fbgemm: Any) 
 def _start_alike(options: argparse.Namespace, weights_T: Sequence[torch.Tensor]) -> None:
     """Gives static tables the vectors that dynamic ones begin with."""
     names = table_names(options)
-    fresh = make_collection(options, RowWiseAdagrad(lr=_LR), None).eval()
+    fresh = make_collection(options, Sgd(lr=_LR), None).eval()
     ids = torch.arange(options.rows) * SCATTER
     with torch.no_grad():
         vectors = fresh({name: (ids, torch.tensor([len(ids)])) for name in names})

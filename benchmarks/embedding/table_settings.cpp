@@ -19,7 +19,8 @@ TableSettings parse_table_settings(Arguments arguments) {
 }
 
 std::string table_usage(std::string const& program) {
-  return "Times tables of embeddings beside hash maps with a vector of rows, in turns: insertion of new ids from an\n"
+  return "Times tables of embeddings beside a flat table and hash maps with a vector of rows, in turns: insertion of "
+         "new ids from an\n"
          "empty table on, and finding random ones. Prints one JSON line a point; all that is found is checked.\n\n"
          "usage: " +
          program +
