@@ -6,7 +6,7 @@ namespace headway::comm {
 
 namespace {
 
-/// @returns whether the driver has it.
+/// Resolves `name`. @returns whether the driver exports it.
 template <typename Function>
 bool find(void* handle, char const* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(handle, name));
@@ -42,11 +42,11 @@ bool find_streams(void* handle, CudaStreamFunctions& all) {
 }  // namespace
 
 std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
-  // The handle is kept: the driver stays as long as the process.
+  // The handle is never closed: the driver stays loaded as long as the process.
   void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) return nullptr;
   CudaDriver all{};
-  // Versions are part of the names: cuda.h calls them without.
+  // The exported names carry version suffixes, which cuda.h hides behind macros.
   bool const is_complete = find(handle, "cuPointerGetAttributes", all.pointer_get_attributes) &&
                            find(handle, "cuDeviceGet", all.device_get) &&
                            find(handle, "cuDeviceGetAttribute", all.device_get_attribute) &&
@@ -54,7 +54,7 @@ std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
                            find(handle, "cuDevicePrimaryCtxRelease_v2", all.device_primary_ctx_release) &&
                            find(handle, "cuCtxPushCurrent_v2", all.ctx_push_current) &&
                            find(handle, "cuCtxPopCurrent_v2", all.ctx_pop_current);
-  if (!is_complete) return nullptr;  // A driver before CUDA 11, or somebody's imitation.
+  if (!is_complete) return nullptr;  // A driver before CUDA 11, or a stub library.
   find(handle, "cuMemGetHandleForAddressRange", all.mem_get_handle_for_address_range);
   all.has_streams = find_streams(handle, all.streams);
   return std::make_shared<CudaDriver const>(all);

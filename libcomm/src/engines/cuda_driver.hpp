@@ -6,7 +6,7 @@
 
 namespace headway::comm {
 
-/// The functions of CUDA's driver that move memory in the order of streams, and share it between processes.
+/// CUDA driver functions for stream-ordered copies, stream memory operations and memory shared between processes.
 struct CudaStreamFunctions {
   decltype(&::cuGetErrorName) get_error_name;
   decltype(&::cuDeviceGetUuid) device_get_uuid;
@@ -36,11 +36,12 @@ struct CudaStreamFunctions {
   decltype(&::cuEventQuery) event_query;
   decltype(&::cuCtxSynchronize) ctx_synchronize;
 #if CUDA_VERSION >= 13000
-  decltype(&::cuMemcpyBatchAsync) memcpy_batch_async;  ///< Null: a driver before CUDA 13.
+  /// Null if the driver is older than CUDA 13.
+  decltype(&::cuMemcpyBatchAsync) memcpy_batch_async;
 #endif
 };
 
-/// The functions of CUDA's driver that engines need.
+/// CUDA driver functions that transports call, resolved by name with dlsym().
 struct CudaDriver {
   decltype(&::cuPointerGetAttributes) pointer_get_attributes;
   decltype(&::cuDeviceGet) device_get;
@@ -49,12 +50,13 @@ struct CudaDriver {
   decltype(&::cuDevicePrimaryCtxRelease) device_primary_ctx_release;
   decltype(&::cuCtxPushCurrent) ctx_push_current;
   decltype(&::cuCtxPopCurrent) ctx_pop_current;
-  decltype(&::cuMemGetHandleForAddressRange) mem_get_handle_for_address_range;  ///< Null: a driver before CUDA 11.7.
+  /// Null if the driver is older than CUDA 11.7.
+  decltype(&::cuMemGetHandleForAddressRange) mem_get_handle_for_address_range;
   CudaStreamFunctions streams;
-  bool has_streams;  ///< Whether all of `streams` is there that is not said to be null: from CUDA 12 on.
+  bool has_streams;  ///< True if every non-optional entry of `streams` was found (driver of CUDA 12 or later).
 };
 
-/// The driver that this process has loaded; loads none. Null: there is none.
+/// Returns the CUDA driver that this process has already loaded, or null. Never loads it.
 std::shared_ptr<CudaDriver const> find_loaded_cuda_driver();
 
 }  // namespace headway::comm

@@ -14,7 +14,7 @@
 
 namespace headway::comm {
 
-/// Time-out for poll() and epoll_wait(): 0 to 60 s, rounded up.
+/// Timeout in ms for poll() and epoll_wait(): rounded up, clamped to 0 to 60 s.
 inline int milliseconds_until(Deadline deadline) {
   auto const now = Clock::now();
   if (deadline <= now) return 0;
@@ -22,7 +22,8 @@ inline int milliseconds_until(Deadline deadline) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
 }
 
-/// Wakes the sleepers of one rank from other threads. Rings cost nothing while nobody is armed.
+/// Wakes the sleeping threads of one rank from other threads (eventfd). ring_if_armed() makes no system call while the
+/// doorbell is not armed.
 class Doorbell {
  public:
   Doorbell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -33,25 +34,27 @@ class Doorbell {
   Doorbell& operator=(Doorbell const&) = delete;
 
   [[nodiscard]] int fd() const { return fd_; }
-  /// The exchange orders the flag before the caller's next poll; partner: ring_if_armed().
+  /// Orders the flag before the caller's next poll. Partner: the fence in ring_if_armed().
   void arm() { armed_.exchange(true, std::memory_order_seq_cst); }
   void disarm() { armed_.store(false, std::memory_order_relaxed); }
   [[nodiscard]] bool is_armed() const { return armed_.load(std::memory_order_relaxed); }
-  /// The fence orders what was written before against the flag.
+  /// Rings if a thread may sleep. The fence orders the caller's earlier stores before the load of the flag. Partner:
+  /// arm().
   void ring_if_armed() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (armed_.load(std::memory_order_relaxed)) ring();
   }
+  /// Rings even if the doorbell is not armed.
   void ring() noexcept {
     std::uint64_t const one = 1;
     [[maybe_unused]] auto const written = write(fd_, &one, sizeof one);
   }
-  /// Ends with the next ring, or one since the last drain().
+  /// Blocks until the next ring, a ring since the last drain(), or `deadline`.
   void sleep(Deadline deadline) const {
     pollfd entry{.fd = fd_, .events = POLLIN, .revents = 0};
     if (::poll(&entry, 1, milliseconds_until(deadline)) > 0) drain();
   }
-  /// Forgets rings so far: whoever calls it looks for messages afterwards.
+  /// Consumes the rings so far. The caller must check for messages afterwards.
   void drain() const {
     std::uint64_t count = 0;
     [[maybe_unused]] auto const drained = read(fd_, &count, sizeof count);

@@ -11,19 +11,20 @@
 
 namespace headway::comm {
 
-/// An epoll descriptor. @throws SystemError that names `engine`.
+/// Creates an epoll descriptor. @throws SystemError that names `engine`.
 inline FileDescriptor make_epoll(std::string_view engine) {
   FileDescriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) throw SystemError("epoll_create1", errno, engine);
   return epoll;
 }
 
-/// Makes `epoll` readable while `fd` is; events carry `fd`. @throws SystemError that names `engine`.
+/// Makes `epoll` readable while `fd` is. Events carry `fd`. @throws SystemError that names `engine`.
 inline void watch(FileDescriptor const& epoll, int fd, std::string_view engine) {
   epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, engine);
 }
 
+/// True if a read from `fd` would not block: input, end of file or an error is pending.
 inline bool is_readable(int fd) {
   pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
   return ::poll(&entry, 1, 0) > 0;

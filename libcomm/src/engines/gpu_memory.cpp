@@ -14,7 +14,7 @@ namespace headway::comm {
 
 namespace {
 
-/// How many libraries this process has loaded so far.
+/// Number of libraries that this process has loaded so far (dlpi_adds).
 unsigned long long num_libraries_loaded() {
   unsigned long long count = 0;
   auto const take_count = [](dl_phdr_info* info, std::size_t, void* to) {
@@ -25,9 +25,9 @@ unsigned long long num_libraries_loaded() {
   return count;
 }
 
-/// What the driver says of an address; for memory that it does not know it leaves zeros.
+/// Driver attributes of an address. All zero for an address that the driver does not know.
 struct PointerFacts {
-  CUcontext context = nullptr;  ///< Null for memory of a pool, too.
+  CUcontext context = nullptr;  ///< Null also for memory of a CUDA memory pool.
   unsigned memory_type = 0;
   unsigned is_managed = 0;
   int device_ordinal = -1;
@@ -43,7 +43,9 @@ PointerFacts facts_of(CudaDriver const& driver, void const* address) {
   return result == CUDA_SUCCESS ? facts : PointerFacts{};
 }
 
-/// Makes the context of some memory this thread's: threads of ours have none, and the driver exports nothing to such.
+/// Makes a device context current for one call: the library's threads have none, and the driver exports nothing
+/// without.
+/// Uses the primary context of the device if `context` is null.
 class ContextGuard {
  public:
   ContextGuard(CudaDriver const& driver, CUdevice device, CUcontext context) : driver_(driver), device_(device) {
@@ -74,7 +76,7 @@ bool exports_dma_buf(CudaDriver const& driver, CUdevice device) {
 
 void GpuMemory::look_for_driver() {
   if (driver_ != nullptr) return;
-  // A look costs opened files, so it is only for where something was loaded.
+  // find_loaded_cuda_driver() opens files, so it runs only if a library was loaded since.
   auto const num_libraries = num_libraries_loaded();
   if (num_libraries == num_libraries_seen_) return;
   num_libraries_seen_ = num_libraries;

@@ -11,34 +11,36 @@ namespace headway::comm {
 
 struct CudaDriver;
 
-/// Memory as other devices are told of it: `offset` bytes into a dma-buf.
+/// A dma-buf and the `offset` in bytes of the memory in it.
 struct DmaBuf {
   FileDescriptor fd;
   std::uint64_t offset;
 };
 
-/// Tells memory of CUDA devices from other memory and exports it. Neither loads CUDA's driver nor initialises it: only
-/// a process that has done so itself can have such memory. In a build without cuda.h no memory is a device's.
+/// Recognises CUDA device memory and exports it as a dma-buf. Never loads or initialises the CUDA driver: only a
+/// process that has done so itself can have such memory. Without cuda.h at build time, no memory counts as device
+/// memory.
 class GpuMemory {
  public:
   GpuMemory() { look_for_driver(); }
 
-  /// Sees a driver that this process has loaded since the last look. Cheap if it has loaded no library at all.
+  /// Looks for a CUDA driver loaded since the last call. Cheap if the process has loaded no library since.
   void look_for_driver();
-  /// Whether `memory` begins on a device, where no CPU may touch it; managed memory is not meant. As of the last look
-  /// for a driver: false where there was none, which costs one branch.
+  /// True if the first byte of `memory` is device memory that the CPU cannot access. Managed memory gives false. Uses
+  /// the driver found by the last look_for_driver(); without one it returns false after one branch.
   [[nodiscard]] bool contains(std::span<std::byte const> memory) const {
     return driver_ != nullptr && !memory.empty() && is_on_device(memory.data());
   }
-  /// The host pages that hold `memory`, which lies on a device, in one allocation. The exporter may be any thread.
-  /// @throws SystemError that says what the driver or the device does not support.
+  /// Exports the host pages that contain `memory` as a dma-buf. `memory` is device memory inside one allocation. Any
+  /// thread may call it.
+  /// @throws SystemError that names the missing support of the driver or the device.
   [[nodiscard]] DmaBuf export_dma_buf(std::span<std::byte const> memory) const;
 
  private:
   [[nodiscard]] bool is_on_device(std::byte const* address) const;
 
-  std::shared_ptr<CudaDriver const> driver_;  ///< Null: the process had loaded none.
-  unsigned long long num_libraries_seen_ = 0;
+  std::shared_ptr<CudaDriver const> driver_;   ///< Null if the process had not loaded one.
+  unsigned long long num_libraries_seen_ = 0;  ///< Count of loaded libraries at the last look_for_driver().
 };
 
 }  // namespace headway::comm

@@ -5,10 +5,10 @@
 
 namespace headway::comm {
 
-/// Private zeroed memory, page-aligned; pages are there when first touched.
+/// Private, zeroed, page-aligned memory. The kernel allocates each page on its first access.
 class LandingMemory {
  public:
-  /// @throws SystemError naming the size.
+  /// @throws SystemError naming the size in bytes.
   explicit LandingMemory(std::size_t num_bytes);
   ~LandingMemory();
   LandingMemory(LandingMemory const&) = delete;

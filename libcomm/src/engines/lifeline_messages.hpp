@@ -10,26 +10,28 @@
 
 namespace headway::comm {
 
-/// How long engines wait for their peers while they are made, and what is called about every 100 ms meanwhile.
+/// Deadline for setting up connections to peers, and a callback that runs about every 100 ms while waiting.
 struct SetupPatience {
   Deadline deadline = Clock::now() + std::chrono::seconds(60);
   std::function<void()> while_waiting = {};
 };
 
-/// A peer closed its connection before all engines were ready; it may have told why elsewhere.
+/// A peer closed its connection during setup. The reason may have arrived by another way.
 class PeerGoneError : public SystemError {
  public:
   explicit PeerGoneError(int peer);
 };
 
-/// Waits until `socket` has `events` (or an error, which the next call on it shows). @throws SystemError naming `peer`
-/// at the deadline, and what while_waiting() throws.
+/// Waits until `socket` has `events` or an error, which the next call on it reports.
+/// @throws SystemError naming `peer` at the deadline; exceptions of while_waiting() pass through.
 void wait_for_peer(int socket, short events, int peer, SetupPatience const& patience);
-/// The same for a call on `socket` that failed with errno: @throws the error unless the call is worth another try.
+/// Handles the failure (errno) of `call` on `socket`: returns at once after EINTR, waits after EAGAIN, otherwise
+/// throws.
+/// @throws PeerGoneError if the peer closed the connection; SystemError naming `call` and `peer` for other errors.
 void wait_or_throw(char const* call, int socket, short events, int peer, SetupPatience const& patience);
 
-/// Sends a fixed-size message over a lifeline that no engine uses yet, or receives one.
-/// @throws PeerGoneError, SystemError naming `peer`.
+/// Send or receive exactly `bytes` over a lifeline, before a transport uses it.
+/// @throws PeerGoneError; SystemError naming `peer`.
 void send_all(int socket, std::span<std::byte const> bytes, int peer, SetupPatience const& patience);
 void receive_all(int socket, std::span<std::byte> bytes, int peer, SetupPatience const& patience);
 

@@ -1,4 +1,4 @@
-// GpuMemory of a build without cuda.h, in place of gpu_memory.cpp.
+// GpuMemory for builds without cuda.h; replaces gpu_memory.cpp.
 
 #include "engines/gpu_memory.hpp"
 #include "headway/comm/status.hpp"

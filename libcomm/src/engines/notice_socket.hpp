@@ -9,8 +9,8 @@
 
 namespace headway::comm {
 
-/// The lifeline to one peer, where messages take another way: it carries notices, and its end says that the peer is
-/// gone.
+/// Lifeline (control socket) to one peer whose messages travel another way. It carries notices, and its end of file
+/// means that the peer is gone.
 class NoticeSocket {
  public:
   NoticeSocket() = default;
@@ -19,16 +19,17 @@ class NoticeSocket {
 
   [[nodiscard]] bool valid() const { return socket_.valid(); }
   [[nodiscard]] int fd() const { return socket_.get(); }
-  /// Whether the other end is closed, whatever of its notices has not been received yet.
+  /// True if the peer has closed its end, even while notices of it are still unread.
   [[nodiscard]] bool is_hung_up() const;
-  /// Best effort: nothing else uses the socket's buffer, which has room for many notices.
+  /// Sends a notice; drops it on any error. Notices are the only traffic, so the socket buffer has room for many.
   void send(std::string_view text) const noexcept;
-  /// Reports what has come to `sink` as of `peer`. @returns whether the peer may send more.
+  /// Passes the complete notices that arrived to `sink`, with `peer` as their source.
+  /// @returns whether the peer may send more.
   bool receive(int peer, ArrivalSink& sink);
 
  private:
   FileDescriptor socket_;
-  std::vector<char> input_;  ///< Received part of notices.
+  std::vector<char> input_;  ///< Bytes received of an incomplete notice.
 };
 
 }  // namespace headway::comm

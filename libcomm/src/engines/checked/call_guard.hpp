@@ -10,7 +10,7 @@
 
 namespace headway::comm {
 
-/// Finds calls on one object that overlap: from two threads, or poll() from inside poll().
+/// Detects overlapping calls on one object: from two threads, or poll() inside poll().
 class CallGuard {
  public:
   class Scope;
@@ -20,7 +20,7 @@ class CallGuard {
   std::atomic<std::thread::id> owner_{};  ///< Reset before running_, so that it never names an earlier owner.
 };
 
-/// Held for the length of one call. A sink may call anything but poll() from inside poll().
+/// Held for the duration of one call. Inside poll(), a sink may call anything except poll().
 class CallGuard::Scope {
  public:
   /// @throws UsageError naming both calls if they overlap. `call` is a literal.

@@ -1,3 +1,22 @@
+// Checked transport: verifies the Endpoint contract around any other transport and injects faults into arrivals.
+//
+// Idea: every call passes three checks. The arguments must be legal (peer, range, header size). The call must not
+// overlap another one (CallGuard). The wrapped transport's answer must be possible: put_count() rises by one per
+// accepted put, flushed() never falls and never passes put_count(), and nothing comes from a peer after its loss.
+// SourceLedger keeps a checksum of each payload from its put to its flush. A mismatch shows that the caller changed a
+// payload too early.
+//
+// Example: rank 0 puts 8 bytes to rank 1, then overwrites them before flushed(1) reaches 1. The next call that settles
+// the sources, here poll(), throws "the source of put 1 to rank 1 was changed before it was flushed".
+//
+// With a fault seed, arrivals go to FaultSchedule instead of the caller's sink. While it holds any, poll() returns
+// true, sleep() does not block, and HeldSignal makes both descriptors readable: no caller sleeps over an arrival.
+//
+// Invariants: faults delay, reorder and repeat notifications, but never drop one; all from a peer are delivered before
+// its loss. The same seed and the same calls give the same schedule.
+// Complexity: two passes over each payload; O(peers) per poll().
+// Source: the contract is in include/headway/comm/endpoint.hpp; tests/libcomm/engines/checked_endpoint_test.cpp.
+
 #include "engines/checked/endpoint.hpp"
 
 #include <sys/epoll.h>
@@ -20,7 +39,7 @@ int checked_descriptor(int fd, std::string_view call) {
 
 }  // namespace
 
-/// Makes the engine's descriptors readable too while arrivals are held back.
+/// Makes both descriptors of the endpoint readable while arrivals are held back.
 class CheckedEndpoint::HeldSignal {
  public:
   explicit HeldSignal(Endpoint const& inner)
@@ -60,7 +79,8 @@ class CheckedEndpoint::HeldSignal {
   int activity_fd_;
 };
 
-/// Stands between the engine's poll() and the caller's sink. Keeps the first breach for after the engine's poll().
+/// Sits between the wrapped endpoint's poll() and the caller's sink. Stores the first breach; poll() throws it after
+/// the inner poll() has returned.
 class CheckedEndpoint::Inspector final : public ArrivalSink {
  public:
   Inspector(CheckedEndpoint& endpoint, ArrivalSink& sink) : endpoint_(endpoint), sink_(sink) {}
@@ -122,7 +142,7 @@ CheckedEndpoint::CheckedEndpoint(std::unique_ptr<Endpoint> inner, std::uint64_t 
       landing_bytes_(inner_->landing().size()),
       peers_(static_cast<std::size_t>(inner_->size())) {
   if (fault_seed == 0) return;
-  // Ranks that share a seed must not share a schedule.
+  // Ranks that share a seed must get different schedules.
   faults_.emplace(fault_seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(inner_->rank()));
   held_signal_ = std::make_unique<HeldSignal>(*inner_);
 }
@@ -217,7 +237,7 @@ bool CheckedEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value
 }
 
 void CheckedEndpoint::retract() noexcept {
-  for (auto& state : peers_) state.sources.clear();  // They are the caller's again.
+  for (auto& state : peers_) state.sources.clear();  // The caller may change its payloads again.
   inner_->retract();
 }
 
@@ -312,7 +332,7 @@ void CheckedEndpoint::throw_engine_breach(std::string const& text) const {
   throw std::logic_error("engine of " + rank_text(rank()) + ": " + text);
 }
 
-// The caller learns from flushed() that a source is free, so the sources are compared before it hears of it.
+// Checksums are compared before the caller learns from flushed() that a source is free.
 std::uint64_t CheckedEndpoint::settle_sources(int peer) const {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   std::uint64_t const flushed = inner_->flushed(peer);
@@ -337,7 +357,7 @@ bool CheckedEndpoint::deliver_due(ArrivalSink& sink) {
   bool const holds = !faults_->empty();
   if (holds_arrivals_.exchange(holds) != holds) {
     holds ? held_signal_->raise() : held_signal_->lower();
-    if (holds) inner_->wake();  // Whoever sleeps must poll until nothing is held back.
+    if (holds) inner_->wake();  // A sleeping thread must poll until nothing is held back.
   }
   for (auto const& notification : due) sink.arrived(notification.source, notification.tag);
   return !due.empty() || holds;

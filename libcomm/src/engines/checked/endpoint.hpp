@@ -19,14 +19,13 @@
 
 namespace headway::comm {
 
-/// Wraps any engine and verifies the contract of Endpoint on both sides: what the caller asks and what the engine
-/// reports. A breach of the caller throws UsageError, one of the engine std::logic_error; send_notice() cannot throw,
-/// so the next call does. With a fault seed it also delays, repeats and reorders arrivals; see FaultSchedule.
-///
-/// Costs a checksum of every payload at its put and one at its flush.
+/// Wraps any transport and verifies the Endpoint contract on both sides. A breach by the caller throws UsageError, one
+/// by the wrapped transport std::logic_error. send_notice() cannot throw, so the next call does.
+/// With a fault seed it also delays, repeats and reorders arrivals (FaultSchedule). Cost: one checksum of every payload
+/// at its put and one at its flush. The algorithm is explained in endpoint.cpp.
 class CheckedEndpoint final : public Endpoint {
  public:
-  /// `fault_seed` 0 injects nothing.
+  /// `fault_seed` 0 injects no faults.
   CheckedEndpoint(std::unique_ptr<Endpoint> inner, std::uint64_t fault_seed);
   ~CheckedEndpoint() override;
 
@@ -41,7 +40,7 @@ class CheckedEndpoint final : public Endpoint {
   void submit() override;
   [[nodiscard]] std::uint64_t put_count(int peer) const override;
   [[nodiscard]] std::uint64_t flushed(int peer) const override;
-  /// True too while an arrival is held back, so that nobody goes to sleep over it.
+  /// Also true while an arrival is held back, so that no caller goes to sleep over it.
   bool poll(ArrivalSink& sink) override;
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override;
   bool claim(int owner, std::uint64_t offset, std::uint64_t value) override;
@@ -67,7 +66,7 @@ class CheckedEndpoint final : public Endpoint {
 
   struct Peer {
     SourceLedger sources;
-    std::uint64_t flushed = 0;  ///< What the engine said last.
+    std::uint64_t flushed = 0;  ///< Last value that the wrapped endpoint returned.
     bool lost = false;
   };
 
@@ -82,10 +81,10 @@ class CheckedEndpoint final : public Endpoint {
   std::unique_ptr<Endpoint> inner_;
   std::size_t landing_bytes_;
   mutable CallGuard guard_;
-  mutable std::vector<Peer> peers_;  ///< (size); flushed() settles, hence mutable.
+  mutable std::vector<Peer> peers_;  ///< (size) Mutable because flushed() settles sources.
   std::set<std::pair<int, SegmentId>> exposed_;
   std::optional<FaultSchedule> faults_;
-  std::unique_ptr<HeldSignal> held_signal_;  ///< Only with faults.
+  std::unique_ptr<HeldSignal> held_signal_;  ///< Null without faults.
   std::atomic<bool> holds_arrivals_{false};  ///< Read by sleep(), which may overlap poll().
   mutable std::atomic<char const*> deferred_breach_{nullptr};
 };

@@ -37,7 +37,7 @@ std::vector<FaultSchedule::Notification> FaultSchedule::take_due_originals() {
     due.push_back(original.notification);
     return true;
   });
-  // Not std::shuffle: its draws differ between standard libraries.
+  // Fisher-Yates. The draws of std::shuffle differ between standard libraries.
   for (std::size_t left = due.size(); left > 1; --left) std::swap(due[left - 1], due[below(left)]);
   return due;
 }

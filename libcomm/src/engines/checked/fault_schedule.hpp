@@ -10,11 +10,11 @@
 
 namespace headway::comm {
 
-/// Decides by a seeded generator when, in which order and how often the caller hears of an arrival.
+/// Decides with a seeded generator when, in which order and how often the caller hears of an arrival.
 ///
 /// Every arrival is held for at most kMaxHoldPolls polls. A repeat follows its original within kMaxRepeatPolls polls
-/// and kMaxRepeatDistance arrivals of the same source: before 256 fragments could have gone by, so its tag still
-/// means the fragment that it meant. The same seed and calls give the same schedule.
+/// and within kMaxRepeatDistance arrivals of the same source. Fewer than 256 fragments pass in between, so the repeated
+/// tag still names the same fragment. The same seed and the same calls give the same schedule.
 class FaultSchedule {
  public:
   static constexpr std::uint64_t kMaxHoldPolls = 24;
@@ -28,11 +28,11 @@ class FaultSchedule {
 
   explicit FaultSchedule(std::uint64_t seed) : random_(seed) {}
 
-  /// Takes over an arrival that the engine reported in the present poll.
+  /// Adds an arrival that the wrapped endpoint reported in the current poll.
   void add(Notification const& notification);
-  /// Ends the present poll. @returns what the caller is to hear of now, in order.
+  /// Ends the current poll. @returns the arrivals to deliver now, in order.
   std::vector<Notification> take_due();
-  /// @returns everything from `source` that the caller has not heard of yet; its repeats are dropped.
+  /// Removes and returns all undelivered arrivals from `source`. Its repeats are dropped.
   std::vector<Notification> take_all_from(int source);
   [[nodiscard]] bool empty() const { return originals_.empty() && repeats_.empty(); }
 
@@ -44,7 +44,7 @@ class FaultSchedule {
   struct Repeat {
     Notification notification;
     std::uint64_t due_poll;
-    std::uint64_t due_arrivals;  ///< Value of arrivals_from_[source] at which it comes at the latest.
+    std::uint64_t due_arrivals;  ///< Latest value of arrivals_from_[source] at which the repeat is delivered.
   };
 
   std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
@@ -58,7 +58,7 @@ class FaultSchedule {
   std::uint64_t poll_ = 0;
   std::vector<Original> originals_;
   std::vector<Repeat> repeats_;
-  std::map<int, std::uint64_t> arrivals_from_;  ///< Originals that the caller heard of, by source.
+  std::map<int, std::uint64_t> arrivals_from_;  ///< Number of originals delivered, by source.
 };
 
 }  // namespace headway::comm

@@ -6,7 +6,7 @@
 namespace headway::comm {
 namespace {
 
-// Any one-bit change alters it: each step is a bijection of the state for a given word.
+// Detects every one-bit change: for a given word, each step is a bijection of the state.
 std::uint64_t checksum_of(std::span<std::byte const> bytes) {
   std::uint64_t state = 0x9e3779b97f4a7c15u + bytes.size();
   for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {

@@ -8,12 +8,12 @@
 
 namespace headway::comm {
 
-/// Checksums of the payloads that one peer's puts still need.
+/// Checksums of the payloads that unflushed puts to one peer still need.
 class SourceLedger {
  public:
-  /// Notes the payload of put `number` (put_count() after it). Numbers rise.
+  /// Records the payload of put `number` (put_count() after the put). Numbers must rise.
   void add(std::span<std::byte const> payload, std::uint64_t number);
-  /// Drops all puts up to `flushed`. @returns the first of them whose payload is not what it was.
+  /// Removes all puts up to `flushed`. @returns the number of the first one whose payload has changed.
   std::optional<std::uint64_t> settle(std::uint64_t flushed);
   void clear() { entries_.clear(); }
 

@@ -1,3 +1,20 @@
+// Composite transport: one endpoint made of several, with one of them for each peer.
+//
+// Idea: a call about one peer goes to the engine that reaches that peer; a call about all peers goes to every engine.
+// All engines write to one landing segment, so the layer above addresses a slot in the same way for every peer.
+//
+// Example: ranks 0 and 1 share a host, rank 2 is remote. Rank 0 has the engines {shm, verbs} and engine_of_peer {0, 0,
+// 1}. put() to rank 1 goes to shm, put() to rank 2 to verbs. poll() asks both.
+//
+// Invariants:
+// - The first engine owns the landing memory, so it is destroyed last.
+// - Only the composite blocks: sleep() waits on one epoll descriptor that nests those of all engines, then calls each
+//   engine's sleep() with a deadline in the past, so that it consumes its own wake-up.
+// - submit() starts the last engine first: networks come after shm, and their transfer overlaps with the copies on this
+//   host.
+// Complexity: one index look-up per put; poll() costs the sum of the engines' polls.
+// Source: one transport per pair of ranks, as in NCCL and UCX.
+
 #include "engines/composite/endpoint.hpp"
 
 #include "engines/epoll.hpp"
@@ -35,11 +52,11 @@ CompositeEndpoint::CompositeEndpoint(std::vector<std::unique_ptr<Endpoint>> engi
 }
 
 CompositeEndpoint::~CompositeEndpoint() {
-  while (!engines_.empty()) engines_.pop_back();  // The first owns the memory in which the others land.
+  while (!engines_.empty()) engines_.pop_back();  // The first engine owns the memory that the others write to.
 }
 
 void CompositeEndpoint::submit() {
-  // Networks first: what they take on their way overlaps with the copies on this host.
+  // Networks first: their transfer overlaps with the copies on this host.
   for (std::size_t i = engines_.size(); i > 0; --i) engines_[i - 1]->submit();
 }
 
@@ -75,7 +92,7 @@ void CompositeEndpoint::sleep(Deadline deadline) {
   std::array<epoll_event, 1> events;
   ::epoll_wait(activity_.get(), events.data(), events.size(), milliseconds_until(deadline));
   bell_.drain();
-  // These do not block: an engine may take note in its sleep() of what ended it.
+  // These calls do not block. Each lets its engine consume the event that woke this thread.
   for (auto const& engine : engines_) engine->sleep(Deadline::min());
 }
 

@@ -10,11 +10,11 @@
 
 namespace headway::comm {
 
-/// One endpoint out of several over the same landing memory: each peer is reached by one of them.
+/// Combines several transports over the same landing memory into one endpoint. Each peer is reached by one of them.
 class CompositeEndpoint final : public Endpoint {
  public:
-  /// All engines are connected for one rank of one group and have one landing segment, which the first owns.
-  /// `engine_of_peer` has an index for each rank; that of the own rank means nothing.
+  /// All engines are connected for the same rank of the same group and share one landing segment, which the first one
+  /// owns. `engine_of_peer` holds the engine's index for each rank; the own rank's entry is unused.
   CompositeEndpoint(std::vector<std::unique_ptr<Endpoint>> engines, std::vector<std::size_t> engine_of_peer);
   ~CompositeEndpoint() override;
 
@@ -58,7 +58,7 @@ class CompositeEndpoint final : public Endpoint {
 
  private:
   [[nodiscard]] Endpoint& owner() const { return *engines_.front(); }
-  /// A rank out of range goes to an engine all the same, which refuses it.
+  /// Engine that reaches `peer`. An invalid rank goes to the first engine, which rejects it.
   [[nodiscard]] Endpoint& of(int peer) const {
     auto const index = static_cast<std::size_t>(peer);
     return index < engine_of_peer_.size() ? *engines_[engine_of_peer_[index]] : owner();
@@ -67,7 +67,8 @@ class CompositeEndpoint final : public Endpoint {
   std::vector<std::unique_ptr<Endpoint>> engines_;
   std::vector<std::size_t> engine_of_peer_;
   Doorbell bell_;
-  FileDescriptor lifelines_, activity_;  ///< epoll; they nest those of all engines, the second also the bell.
+  /// epoll descriptors that nest those of all engines. `activity_` also nests the bell.
+  FileDescriptor lifelines_, activity_;
 };
 
 }  // namespace headway::comm

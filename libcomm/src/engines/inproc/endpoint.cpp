@@ -29,7 +29,7 @@ struct Event {
   std::string text;
 };
 
-/// One rank's side: what others write to.
+/// Receive side of one rank: the memory and the events that other ranks write.
 struct Mailbox {
   explicit Mailbox(std::size_t landing_bytes) : landing(landing_bytes / sizeof(Line) + 1) {}
   struct alignas(64) Line {
@@ -38,14 +38,15 @@ struct Mailbox {
   [[nodiscard]] std::byte* landing_data() { return landing.front().bytes; }
 
   std::vector<Line> landing;
-  std::mutex mutex;  ///< Guards all below and the landing bytes.
+  std::mutex mutex;  ///< Guards all members below except the atomic and the doorbell, and the landing bytes.
   std::vector<Event> events;
   std::map<std::pair<int, SegmentId>, std::span<std::byte>> exposed;
-  bool readable = true;  ///< Until retract().
+  bool readable = true;  ///< False after retract(): peers must not get() any more.
   std::atomic<bool> has_events = false;
   Doorbell bell;
 };
 
+/// Shared state of all ranks of a group. Every endpoint holds a reference.
 struct Hub {
   Hub(int size, std::size_t landing_size, InprocTraits the_traits)
       : landing_bytes(landing_size), traits(the_traits), is_taken(static_cast<std::size_t>(size)) {
@@ -54,7 +55,7 @@ struct Hub {
   std::size_t landing_bytes;
   InprocTraits traits;
   std::vector<std::unique_ptr<Mailbox>> mailboxes;
-  std::vector<std::atomic<bool>> is_taken;  ///< By a rank that looked for the hub in a store.
+  std::vector<std::atomic<bool>> is_taken;  ///< (size) True if a rank has found this hub through the store.
   std::string generation = to_hex(random_bytes<16>());
 };
 
@@ -215,7 +216,8 @@ class InprocEndpoint final : public Endpoint {
   std::vector<Event> events_;
 };
 
-/// Hubs of this process by number. A rank that looks for one may find it gone, as rank 0 does not wait for ever.
+/// Hubs of this process by number. Entries are weak: rank 0 gives up after its timeout, and a rank may then find its
+/// hub gone.
 class Hubs {
  public:
   static Hubs& of_process() {
@@ -251,7 +253,8 @@ std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size
 
 namespace {
 
-/// The hub that rank 0 has told, unless it is one of an earlier group under the same name: `problem` then says why.
+/// Looks up the hub that rank 0 published. Returns null if it is gone or belongs to an earlier group of the same name;
+/// `problem` then says which.
 std::shared_ptr<Hub> find_hub(int rank, std::string const& value, std::string& problem) {
   std::size_t end = 0;
   expects(std::stol(value, &end) == getpid(), "engine inproc: rank 0 is another process; use shm");
@@ -270,8 +273,8 @@ std::shared_ptr<Hub> find_hub(int rank, std::string const& value, std::string& p
 
 InprocConnection connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
                                          std::string const& name, std::chrono::milliseconds timeout) {
-  // Rank 0 makes the hub and tells its number, with the process id as a check, until all others have taken it. The
-  // store may hold the number of an earlier hub: a rank that finds no place there looks again.
+  // Rank 0 creates the hub, publishes its number with the process id as a check, and waits for all others to take it.
+  // The store may still hold the number of an earlier hub: a rank whose place there is taken looks again.
   std::string const key = name + "/inproc/hub";
   auto const taken_key = [&](std::string const& hub, int peer) {
     return name + "/inproc/" + hub + "/taken/" + std::to_string(peer);

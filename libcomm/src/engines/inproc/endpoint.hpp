@@ -10,7 +10,7 @@
 
 namespace headway::comm {
 
-/// What inproc endpoints claim to be able to, so that tests reach every way of moving large payloads.
+/// Capabilities that inproc endpoints report, so that tests reach every path for large payloads.
 struct InprocTraits {
   bool can_get = true;
   bool can_put_exposed = false;
@@ -21,13 +21,13 @@ struct InprocTraits {
 std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size_t landing_bytes,
                                                              InprocTraits traits = {});
 
-/// An endpoint, and random text that all ranks have and no other group has.
+/// An endpoint, and a random text that all ranks of one group share and no other group has.
 struct InprocConnection {
   std::unique_ptr<Endpoint> endpoint;
   std::string generation;
 };
 
-/// The same, each rank getting its own: ranks meet through `store`, which must be of this process.
+/// Makes the endpoint of one rank. Ranks find each other through `store`, which must belong to this process.
 InprocConnection connect_inproc_endpoint(int rank, int size, std::size_t landing_bytes, Store& store,
                                          std::string const& name, std::chrono::milliseconds timeout);
 

@@ -8,16 +8,16 @@
 
 namespace headway::comm::nvlink {
 
-/// A device has no memory left for what was asked of it.
+/// The device has too little free memory for the request.
 class OutOfDeviceMemory : public SystemError {
  public:
   using SystemError::SystemError;
 };
 
-/// The primary context of a CUDA device, the one that torch and CUDA's runtime use; alive as long as this is.
+/// Primary context of a CUDA device, which torch and the CUDA runtime use. Retained for the lifetime of this object.
 class Context {
  public:
-  /// @throws UsageError: this process has not loaded CUDA's driver, or that is older than CUDA 12; SystemError.
+  /// @throws UsageError if this process has not loaded the CUDA driver or it is older than CUDA 12; SystemError.
   static std::shared_ptr<Context const> open(int ordinal);
   Context(std::shared_ptr<CudaDriver const> driver, int ordinal);
   Context(Context const&) = delete;
@@ -28,10 +28,10 @@ class Context {
   [[nodiscard]] CudaStreamFunctions const& call() const { return driver_->streams; }
   [[nodiscard]] CUcontext handle() const { return handle_; }
   [[nodiscard]] int ordinal() const { return ordinal_; }
-  /// The device's own name, alike in all processes.
+  /// Universally unique id of the device, equal in all processes.
   [[nodiscard]] CUuuid uuid() const;
-  /// @throws SystemError (OutOfDeviceMemory) that names `call`, CUDA's error, `detail` and the device, unless `result`
-  /// is success.
+  /// Returns if `result` is success. Otherwise
+  /// @throws SystemError (OutOfDeviceMemory) naming `call`, the CUDA error, `detail` and the device.
   void check(CUresult result, char const* call, std::string const& detail = {}) const {
     if (result != CUDA_SUCCESS) [[unlikely]] {
       refuse(result, call, detail);
@@ -47,7 +47,8 @@ class Context {
   CUcontext handle_{};
 };
 
-/// Makes a context this thread's while it lives, if it can: for destructors, which may come after CUDA's end.
+/// Makes a context current on this thread for its lifetime; does nothing on failure. For destructors, which may run
+/// after the driver's shutdown.
 class QuietContextScope {
  public:
   explicit QuietContextScope(Context const& context) noexcept
@@ -64,7 +65,7 @@ class QuietContextScope {
   CUresult result_;
 };
 
-/// The same. @throws SystemError if it cannot.
+/// Makes a context current on this thread for its lifetime. @throws SystemError on failure.
 class ContextScope : private QuietContextScope {
  public:
   explicit ContextScope(Context const& context) : QuietContextScope(context) {

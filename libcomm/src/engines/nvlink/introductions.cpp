@@ -17,7 +17,7 @@ constexpr auto kLookInterval = std::chrono::microseconds(100);
 
 static_assert(std::is_trivially_copyable_v<Hello>);
 
-/// Without the end of a text that is not terminated.
+/// The text up to its first zero byte, or all of it.
 template <std::size_t kSize>
 std::string text_of(std::array<char, kSize> const& text) {
   return {text.data(), ::strnlen(text.data(), kSize)};
@@ -42,7 +42,7 @@ void Introductions::heard(int peer, std::string_view text) {
   std::lock_guard const lock(mutex_);
   auto& acquaintance = acquaintances_[{hello.set, peer}];
   acquaintance.hello = hello;
-  acquaintance.is_settled = false;  // Who introduces itself anew has nothing of before.
+  acquaintance.is_settled = false;  // A peer that sends a new hello has nothing of before.
   send(peer, acquaintance);
 }
 
@@ -57,7 +57,7 @@ void Introductions::send(int peer, Acquaintance& acquaintance) {
   if (!acquaintance.hello || !acquaintance.offered || acquaintance.is_settled) return;
   auto const& hello = *acquaintance.hello;
   auto const delivery = mailbox_.send(text_of(hello.mailbox), hello.nonce, *acquaintance.offered, peer);
-  acquaintance.is_settled = delivery != Delivery::kFull;  // Of a peer that has gone the group hears by itself.
+  acquaintance.is_settled = delivery != Delivery::kFull;  // The group itself detects a peer that is gone.
   has_unsent_ = has_unsent_ || !acquaintance.is_settled;
 }
 
@@ -67,7 +67,7 @@ void Introductions::send_again() noexcept {
   for (auto& [key, acquaintance] : acquaintances_) {
     try {
       send(key.second, acquaintance);
-    } catch (SystemError const&) {  // Of this host's resources: they may be there the next time.
+    } catch (SystemError const&) {  // Lack of resources on this host. They may be there next time.
       has_unsent_ = true;
     }
   }
@@ -99,7 +99,7 @@ bool Introductions::add(int set, int peer, int descriptor) {
   auto const& acquaintance = acquaintances_[{set, peer}];
   if (!acquaintance.hello || !acquaintance.offered || !acquaintance.is_settled) return false;
   auto const& hello = *acquaintance.hello;
-  // Every letter has two.
+  // Every message carries two descriptors.
   return mailbox_.send(text_of(hello.mailbox), hello.nonce, {descriptor, descriptor}, peer) == Delivery::kDone;
 }
 

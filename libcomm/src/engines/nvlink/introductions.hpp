@@ -17,47 +17,53 @@
 
 namespace headway::comm::nvlink {
 
-/// What a rank tells a peer before they share memory. `set` numbers what is shared, alike on all ranks.
+/// Message that a rank sends to a peer before they share memory. `set` numbers the shared memory, equal on all ranks.
 struct Hello {
   int set = 0;
   std::array<char, 96> host{};     ///< host_identity().
-  std::array<char, 64> mailbox{};  ///< Where the peer is to send its descriptors,
-  Nonce nonce{};                   ///< with this.
+  std::array<char, 64> mailbox{};  ///< Address to which the peer sends its descriptors,
+  Nonce nonce{};                   ///< with this nonce.
   CUuuid device{};
   std::uint64_t host_bytes = 0, device_bytes = 0, slot_bytes = 0;
 };
 
-/// How a rank comes by the memory of its peers without waiting in turn: it tells all of them at once who it is, and
-/// whoever hears of a peer sends what was offered to it, at any time and from any thread. So a rank waits for the
-/// hello of a peer that it needs, and never for another rank's patience. Calls no driver. Thread-safe, but that one
-/// thread at a time greets and awaits.
+/// Exchange of memory descriptors between ranks of one host, without turns.
+///
+/// Each rank sends its hello to all peers at once. Whichever thread receives a peer's hello sends the descriptors
+/// offered to that peer. So a rank waits only for the hellos of the peers that it needs, never until another rank has
+/// finished waiting. It calls no driver function. Thread-safe, except that only one thread at a time may greet and
+/// await.
 class Introductions {
  public:
-  /// Called several times a second while a rank waits; throws to end it.
+  /// Callback that runs several times a second while a rank waits. It throws to end the wait.
   using Look = std::function<void()>;
 
-  /// The text that tells `peer` what is in `own`, of which the mailbox and the nonce are written here.
+  /// Text of the hello for `peer`: a copy of `own`, with mailbox and nonce filled in.
   [[nodiscard]] std::string greeting(int peer, Hello own);
-  /// Takes a greeting of `peer`. @throws UsageError if it is none, SystemError as Mailbox::send().
+  /// Processes a hello of `peer`. @throws UsageError if it is malformed; SystemError as Mailbox::send().
   void heard(int peer, std::string_view text);
-  /// Has descriptors sent to `peer`, now or when its hello comes. They must stay open until forget(), or the
-  /// end. @throws SystemError as Mailbox::send().
+  /// Sends `descriptors` to `peer`, now or when its hello arrives. They must stay open until forget() or destruction.
+  /// @throws SystemError as Mailbox::send().
   void offer(int set, int peer, std::array<int, 2> descriptors);
-  /// Sends again what peers had no room for. Called from time to time; cheap where there is nothing.
+  /// Retries descriptors for which a peer's mailbox was full. Call it from time to time; cheap if there is nothing to
+  /// send.
   void send_again() noexcept;
-  /// @throws SystemError naming `peer` when the deadline passes.
+  /// Waits for the hello of `peer`. @throws SystemError naming `peer` when the deadline passes.
   [[nodiscard]] Hello await_hello(int set, int peer, Deadline deadline, Look const& look);
-  /// What the peer offers, once.
+  /// Waits for the descriptors that the peer offers. They arrive only once.
   [[nodiscard]] std::array<FileDescriptor, 2> await_descriptors(int set, int peer, Deadline deadline, Look const& look);
-  /// Sends `peer`, which has all that was offered, one descriptor more. @returns false, and sends nothing, where it
-  /// cannot be done now. @throws SystemError as Mailbox::send().
+  /// Sends one more descriptor to `peer`, after those that were offered.
+  /// @returns false, with no effect, if it cannot be sent now. @throws SystemError as Mailbox::send().
   [[nodiscard]] bool add(int set, int peer, int descriptor);
-  /// Makes room in the mailbox, which holds few letters. @throws SystemError as Mailbox::receive().
+  /// Empties the mailbox, which holds only a few messages. @throws SystemError as Mailbox::receive().
   void take_letters() { mailbox_.take_letters(); }
-  /// The next that the peer added. @throws SystemError naming it when the deadline passes.
+  /// Waits for the next descriptor that the peer sent with add().
+  /// @throws SystemError naming the peer when the deadline passes.
   [[nodiscard]] FileDescriptor await_added(int set, int peer, Deadline deadline);
-  /// Waits until everything offered of a set is with its peers. @throws SystemError when the deadline passes.
+  /// Waits until all peers of `set` that have said hello have received what was offered.
+  /// @throws SystemError when the deadline passes.
   void await_room(int set, Deadline deadline, Look const& look);
+  /// Drops the state of `set`, on which descriptors may be closed.
   void forget(int set);
 
  private:
@@ -65,9 +71,9 @@ class Introductions {
     Nonce own_nonce{};
     std::optional<Hello> hello;
     std::optional<std::array<int, 2>> offered;
-    bool is_settled = false;  ///< Sent, or the peer has gone.
+    bool is_settled = false;  ///< True if sent, or if the peer is gone.
   };
-  using Key = std::pair<int, int>;  ///< Set and peer.
+  using Key = std::pair<int, int>;  ///< (set, peer).
 
   void send(int peer, Acquaintance& acquaintance);
   [[nodiscard]] Nonce own_nonce(int set, int peer);

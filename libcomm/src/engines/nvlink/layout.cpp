@@ -21,6 +21,7 @@ std::string disagreement(DataTypeName name, int sender, MessageMeaning const& se
          ", which expects " + describe(expected, name);
 }
 
+// One compare-and-swap per message: the first caller for `number` writes the word, the second reads it.
 Way Placement::choose(std::uint64_t number, Way own) {
   auto seen = word_.load();
   while (seen / kNumWays != number + 1) {

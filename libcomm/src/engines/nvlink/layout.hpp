@@ -14,102 +14,105 @@
 
 namespace headway::comm::nvlink {
 
-/// What a rank means by a message, in which its sender and its receiver must agree.
+/// Properties of a message on which its sender and its receiver must agree.
 struct MessageMeaning {
   std::uint64_t size_bytes = 0;
-  std::uint64_t match = 0;  ///< The tag of a send, or the number of an all-to-all or collective.
+  std::uint64_t match = 0;  ///< Tag of a send, or number of an all-to-all or other collective.
   std::uint16_t data_type = 0;
   Verb verb{};
-  std::array<std::uint8_t, 5> unused{};  ///< It is sent as it is.
+  std::array<std::uint8_t, 5> unused{};  ///< Explicit padding: the struct is sent as raw bytes.
 
   friend bool operator==(MessageMeaning const&, MessageMeaning const&) = default;
 };
 
 static_assert(std::has_unique_object_representations_v<MessageMeaning>);
 
-/// The error of two ranks that do not.
+/// Error text for a sender and a receiver that disagree.
 [[nodiscard]] std::string disagreement(DataTypeName name, int sender, MessageMeaning const& sent, int receiver,
                                        MessageMeaning const& expected);
 
-/// What a host says of one message, at its start. The sender and the receiver each write theirs into the receiver's
-/// board and then read the other's, so that at least one of them sees both.
+/// Descriptor of one message, written by a host when it starts. The sender and the receiver each write theirs into the
+/// receiver's board and then read the other's. So at least one of them sees both.
 struct MessageNote {
-  std::atomic<std::uint64_t> number_plus_1;  ///< Of the message in its channel and direction; written last.
+  std::atomic<std::uint64_t> number_plus_1;  ///< Message number in its channel and direction, plus 1. Written last.
   MessageMeaning meaning;
 };
 
-/// A part of a segment of device memory that its owner has offered to a peer.
+/// A range of device memory that its owner has offered to a peer.
 struct MemoryPlace {
-  std::uint64_t segment = 0;  ///< Counted from 1 in the order of the offers; 0: there is none.
+  std::uint64_t segment = 0;  ///< Number of the segment in the order of offers, from 1; 0 means none.
   std::uint64_t segment_bytes = 0, offset = 0;
 };
 
-/// How a large block goes.
+/// Route of a block that is larger than a stage.
 enum class Way : std::uint64_t {
-  kSlots,     ///< In fragments: the sender's streams copy them into slots, the receiver's out of them.
-  kDirectly,  ///< The sender's streams copy it into the output.
+  kSlots,     ///< In fragments: the sender's streams copy into slots, the receiver's streams out of them.
+  kDirectly,  ///< The sender's streams copy directly into the output.
 };
 
-/// The way of one message, which is chosen by whichever of two hosts comes to it first: directly by a receiver that has
-/// a place for it, through slots by a sender, which does not know one yet. So neither has to wait for the other.
+/// Agreement of two hosts on the route of one message: whichever comes first chooses. A receiver chooses kDirectly if
+/// it has a place for the block; a sender, which does not know the place yet, chooses kSlots. So neither waits for the
+/// other.
 class Placement {
  public:
-  /// Written by the receiver before it chooses.
+  /// Written by the receiver before it calls choose().
   MemoryPlace place;
 
-  /// For message `number`. @returns what holds: `own`, or what the other has chosen.
+  /// Chooses a route for message `number`. @returns the route that holds: `own`, or the one that the other side chose.
   Way choose(std::uint64_t number, Way own);
-  /// Whether anybody has chosen.
+  /// True if either side has chosen.
   [[nodiscard]] bool is_chosen(std::uint64_t number) const { return word_.load() / kNumWays == number + 1; }
 
  private:
   static constexpr std::uint64_t kNumWays = 2;
 
-  std::atomic<std::uint64_t> word_;  ///< The latest message's number plus 1, and its way in the lowest bit.
+  std::atomic<std::uint64_t> word_;  ///< Latest message number + 1, shifted left by one; the lowest bit is its Way.
 };
 
-/// The part of one channel in the host memory that a rank shares with one peer. The peer's stream writes the words.
+/// One channel's control words in the host memory that a rank shares with one peer. The peer's stream writes the words.
+/// Only counters that grow are used, so a wait is "at least".
 struct Board {
   static constexpr std::size_t kNumNotes = 128;
 
-  alignas(128) std::atomic<std::uint64_t> arrived;   ///< Fragments that have come from the peer.
-  alignas(128) std::atomic<std::uint64_t> consumed;  ///< Fragments to the peer that it needs no more, at least.
-  alignas(128) std::atomic<std::uint64_t> ready;     ///< Messages to the peer up to which its outputs may be written.
-  alignas(
-      128) std::atomic<std::uint32_t> peer_failed;  ///< In the first channel's: the peer's waits pass, come what may.
-  std::atomic<bool> has_places;                     ///< Whether the owner had a place for the latest large block.
-  alignas(128) std::array<MessageNote, kNumNotes> sent;      ///< Of messages from the peer, by the peer.
-  alignas(128) std::array<MessageNote, kNumNotes> expected;  ///< Of the same messages, by the owner.
-  alignas(128) std::array<Placement, kNumNotes> placements;  ///< Of the same messages, by both.
+  alignas(128) std::atomic<std::uint64_t> arrived;   ///< Fragments that have arrived from the peer.
+  alignas(128) std::atomic<std::uint64_t> consumed;  ///< Lower bound of the fragments to the peer that it has consumed.
+  alignas(128) std::atomic<std::uint64_t> ready;     ///< Number of messages to the peer whose outputs may be written.
+  alignas(128) std::atomic<std::uint32_t> peer_failed;   ///< Used in channel 0 only: nonzero if the peer has failed and
+                                                         ///< lets all its waits pass.
+  std::atomic<bool> has_places;                          ///< True if the owner had a place for the latest large block.
+  alignas(128) std::array<MessageNote, kNumNotes> sent;  ///< Messages from the peer, as the peer describes them.
+  alignas(128) std::array<MessageNote, kNumNotes> expected;  ///< The same messages, as the owner expects them.
+  alignas(128) std::array<Placement, kNumNotes> placements;  ///< Routes of the same messages, chosen by both.
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// One of those that streams wait for.
+/// A board word that streams wait for.
 using BoardWord = std::atomic<std::uint64_t> Board::*;
 
-/// A word with this value lets every wait pass: streams compare cyclically, and nobody counts this far.
+/// Releases every wait: streams compare cyclically (GEQ), and no count reaches this value.
 inline constexpr std::uint64_t kReleased = std::uint64_t{1} << 62;
 
-/// Fragments up to this size take the way through a stage in host memory: the copies to and from it need no
-/// multiprocessor, as those inside a device do, and are started in a third of the time.
+/// Fragments up to this size go through a stage in host memory. Copies to and from it need no multiprocessor, unlike
+/// copies inside a device, and start in a third of the time.
 inline constexpr std::size_t kStageBytes = 64 * 1024;
 
-/// A receiver says what it has consumed when that has passed a multiple of this, so it owes a sender the credit for
-/// fewer fragments.
+/// A receiver writes its consumed count when it passes a multiple of this. So it withholds credit for fewer fragments
+/// than this.
 inline constexpr std::uint64_t kCreditStep = 4;
 
-/// A part of a block.
+/// A byte range of a block.
 struct BlockPart {
   std::size_t offset, num_bytes;
 };
 
-/// How one channel cuts its messages, and where its slots are. Alike on all ranks.
+/// Fragment size and slot addresses of one channel. Equal on all ranks.
 struct ChannelLayout {
   std::size_t slot_bytes = 0;
   std::uint64_t num_slots = 0;
-  std::size_t board_offset = 0;  ///< In the host segment: the board, then `num_slots` stages.
-  std::size_t slots_offset = 0;  ///< In the device segment.
-  std::size_t slot_stride = 0;   ///< From one slot to the next: more than slot_bytes where all sources share them.
+  std::size_t board_offset = 0;  ///< In the host segment: the board, followed by `num_slots` stages.
+  std::size_t slots_offset = 0;  ///< Offset in the device segment.
+  /// Bytes from one slot to the next. Larger than slot_bytes if all sources share the slots.
+  std::size_t slot_stride = 0;
 
   [[nodiscard]] std::size_t stage_offset(std::uint64_t fragment) const {
     return board_offset + sizeof(Board) + fragment % num_slots * kStageBytes;
@@ -120,14 +123,17 @@ struct ChannelLayout {
   [[nodiscard]] std::uint64_t num_fragments(std::size_t block_bytes) const {
     return std::max<std::uint64_t>((block_bytes + slot_bytes - 1) / slot_bytes, 1);
   }
-  /// How many of a block's `count` fragments one copy takes from fragment `index` on, which lies in the slot of the
-  /// channel's fragment `first + index`. Several, as a copy and the word after it cost 8 us of a lane besides the
-  /// bytes; but at most half of the block, and half of the slots, so that one is copied out while the next comes.
+  /// Number of fragments that one copy takes from fragment `index` of a block of `count` fragments. Fragment `index`
+  /// lies in the slot of the channel's fragment `first + index`.
+  /// A copy and the word after it cost 8 us of a lane besides the bytes, so one copy takes several fragments that are
+  /// contiguous in the ring. It takes at most half of the block and half of the slots, so that one run is copied out
+  /// while the next arrives.
+  /// Example: count 8, 8 slots, first 6, index 0: min(4, 8, 2) = 2, because the ring wraps after slot 7.
   [[nodiscard]] std::uint64_t run(std::uint64_t count, std::uint64_t first, std::uint64_t index) const {
     std::uint64_t const half = std::min((count + 1) / 2, std::max<std::uint64_t>(num_slots / 2, 1));
     return std::min({half, count - index, num_slots - (first + index) % num_slots});
   }
-  /// What the `run` fragments from `index` on hold, of the `count` that a block is cut into.
+  /// Byte range of `run` fragments from `index` on, of a block cut into `count` fragments.
   [[nodiscard]] BlockPart part(std::size_t block_bytes, std::uint64_t count, std::uint64_t index,
                                std::uint64_t run = 1) const {
     if (count == 1) return {.offset = 0, .num_bytes = block_bytes};
@@ -136,20 +142,22 @@ struct ChannelLayout {
   }
 };
 
-/// Where all channels of a link are: alike on all ranks of a group.
+/// Offsets of all channels of a link. Equal on all ranks of a group.
 struct LinkLayout {
   std::vector<ChannelLayout> channels;
   std::size_t host_bytes = 0, device_bytes = 0;
-  std::size_t source_stride = 0;  ///< In the device segment, from one source to the next, if they share one.
+  /// Bytes from one source to the next in the device segment, if sources share it; else 0.
+  std::size_t source_stride = 0;
 
+  /// Appends a channel: its board and stages to the host segment, its slots to the device segment.
   void add_channel(std::size_t slot_bytes, std::uint64_t num_slots);
   [[nodiscard]] ChannelLayout const& of(int channel) const { return channels[static_cast<std::size_t>(channel)]; }
-  /// One channel, whose slots hold a fragment of each of `size` sources side by side.
+  /// Layout of one channel in which each slot holds one fragment of each of `size` sources, side by side.
   static LinkLayout of_shared_slots(std::size_t block_bytes, std::uint64_t num_slots, int size);
 };
 
-/// What two ranks on different hosts have in place of shared memory, each on its own host: the board, stages and slots
-/// for what comes, and the same again for what goes, which the peer's would be if it were here.
+/// Memory of a remote link, in place of memory shared with a peer on another host. Each rank has both halves on its own
+/// host: board, stages and slots for incoming data, and the same for outgoing data in place of the peer's.
 struct RemoteMemory {
   LinkLayout layout;
   std::byte* incoming = nullptr;  ///< total_bytes() each; zero at first.
@@ -158,11 +166,11 @@ struct RemoteMemory {
   [[nodiscard]] static std::size_t total_bytes(LinkLayout const& layout) {
     return layout.host_bytes + layout.device_bytes;
   }
-  /// Says what has come, and which slots for what goes are free: for this rank's streams.
+  /// Words for this rank's streams: what has arrived, and which outgoing slots are free.
   [[nodiscard]] Board& board(int channel) const { return at(incoming, channel); }
-  /// Says what is ready to go, and what of that which came is consumed: by this rank's streams.
+  /// Words from this rank's streams: what is ready to send, and what incoming data they have consumed.
   [[nodiscard]] Board& stream_board(int channel) const { return at(outgoing, channel); }
-  /// Where a fragment lies, in a slot or in its stage.
+  /// Address of fragment `number`, in its slot or its stage.
   [[nodiscard]] std::byte* fragment(bool comes, int channel, std::uint64_t number, bool is_staged) const {
     auto const& of_channel = layout.of(channel);
     std::size_t const offset =

@@ -55,7 +55,7 @@ Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int
   for (;;) {
     if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return Delivery::kDone;
     if (errno == EINTR) continue;
-    // ETOOMANYREFS: this user has as many descriptors on their way as it may have files open; receivers take them off.
+    // ETOOMANYREFS: the user's descriptors in flight have reached its open-file limit. Receivers reduce them.
     bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS;
     if (is_full) return Delivery::kFull;
     if (errno == ECONNREFUSED) return Delivery::kGone;

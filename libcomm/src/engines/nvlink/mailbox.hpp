@@ -13,32 +13,34 @@
 
 namespace headway::comm::nvlink {
 
-/// Drawn by a receiver and told to one peer only: what comes with it is of that peer.
+/// Random number drawn by a receiver and told to one peer only. It authenticates that peer's messages.
 using Nonce = std::array<std::byte, 16>;
 
 enum class Delivery { kDone, kFull, kGone };
 
-/// Takes descriptors that peers on this host send: an AF_UNIX socket for datagrams, so that nobody need listen while
-/// they come.
+/// Receives descriptors from peers on this host. It is an AF_UNIX datagram socket, so no thread has to listen while
+/// they arrive.
 class Mailbox {
  public:
   /// @throws SystemError.
   Mailbox();
-  /// The address for send(), without its leading zero byte.
+  /// Abstract socket address for send(), without its leading zero byte.
   [[nodiscard]] std::string const& name() const { return name_; }
-  /// Sends duplicates of two descriptors to the mailbox `to`, unless it is full or gone; does not wait. Thread-safe.
+  /// Sends duplicates of two descriptors to the mailbox `to`. Never waits.
+  /// @returns kFull or kGone, with no effect, if the mailbox is full or closed. Thread-safe.
   /// @throws SystemError naming `peer`.
   [[nodiscard]] Delivery send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors,
                               int peer) const;
-  /// Until forget() what comes with `nonce` is kept; what comes with another is closed.
+  /// Keeps messages with `nonce` until forget(). Messages with an unknown nonce are closed.
   void expect(Nonce const& nonce) { expected_[nonce]; }
   void forget(Nonce const& nonce) { expected_.erase(nonce); }
-  /// The next descriptors that come with an expected `nonce`, in the order in which they were sent. @throws SystemError
-  /// naming `peer` when the deadline passes, or where this process may have no more descriptors; what `look` throws,
-  /// which is called several times a second.
+  /// Waits for the next descriptors with an expected `nonce`, in the order in which they were sent. Calls `look`
+  /// several times a second; its exceptions pass through.
+  /// @throws SystemError naming `peer` when the deadline passes, or if the process is out of descriptors.
   [[nodiscard]] std::array<FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
                                                       std::function<void()> const& look);
-  /// Keeps what has come for receive(). @throws SystemError where this process may have no more descriptors.
+  /// Moves the messages of the socket to the queues of receive().
+  /// @throws SystemError if the process is out of descriptors.
   void take_letters() {
     while (take_letter()) {
     }
@@ -47,9 +49,9 @@ class Mailbox {
  private:
   using Letter = std::array<FileDescriptor, 2>;
 
-  /// What has come with `nonce`; none: nothing so far.
+  /// Next message with `nonce`; empty if none has arrived.
   [[nodiscard]] std::optional<Letter> take(Nonce const& nonce);
-  /// @returns whether one was there.
+  /// Reads one message from the socket. @returns whether there was one.
   bool take_letter();
 
   std::string name_;

@@ -23,7 +23,7 @@ CUmemAllocationProp properties_on(int ordinal) {
   return properties;
 }
 
-/// What the driver makes of that size.
+/// Rounds `num_bytes` up to the driver's allocation granularity.
 std::size_t whole_granules(Context const& context, CUmemAllocationProp const& properties, std::size_t num_bytes) {
   std::size_t granule = 0;
   context.check(
@@ -75,7 +75,7 @@ void DeviceSegment::map_handle(CUmemGenericAllocationHandle handle, std::size_t 
     result = own.call().mem_map(address_, num_bytes, 0, handle, 0);
     if (result != CUDA_SUCCESS) own.call().mem_address_free(address_, num_bytes);
   }
-  own.call().mem_release(handle);  // The mapping keeps the memory.
+  own.call().mem_release(handle);  // The mapping keeps the memory alive.
   own.check(result, "cuMemMap", bytes_text(num_bytes));
   mapped_bytes_ = num_bytes;
   CUmemAccessDesc const access{.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = own.ordinal()},

@@ -9,14 +9,14 @@
 
 namespace headway::comm::nvlink {
 
-/// Memory of a device that processes share: made by one, mapped by others of the same host. The memory stays until the
-/// last of them has let go of it, or has ended.
+/// Device memory that processes of one host share (VMM handle): created by one, mapped by others. It is freed when the
+/// last of them has unmapped it or ended.
 class DeviceSegment {
  public:
   DeviceSegment() = default;
-  /// Allocates at least `num_bytes` on the context's device, and writes a descriptor for peers to `shared`.
+  /// Allocates at least `num_bytes` on the context's device. `shared` receives a descriptor for peers.
   static DeviceSegment create(std::shared_ptr<Context const> context, std::size_t num_bytes, FileDescriptor& shared);
-  /// Maps what a peer created with `num_bytes`, for copies by the context's device.
+  /// Maps memory that a peer created with `num_bytes`, for access by the context's device.
   static DeviceSegment map(std::shared_ptr<Context const> context, FileDescriptor shared, std::size_t num_bytes);
   DeviceSegment(DeviceSegment&& other) noexcept { *this = std::move(other); }
   DeviceSegment& operator=(DeviceSegment&& other) noexcept;
@@ -24,7 +24,7 @@ class DeviceSegment {
 
   [[nodiscard]] CUdeviceptr address() const { return address_; }
   [[nodiscard]] std::size_t num_bytes() const { return mapped_bytes_; }
-  /// Waits until the device is done with all that was enqueued so far, as unmapping memory may not.
+  /// Waits until the device has finished everything enqueued so far. Unmapping does not wait for that by itself.
   void wait_for_device() const noexcept;
 
  private:
@@ -35,7 +35,7 @@ class DeviceSegment {
   std::size_t mapped_bytes_ = 0;
 };
 
-/// Device memory of this process, with a descriptor of it for peers.
+/// Device memory of this process, with a descriptor for peers.
 struct SharedSegment {
   SharedSegment(std::shared_ptr<Context const> context, std::size_t num_bytes)
       : memory(DeviceSegment::create(std::move(context), num_bytes, descriptor)) {}
@@ -44,12 +44,12 @@ struct SharedSegment {
   DeviceSegment memory;
 };
 
-/// Memory of the host that processes share and that their devices read and write: words that streams write and wait
-/// for, which a CPU may read and write as well.
+/// Pinned host memory that processes share. Their devices and CPUs read and write it; streams write words there and
+/// wait for them.
 class HostSegment {
  public:
   HostSegment() = default;
-  /// Zeroed. Writes a descriptor for peers to `shared`.
+  /// Creates zeroed memory. `shared` receives a descriptor for peers.
   static HostSegment create(std::shared_ptr<Context const> context, std::size_t num_bytes, FileDescriptor& shared);
   static HostSegment map(std::shared_ptr<Context const> context, FileDescriptor const& shared, std::size_t num_bytes);
   HostSegment(HostSegment&& other) noexcept { *this = std::move(other); }
@@ -57,7 +57,7 @@ class HostSegment {
   ~HostSegment();
 
   [[nodiscard]] std::byte* data() const { return data_; }
-  /// Where the device sees data().
+  /// Device address of data().
   [[nodiscard]] CUdeviceptr address() const { return address_; }
 
  private:

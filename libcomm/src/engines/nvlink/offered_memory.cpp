@@ -10,7 +10,7 @@ namespace headway::comm::nvlink {
 
 namespace {
 
-/// For what was sent before anybody was told of it.
+/// Timeout for a descriptor that was sent before the peer announced it, so it is already on its way.
 constexpr auto kLetterTime = std::chrono::seconds(10);
 
 }  // namespace
@@ -23,7 +23,7 @@ MemoryPlace OfferedMemory::offer(int peer, std::span<std::byte const> memory) {
   if (found == offered.end()) {
     try {
       if (!introductions_.add(set_, peer, part.segment->descriptor.get())) return {};
-    } catch (SystemError const&) {  // Of this host's resources. There are slots.
+    } catch (SystemError const&) {  // This host lacks resources. Slots work without them.
       return {};
     }
     has_offered_ = true;

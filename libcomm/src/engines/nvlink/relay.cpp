@@ -13,9 +13,10 @@ namespace headway::comm::nvlink {
 
 namespace {
 
-/// Above all that torch's tags may be; one for each channel.
+/// Match number of the first channel; above all tags that torch allows. One number per channel.
 constexpr std::uint64_t kFirstMatch = std::uint64_t{1} << 40;
-/// Looks in a row for so long, and then from time to time: streams may have much to do before they need anything.
+/// Polls without pause for this long after the last progress, then with kPause: streams may have much work before they
+/// need data.
 constexpr auto kEagerTime = std::chrono::microseconds(200);
 constexpr auto kPause = std::chrono::microseconds(20);
 
@@ -48,7 +49,7 @@ bool Relay::is_idle() const {
 void Relay::run() noexcept {
   try {
     relay();
-  } catch (OperationError const&) {  // The group has failed.
+  } catch (OperationError const&) {  // The group has failed already.
   } catch (std::exception const& error) {
     group_.abort(std::string("between hosts: ") + error.what());
   }
@@ -91,7 +92,7 @@ bool Relay::post(Direction const& direction, Lane& lane) {
   bool has_moved = false;
   for (; !lane.waiting.empty(); has_moved = true) {
     if (!lane.is_announced) announce(direction, lane);
-    // A fragment of another size than the sender's would fail the group with less to say.
+    // A fragment of a size that differs from the sender's would fail the group with a poorer message.
     if (!direction.is_send && !lane.is_agreed) break;
     auto const& message = lane.waiting.front();
     auto const number = message.first_fragment + lane.num_posted;

@@ -1,3 +1,21 @@
+// Host proxy for CUDA exchanges between hosts: a thread that plays the peer of remote links.
+//
+// Idea: streams use a remote link like one inside a host. The Relay watches the words that streams write and sends
+// filled slots over the group; it receives into free slots and writes the words that streams wait for. It calls no
+// driver function. Before the fragments of a message it sends the message's MessageMeaning, which the receiver
+// compares.
+//
+// Example: a send of 2 fragments. The stream copies fragment 0 into an outgoing slot and writes arrived = 1 on its
+// stream board. The Relay sends the meaning, then fragment 0, and stores consumed = 1 on the board when the send
+// completes: the slot is free. At the receiver the Relay posts fragment 0 into an incoming slot and stores arrived = 1
+// when it is there.
+//
+// Invariants: a lane (peer, channel, direction) posts its messages and fragments in order.
+// A receive is posted only after both ranks agree on the message, and only if the stream has consumed the slot's last
+// content.
+// Complexity: O(lanes) per round; it polls for 200 us after the last progress, then every 20 us, and sleeps if idle.
+// Source: docs/decisions/cuda_between_hosts.md; NCCL's network proxy threads have the same task.
+
 #pragma once
 
 #include "engines/nvlink/layout.hpp"
@@ -18,11 +36,10 @@
 
 namespace headway::comm::nvlink {
 
-/// The peer's part of remote links, played by a thread: it sends what streams have copied to the host, and receives
-/// what they wait for, over the group. It looks at the words that streams write, and writes those that streams wait
-/// for; it calls no driver. When the group fails it leaves everything as it is.
+/// Thread that plays the peer of remote links. It sends data that streams have copied to the host, and receives data
+/// that they wait for, over the group. If the group fails it leaves all words as they are.
 ///
-/// A message is first what its sender means by it, which the receiver compares, then its fragments.
+/// Protocol: first the message's meaning, which the receiver compares with its own, then its fragments.
 class Relay {
  public:
   /// One direction of a channel to a peer.
@@ -33,7 +50,7 @@ class Relay {
       return std::tie(left.peer, left.channel, left.is_send) < std::tie(right.peer, right.channel, right.is_send);
     }
   };
-  /// Whose fragments a stream will copy to the host, or waits for.
+  /// A message whose fragments a stream will copy to the host or waits for.
   struct Message {
     MessageMeaning meaning;
     std::uint64_t first_fragment, num_fragments;
@@ -41,27 +58,28 @@ class Relay {
   };
 
   explicit Relay(Group& group);
-  /// Waits until all is done, or the group has failed.
+  /// Waits until all messages are done or the group has failed.
   ~Relay();
   Relay(Relay const&) = delete;
   Relay& operator=(Relay const&) = delete;
 
-  /// Messages of a direction come in the order of their fragments. Thread-safe; does not wait for what is under way.
+  /// Adds a message. Messages of one direction come in the order of their fragments. Thread-safe; does not wait for
+  /// messages under way.
   void add(std::shared_ptr<RemoteMemory const> memory, Direction direction, Message const& message);
 
  private:
-  /// An operation of the group: a fragment, or what the peer means by a message.
+  /// An operation of the group: a fragment, or the peer's meaning of a message.
   struct Posted {
     OperationPtr operation;
     std::optional<std::uint64_t> fragment{};
-    std::unique_ptr<MessageMeaning> own{}, peers{};  ///< The second where it is received.
+    std::unique_ptr<MessageMeaning> own{}, peers{};  ///< `peers` is set only for a received meaning.
   };
   struct Lane {
     std::shared_ptr<RemoteMemory const> memory{};
     std::deque<Message> waiting{};
-    std::uint64_t num_posted = 0;  ///< Fragments of the first that waits.
-    bool is_announced = false;     ///< Of that one: what it means is posted,
-    bool is_agreed = false;        ///< and the peer means the same, if it is received.
+    std::uint64_t num_posted = 0;  ///< Fragments posted of the first waiting message.
+    bool is_announced = false;     ///< The meaning of that message is posted.
+    bool is_agreed = false;        ///< On receive: the peer's meaning equals ours.
     std::deque<Posted> posted{};
   };
   struct Added {
@@ -72,9 +90,10 @@ class Relay {
 
   void run() noexcept;
   void relay();
-  /// Puts what was added into its lanes; waits for more where there is nothing to do. @returns whether to go on.
+  /// Moves added messages into their lanes; waits for more if there is nothing to do. @returns whether to go on.
   bool take_added();
-  /// Both: @returns whether anything moved on. @throws std::exception: the group fails.
+  /// post() and complete() advance one lane.
+  /// @returns whether anything moved on. @throws std::exception, which fails the group.
   bool post(Direction const& direction, Lane& lane);
   bool complete(Direction const& direction, Lane& lane);
   void announce(Direction const& direction, Lane& lane);
@@ -83,13 +102,13 @@ class Relay {
   [[nodiscard]] bool is_idle() const;
 
   Group& group_;
-  std::map<Direction, Lane> lanes_;  ///< Of the thread alone.
+  std::map<Direction, Lane> lanes_;  ///< Used by the thread only.
 
-  std::mutex mutex_;  ///< Guards what follows.
+  std::mutex mutex_;  ///< Guards the members below.
   std::condition_variable changed_;
   std::vector<Added> added_;
   bool stops_ = false;
-  std::thread thread_;  ///< Last: uses all else.
+  std::thread thread_;  ///< Last member: the thread uses all others.
 };
 
 }  // namespace headway::comm::nvlink

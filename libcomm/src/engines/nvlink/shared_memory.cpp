@@ -12,7 +12,7 @@ namespace headway::comm {
 namespace nvlink {
 
 SharedMemory& SharedMemory::of_process() {
-  static auto* const memory = new SharedMemory;  // Allocators free what they have when a process ends.
+  static auto* const memory = new SharedMemory;  // Never destroyed: allocators free their memory at process exit.
   return *memory;
 }
 
@@ -30,14 +30,14 @@ CUdeviceptr SharedMemory::allocate(int ordinal, std::size_t num_bytes) {
 }
 
 void SharedMemory::free(CUdeviceptr address) {
-  std::map<CUdeviceptr, Segment>::node_type freed;  // Let go of without the lock.
+  std::map<CUdeviceptr, Segment>::node_type freed;  // Released after the lock.
   {
     std::lock_guard const lock(mutex_);
     freed = segments_.extract(address);
     count_ = segments_.size();
   }
   expects(!freed.empty(), "no device memory that peers can write to begins there");
-  // Then peers are done with it as well, and may hear that it is gone.
+  // After this, peers are done with the memory too and may be told that it is gone.
   freed.mapped().segment->memory.wait_for_device();
   freed = {};
   num_freed_.fetch_add(1, std::memory_order_release);

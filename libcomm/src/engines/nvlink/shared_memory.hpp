@@ -12,27 +12,29 @@
 
 namespace headway::comm::nvlink {
 
-/// A part of device memory that peers can be given.
+/// A range of device memory that can be shared with peers.
 struct SharedPart {
-  std::shared_ptr<SharedSegment const> segment;  ///< Null: it is not such memory.
+  std::shared_ptr<SharedSegment const> segment;  ///< Null if the memory cannot be shared.
   std::size_t offset = 0;
 };
 
-/// All device memory of this process that peers can be given, whatever group they are in. Thread-safe.
+/// All device memory of this process that can be shared with peers, across groups. Thread-safe.
 class SharedMemory {
  public:
   static SharedMemory& of_process();
 
-  /// @returns 0 where the device has no memory left. @throws UsageError, SystemError.
+  /// Allocates on device `ordinal`. @returns 0 if the device is out of memory. @throws UsageError, SystemError.
   [[nodiscard]] CUdeviceptr allocate(int ordinal, std::size_t num_bytes);
-  /// @throws UsageError: nothing was allocated there.
+  /// @throws UsageError if no allocation starts at `address`.
   void free(CUdeviceptr address);
+  /// Finds the segment of `memory`. The segment is null if `memory` is not inside one allocation, or is quarantined.
   [[nodiscard]] SharedPart find(std::span<std::byte const> memory) const;
-  /// From now on nothing that is there is found. Calls no driver.
+  /// Makes all present allocations invisible to find(). Calls no driver function.
   void quarantine() noexcept;
 
+  /// Number of quarantines so far. Memory of an earlier generation is not found.
   [[nodiscard]] std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
-  /// How often something was freed.
+  /// Number of frees so far.
   [[nodiscard]] std::uint64_t num_freed() const { return num_freed_.load(std::memory_order_acquire); }
 
  private:
@@ -44,7 +46,7 @@ class SharedMemory {
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Segment> segments_;  ///< By their first address.
   std::atomic<std::uint64_t> generation_ = 0, num_freed_ = 0;
-  std::atomic<std::size_t> count_ = 0;  ///< Of segments: none is the common case.
+  std::atomic<std::size_t> count_ = 0;  ///< Number of segments. Zero is the common case.
 };
 
 }  // namespace headway::comm::nvlink

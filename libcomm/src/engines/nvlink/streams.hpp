@@ -13,12 +13,12 @@
 
 namespace headway::comm::nvlink {
 
-/// Where device memory begins, as the driver has it.
+/// Device address of `memory`.
 inline CUdeviceptr address_of(std::span<std::byte const> memory) {
   return reinterpret_cast<CUdeviceptr>(memory.data());
 }
 
-/// A stream of our own, which the legacy default stream does not wait for.
+/// A stream of this library. The legacy default stream does not synchronise with it.
 class Stream {
  public:
   explicit Stream(std::shared_ptr<Context const> context);
@@ -26,7 +26,7 @@ class Stream {
   Stream& operator=(Stream const&) = delete;
   ~Stream();
   [[nodiscard]] CUstream get() const { return stream_; }
-  /// Whether all that was enqueued is done.
+  /// True if all work enqueued on it is done.
   [[nodiscard]] bool is_idle() const noexcept;
 
  private:
@@ -34,12 +34,12 @@ class Stream {
   CUstream stream_{};
 };
 
-/// Events that are used again: making one costs more than an exchange of a few bytes.
+/// Pool of reusable events: creating one costs more than an exchange of a few bytes.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   explicit EventPool(std::shared_ptr<Context const> context) : context_(std::move(context)) {}
   ~EventPool();
-  /// An event, recorded on `stream`; the context must be current. It goes back with its last owner.
+  /// An event recorded on `stream`. The context must be current. The event returns to the pool with its last owner.
   [[nodiscard]] std::shared_ptr<CUevent_st> record(CUstream stream);
 
  private:
@@ -50,33 +50,35 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   std::vector<CUevent> free_;
 };
 
-/// Words to wait for and to write, in one call of the driver.
+/// Collects word waits and writes, and enqueues them with one driver call per kMost words.
 class WordBatch {
  public:
   explicit WordBatch(Context const& context) : context_(context) {}
-  /// Until the word is at least `value`, as a cyclic count.
+  /// Adds a wait until `word` is at least `value`, compared cyclically.
   void wait(CUdeviceptr word, std::uint64_t value);
-  /// After all that the stream did before, for everybody to see.
+  /// Adds a write of `value`, visible to all after the stream's earlier work.
   void write(CUdeviceptr word, std::uint64_t value);
+  /// Enqueues the collected operations in order and empties the batch.
   void enqueue(CUstream stream);
   [[nodiscard]] bool empty() const { return words_.empty(); }
-  /// Drops what was not enqueued.
+  /// Drops the operations that were not enqueued.
   void clear() { words_.clear(); }
 
  private:
-  static constexpr std::size_t kMost = 256;  ///< What the driver takes at once.
+  static constexpr std::size_t kMost = 256;  ///< Most operations that the driver takes in one call.
 
   Context const& context_;
   std::vector<CUstreamBatchMemOpParams> words_;
 };
 
-/// Copies in any order, in one call of the driver if it has one for that; not for the legacy default stream.
+/// Collects copies, which may run in any order, and enqueues them in one driver call if the driver supports that. Not
+/// for the legacy default stream.
 class CopyBatch {
  public:
   explicit CopyBatch(Context const& context) : context_(context) {}
   void add(CUdeviceptr destination, CUdeviceptr source, std::size_t num_bytes);
   void enqueue(CUstream stream);
-  /// Drops what was not enqueued.
+  /// Drops the copies that were not enqueued.
   void clear();
 
  private:

@@ -1,3 +1,27 @@
+// All-to-all notifications and copies through shared memory, without system calls or acknowledgements per message.
+//
+// Idea: each rank owns one memory file with an Inbox per source and a landing segment; its peers map it. put() copies
+// the payload to its place in the receiver's landing segment, fills the next Cell of its Inbox there, and stores the
+// cell's `word` with release order. poll() loads the next word of every source with acquire order.
+// A header always travels in the cell. A payload does too if both fit into kCellBytes; poll() then copies them to their
+// place.
+//
+// Example: message 64 of a pair uses cell 0 again, as message 0 did. Its word holds 65 in the upper half. A receiver
+// that has taken 64 messages waits for 65 there, so it does not mistake the old 1 for a new message. No cell is ever
+// cleared.
+// If the receiver has taken no message yet, the sender finds 64 unread and put() returns kWouldBlock.
+//
+// Invariants:
+// - A sender writes a cell only if fewer than kCells of its messages are unread. It reads the receiver's count
+//   (`taken`) only when its last known value says that the ring is full.
+// - Lost wake-ups are impossible: submit() fences between the words and its look at `armed`, arm() fences between
+//   `armed` and the caller's next poll(). See asymmetric_fence.hpp.
+// - The receiver trusts no size or offset in a cell: a peer writes that memory.
+// - get() checks after the copy that the peer lives and has not called retract(); only then are the bytes valid.
+// Complexity: put() is one copy and one cache line; poll() is one load per peer on the host. Each inbox has about 4
+// KiB.
+// Source: process_vm_readv(2), membarrier(2). A sequence number per cell is the idea of Vyukov's bounded queue.
+
 #include "engines/shm/endpoint.hpp"
 
 #include "available_cores.hpp"
@@ -16,12 +40,12 @@ namespace headway::comm {
 namespace {
 
 constexpr char const* kName = "engine shm";
-/// A caller that spins without ever sleeping must notice a lost peer too.
+/// A caller that spins and never sleeps must detect a lost peer too.
 constexpr unsigned kPollsPerLifelineCheck = 4096;
-/// Beyond this the processor's own prefetching of a running copy does as well.
+/// For larger payloads the hardware prefetcher of a running copy does as well.
 constexpr std::size_t kMaxFetchedBytes = 1024;
 
-/// Asks for the cache line of `address` in a state that can be written. Never faults.
+/// Prefetches the cache line of `address` for writing. Never faults.
 void fetch_for_writing(void const* address) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<char const*>(address)));
@@ -30,6 +54,7 @@ void fetch_for_writing(void const* address) {
 #endif
 }
 
+/// Word of the message that follows `count` earlier ones.
 std::uint64_t cell_word(std::uint64_t count, Tag tag) { return (count + 1) << 32 | tag.packed(); }
 
 }  // namespace
@@ -93,7 +118,7 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
   expects(destination.offset % shm::kOffsetUnit == 0, "put: the offset is not a multiple of 64");
   std::size_t const needed = header.empty() && payload.empty() ? 0 : kHeaderBytes + payload.size();
   Outbox& outbox = outboxes_[index(destination.peer)];
-  // An empty put writes nothing. Otherwise an offset before the part wraps around and lies far behind it.
+  // An empty put writes nothing. For any other, an offset below this rank's part wraps around and fails the check.
   std::uint64_t const offset = needed == 0 ? 0 : destination.offset - part_offset_;
   expects(offset <= outbox.part.size() && needed <= outbox.part.size() - offset,
           "put: the range leaves this rank's part of the landing segment");
@@ -102,8 +127,8 @@ Status ShmEndpoint::put(Destination const& destination, std::span<std::byte cons
     outbox.known_taken = outbox.inbox->taken.load(std::memory_order_acquire);  // Partner: take_cells().
     if (outbox.num_put - outbox.known_taken >= shm::kCells) return Status::would_block();
   }
-  // Whoever puts to one rank mostly puts to the next rank then. Much earlier is no good: the receiver, which looks at
-  // this line all the time, would take it back before it is written.
+  // A rank that puts to one peer mostly puts to the next rank afterwards. Prefetching much earlier is useless: the
+  // receiver polls this line and would take it back before it is written.
   Outbox const& next = outboxes_[index(destination.peer + 1 < size_ ? destination.peer + 1 : 0)];
   if (next.inbox != nullptr) fetch_for_writing(&next.next_cell());
   shm::Cell& cell = outbox.next_cell();
@@ -124,7 +149,7 @@ void ShmEndpoint::prepare(Destination const& destination, std::size_t header_byt
   Outbox const& outbox = outboxes_[index(destination.peer)];
   if (payload_bytes == 0) return fetch_for_writing(&outbox.next_cell());
   if (header_bytes + payload_bytes <= shm::kCellBytes) return;
-  // Stores that miss go one after the other; fetched ahead, the lines of all peers come at the same time.
+  // Stores that miss are served one after the other. Prefetched, the lines of all peers arrive at the same time.
   std::byte* const payload = outbox.part.data() + (destination.offset - part_offset_) + kHeaderBytes;
   for (std::size_t at = 0; at < std::min(payload_bytes, kMaxFetchedBytes); at += 64) fetch_for_writing(payload + at);
 }
@@ -157,12 +182,12 @@ bool ShmEndpoint::poll(ArrivalSink& sink) {
 }
 
 void ShmEndpoint::fetch_arrivals() const {
-  // Taking a cell is too much work for the processor to see the next one's miss coming; asked for first, the lines of
-  // all sources come at the same time.
+  // The processor does not look far enough ahead to overlap the misses of several sources. Prefetched, their lines
+  // arrive at the same time.
   for (auto const& source : sources_) __builtin_prefetch(&source.next_cell());
   if (!payloads_in_place_) return;
   for (auto const& source : sources_) {
-    if (!source.has_next()) continue;  // What has not arrived is left to its sender, who is writing it.
+    if (!source.has_next()) continue;  // An absent message's line is left to its sender, who is writing it.
     __builtin_prefetch(source.part.data() + source.next_cell().offset_units * shm::kOffsetUnit + kHeaderBytes);
   }
 }
@@ -182,13 +207,13 @@ void ShmEndpoint::take_cells(Source& source, ArrivalSink& sink) {
 void ShmEndpoint::place_inline(shm::Cell const& cell, std::span<std::byte> part) {
   std::size_t const header_bytes = cell.header_bytes, payload_bytes = cell.payload_bytes;
   std::size_t const offset = std::size_t{cell.offset_units} * shm::kOffsetUnit;
-  // The peer writes this memory: believe nothing of it.
+  // A peer writes this memory: trust no value in it.
   if (header_bytes + payload_bytes > shm::kCellBytes || offset > part.size() ||
       kHeaderBytes + payload_bytes > part.size() - offset) {
     return;
   }
   std::byte* const to = part.data() + offset;
-  // A fixed size is faster, and the area is the header's alone.
+  // A copy of constant size is faster. The rest of the header area is unused.
   if (header_bytes != 0) std::memcpy(to, cell.bytes.data(), shm::kCellBytes);
   copy_bytes(to + kHeaderBytes, cell.bytes.data() + header_bytes, payload_bytes);
 }
@@ -207,10 +232,11 @@ Status ShmEndpoint::get(int peer, std::uint64_t address, std::span<std::byte> lo
     local = local.subspan(static_cast<std::size_t>(count));
     address += static_cast<std::uint64_t>(count);
   }
-  // The kernel may give the number of a process that has ended to another one. Bytes that were read before the end
-  // shows are the peer's.
+  // The kernel may give the pid of an ended process to another one. If the pidfd shows no end after the read, the bytes
+  // are the peer's.
   if (is_readable(link.pidfd.get())) return lost("its process ended");
-  // The peer sets this before its memory may change, so bytes read before it is set are good. Partner: retract().
+  // The peer sets `retracted` before its memory may change, so bytes read before it is set are valid. Partner:
+  // retract().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (link.region.control().retracted.load(std::memory_order_acquire) == 0) return {};
   return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
@@ -232,8 +258,8 @@ bool ShmEndpoint::claim(int owner, std::uint64_t offset, std::uint64_t value) {
 
 void ShmEndpoint::retract() noexcept {
   own_.control().retracted.store(1, std::memory_order_relaxed);
-  // Orders the word before all that the caller does to its memory afterwards; a store alone, even a sequentially
-  // consistent one, would let later plain accesses overtake it on aarch64. Partner: the fence in get().
+  // Orders the flag before everything that the caller does to its memory afterwards. On aarch64 a store alone, even a
+  // sequentially consistent one, would let later plain accesses overtake it. Partner: the fence in get().
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

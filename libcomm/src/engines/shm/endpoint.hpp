@@ -16,30 +16,30 @@
 
 namespace headway::comm {
 
-/// Settings of an endpoint, equal on all ranks but for the patience.
+/// Settings of an endpoint. All except the patience must be equal on all ranks.
 struct ShmSettings {
   std::size_t landing_bytes = 0;
-  /// A landing segment holds one part of this size for each rank, in their order; a rank puts only into its own part of
-  /// a peer's segment, and maps no more of it. 0: all of the segment is one part, which all ranks share.
+  /// Size of one part of a landing segment. The segment holds one part per rank, in rank order. A rank puts only into
+  /// its own part of a peer's segment and maps no more of it. 0: the whole segment is one part that all ranks share.
   std::size_t part_bytes = 0;
-  bool allow_get = true;  ///< Whether ranks may read each other's user memory.
+  bool allow_get = true;  ///< True if ranks may read each other's user memory.
   SetupPatience patience = {};
 
-  /// The part of a landing segment that `rank` writes to.
+  /// The range of each landing segment that `rank` writes.
   [[nodiscard]] shm::LandingRange part_of(int rank) const {
     if (part_bytes == 0) return {.offset = 0, .bytes = landing_bytes};
     return {.offset = static_cast<std::size_t>(rank) * part_bytes, .bytes = part_bytes};
   }
 };
 
-/// Peers on one host: every rank maps memory files of all others and writes to them directly.
+/// Transport for peers on one host: every rank maps the memory files of all others and writes to them directly.
 ///
-/// A put copies into the receiver's landing segment and stores the tag in the pair's next cell; a small message
-/// travels inside the cell and is copied to its place by the receiver's poll(). No system call, unless the receiver
-/// sleeps.
+/// A put copies into the receiver's landing segment and stores the tag in the pair's next cell. A small message travels
+/// inside the cell, and the receiver's poll() copies it to its place. No system call, unless the receiver sleeps. The
+/// algorithm is explained in endpoint.cpp.
 class ShmEndpoint final : public Endpoint {
  public:
-  /// Peers whose lifeline has no descriptor are left to another engine.
+  /// Takes over the lifelines. A peer whose lifeline has no descriptor belongs to another transport.
   ShmEndpoint(int rank, int size, std::vector<Lifeline> lifelines, ShmSettings const& settings);
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -69,20 +69,20 @@ class ShmEndpoint final : public Endpoint {
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
  private:
-  /// The sending side of one pair.
+  /// Sending side of one pair.
   struct Outbox {
-    shm::Inbox* inbox = nullptr;  ///< At the peer. Null: not a peer of this engine.
-    std::span<std::byte> part;    ///< Of the peer's landing segment.
-    std::uint64_t num_put = 0, known_taken = 0;
+    shm::Inbox* inbox = nullptr;  ///< Lies in the peer's memory file. Null if this transport does not reach the peer.
+    std::span<std::byte> part;    ///< This rank's part of the peer's landing segment.
+    std::uint64_t num_put = 0, known_taken = 0;  ///< known_taken: last value read of Inbox::taken.
     bool has_unsubmitted = false;
 
     [[nodiscard]] shm::Cell& next_cell() const { return inbox->cells[num_put % shm::kCells]; }
   };
-  /// The receiving side of one pair.
+  /// Receiving side of one pair.
   struct Source {
     int rank;
     shm::Inbox* inbox;
-    std::span<std::byte> part;  ///< Of the own landing segment.
+    std::span<std::byte> part;  ///< The source's part of the own landing segment.
     std::uint64_t num_taken = 0;
 
     [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
@@ -96,24 +96,25 @@ class ShmEndpoint final : public Endpoint {
   void fetch_arrivals() const;
   void take_cells(Source& source, ArrivalSink& sink);
   static void place_inline(shm::Cell const& cell, std::span<std::byte> part);
-  /// @returns whether it reported anything.
+  /// Reports notices and lost peers to `sink`. @returns whether it reported anything.
   bool check_lifelines(ArrivalSink& sink);
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
   int rank_, size_;
-  std::size_t part_offset_;           ///< Of this rank's part, in every peer's landing segment.
-  std::vector<shm::PeerLink> links_;  ///< Made first: it owns the lifelines, whatever fails later.
-  shm::ReadPermission permission_;    ///< Given before the peers probe whether they can read.
+  std::size_t part_offset_;           ///< Offset of this rank's part in every peer's landing segment.
+  std::vector<shm::PeerLink> links_;  ///< Initialised first, so that it owns the lifelines if a later member throws.
+  shm::ReadPermission permission_;    ///< Granted before the peers probe whether they can read.
   shm::Region own_;
   Doorbell bell_;
   AsymmetricFence bells_;
   std::vector<Outbox> outboxes_;
-  std::vector<Source> sources_;  ///< In the order in which they are looked at: the next rank first.
+  std::vector<Source> sources_;  ///< In polling order: the next rank first.
   std::vector<int> unsubmitted_;
   FileDescriptor lifelines_, activity_;  ///< epoll descriptors.
   unsigned num_polls_ = 0;
-  bool payloads_in_place_ = false;               ///< The last message taken carried none: that is taken to go on.
-  std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
+  /// True if the last message taken had no inline payload. The next is predicted to be alike.
+  bool payloads_in_place_ = false;
+  std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), consumed by poll().
 };
 
 std::unique_ptr<Endpoint> make_shm_endpoint(int rank, int size, std::vector<Lifeline> lifelines,

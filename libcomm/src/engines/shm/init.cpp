@@ -32,16 +32,17 @@ constexpr std::chrono::milliseconds kRetryPause(1);
 /// Longest wait between two calls of SetupPatience::while_waiting().
 constexpr std::chrono::milliseconds kSlice(100);
 
-/// Sent once to each peer, together with the descriptors of the memory file and of the doorbell.
+/// First message to each peer. The descriptors of the memory file and of the doorbell travel with it.
 struct Hello {
-  std::uint64_t probe_address;  ///< The peer tries to read `probe_value` there.
+  std::uint64_t probe_address;  ///< The peer tries to read `probe_value` at this address.
   std::uint64_t probe_value;
   cpu_set_t cores;
 };
 
 std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
 
-/// Receives the next bytes, and the descriptors that come with them. Some must have come, or come before the deadline.
+/// Receives the next bytes of a hello and their descriptors. Its first bytes have arrived, so it only polls until
+/// `deadline`.
 ssize_t receive_some(int socket, DescriptorMessage& message, std::size_t peer, Deadline deadline) {
   for (;;) {
     ssize_t const count = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -63,7 +64,8 @@ bool can_read(int pid, Hello const& hello) {
   return count == static_cast<ssize_t>(sizeof value) && value == hello.probe_value;
 }
 
-/// A descriptor that is readable when process `pid` ends; invalid if the kernel has none, or it has ended.
+/// Opens a descriptor that becomes readable when process `pid` ends. Invalid if the kernel has no pidfd or the process
+/// has ended.
 FileDescriptor open_process(int pid, std::size_t peer) {
   if (pid <= 0) return {};
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -71,6 +73,7 @@ FileDescriptor open_process(int pid, std::size_t peer) {
   return process;
 }
 
+/// Sends one hello to each peer and receives one from each, in any order.
 class LinkExchange {
  public:
   LinkExchange(std::span<PeerLink> links, LinkSettings const& settings, SetupPatience const& patience)
@@ -78,7 +81,7 @@ class LinkExchange {
     for (std::size_t peer = 0; peer < links.size(); ++peer) awaits_[peer] = links[peer].socket.valid();
   }
 
-  /// Begins with the peers behind `rank`, so that not all ranks begin with the same one.
+  /// Sends to the peers after `rank` first, so that not all ranks start with the same one.
   void run(std::size_t rank) {
     std::size_t const size = links_.size();
     for (std::size_t i = 1; i < size; ++i) send_hello((rank + i) % size);
@@ -91,8 +94,8 @@ class LinkExchange {
   }
 
  private:
-  // A user may have as many descriptors on their way as one process of it may have files open. Beyond that, ranks take
-  // what has come for them until a send goes through.
+  // The kernel limits a user's descriptors in flight to the open-file limit of one process (ETOOMANYREFS). Ranks then
+  // receive what has arrived until a send succeeds.
   void send_hello(std::size_t peer) {
     if (!links_[peer].socket.valid()) return;
     static std::uint64_t const probe = std::random_device()() | std::uint64_t{std::random_device()()} << 32;
@@ -111,9 +114,9 @@ class LinkExchange {
     }
   }
 
-  /// Takes the hellos that have come, whoever sent them; waits for one until `deadline`.
-  /// @returns whether more are to come. @throws SystemError naming a peer of which none came before the patience's
-  /// deadline.
+  /// Receives the hellos that have arrived, from any peer; waits for one until `deadline`.
+  /// @returns whether more are missing.
+  /// @throws SystemError naming a peer whose hello is missing at the patience's deadline.
   bool receive_what_came(Deadline deadline) {
     std::vector<pollfd> entries;
     std::vector<std::size_t> peers;
@@ -155,8 +158,8 @@ class LinkExchange {
     link.bell = std::move(descriptors[1]);
     link.cores = hello.cores;
     link.pidfd = open_process(link.pid, peer);
-    // Without a pidfd nothing would tell when the number belongs to another process. With one, the peer's own secret
-    // word under that number shows that the pidfd is the peer's too, unless the process has ended since.
+    // Without a pidfd nothing would reveal that another process has reused the pid. With one, the peer's secret word at
+    // that pid proves that the pidfd is the peer's too, unless the process has ended since.
     link.can_get =
         settings_.allow_get && link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
   }
@@ -164,7 +167,7 @@ class LinkExchange {
   LinkSettings const& settings_;
   SetupPatience const& patience_;
   std::span<PeerLink> links_;
-  std::vector<bool> awaits_;  ///< (size) Peers whose hello is yet to come.
+  std::vector<bool> awaits_;  ///< (size) Peers whose hello is still missing.
 };
 
 }  // namespace

@@ -14,35 +14,36 @@
 
 namespace headway::comm::shm {
 
-/// What a rank holds of one peer on its host.
+/// Resources that a rank holds for one peer on its host.
 struct PeerLink {
   NoticeSocket socket;
   FileDescriptor bell;     ///< eventfd that wakes the peer.
-  FileDescriptor pidfd;    ///< Readable when the peer's process ends; invalid where the kernel has none.
+  FileDescriptor pidfd;    ///< Readable when the peer's process ends. Invalid if the kernel has no pidfd.
   Region region;           ///< The peer's memory file.
-  int pid = -1;            ///< As this process sees it.
-  bool can_get = false;    ///< process_vm_readv works.
-  cpu_set_t cores{};       ///< That the peer may run on.
-  bool has_ended = false;  ///< Its process, when last looked.
+  int pid = -1;            ///< Process id in this process's namespace; -1 if unknown.
+  bool can_get = false;    ///< True if process_vm_readv works on the peer.
+  cpu_set_t cores{};       ///< Cores that the peer may run on.
+  bool has_ended = false;  ///< True if the peer's process had ended at the last check.
   bool lost = false;
 };
 
-/// Memory and doorbell that a rank gives its peers, and the part that it maps of theirs.
+/// Memory and doorbell that a rank shares with its peers, and the range that it maps of theirs.
 struct LinkSettings {
   Region const& own;
   int own_bell;
-  LandingRange part;  ///< Of each peer's landing segment: this rank writes there.
-  bool allow_get;     ///< Whether ranks may read each other's user memory.
+  LandingRange part;  ///< Range of each peer's landing segment that this rank writes.
+  bool allow_get;     ///< True if ranks may read each other's user memory.
 };
 
-/// Takes the lifelines. Entries without a descriptor stay empty.
+/// Moves the lifelines into links. Entries without a descriptor give empty links.
 [[nodiscard]] std::vector<PeerLink> take_links(std::vector<Lifeline> lifelines);
 
 /// Lets the peers of `links` read this process's memory.
 [[nodiscard]] ReadPermission permit_reading(std::span<PeerLink const> links);
 
-/// Exchanges memory files and doorbells with the peers of `links`. @throws SystemError naming the peer, or the limit of
-/// open files; and what patience.while_waiting() throws.
+/// Exchanges memory files and doorbells with the peers of `links`.
+/// @throws SystemError naming the peer, or the limit of open files; exceptions of patience.while_waiting() pass
+/// through.
 void exchange_links(int rank, std::span<PeerLink> links, LinkSettings const& settings, SetupPatience const& patience);
 
 }  // namespace headway::comm::shm

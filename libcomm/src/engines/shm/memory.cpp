@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
-constexpr std::size_t kLeastHugeBytes = 4 * kHugePageBytes;  ///< Smaller landing segments gain nothing.
+constexpr std::size_t kLeastHugeBytes = 4 * kHugePageBytes;  ///< Smaller landing segments gain nothing from huge pages.
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -68,8 +68,8 @@ Region Region::map(FileDescriptor fd, int size, std::size_t landing_bytes, Landi
   return region;
 }
 
-// Pages appear when they are first written: an unused ring costs address space only. A huge page must lie in one
-// mapping as a whole, so that of a part goes on to the ends of its huge pages.
+// The kernel allocates pages on their first write: an unused ring costs address space only. A huge page must lie in one
+// mapping as a whole, so the mapping of a part extends to the ends of its huge pages.
 void Region::map_file(int size, std::size_t landing_bytes, LandingRange part) {
   std::size_t const head_bytes = landing_offset(size);
   head_ = Mapping(fd_, 0, head_bytes, Pages::kSmall);

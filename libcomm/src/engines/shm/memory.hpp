@@ -13,40 +13,43 @@
 namespace headway::comm::shm {
 
 inline constexpr std::size_t kCells = 64;       ///< Notifications in flight per pair of ranks.
-inline constexpr std::size_t kCellBytes = 48;   ///< Room for a header and, if it fits behind, a payload.
-inline constexpr std::size_t kOffsetUnit = 64;  ///< Destinations in the landing segment are multiples of this.
+inline constexpr std::size_t kCellBytes = 48;   ///< Bytes for a header and, if both fit, its payload.
+inline constexpr std::size_t kOffsetUnit = 64;  ///< Offsets in the landing segment are multiples of this.
 
-/// One notification: one cache line, so that the receiver, which looks at it all the time, takes nothing from the
-/// sender but what is needed. The header travels inside, and so does a small payload, so that a small message costs no
-/// further line. `word` is stored last: count + 1 in the upper half, the tag in the lower.
+/// One notification in one cache line, so that the polling receiver takes no other line from the sender. The header
+/// always travels inside. A small payload does too, and then needs no further line. `word` is stored last, with release
+/// order: count + 1 in the upper 32 bits, the tag in the lower.
 struct alignas(64) Cell {
   std::atomic<std::uint64_t> word;
-  std::uint32_t offset_units;   ///< Destination in the landing segment.
-  std::uint16_t payload_bytes;  ///< Of an inline payload; otherwise 0 and the payload is in place already.
+  /// Destination in the sender's part of the landing segment, in units of kOffsetUnit bytes.
+  std::uint32_t offset_units;
+  std::uint16_t payload_bytes;  ///< Size of an inline payload; 0 if there is none or the payload is already in place.
   std::uint16_t header_bytes;
   std::array<std::byte, kCellBytes> bytes;
 };
 static_assert(sizeof(Cell) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// What one source writes to and reads from at a receiver.
+/// Notification ring from one source to one receiver, in the receiver's memory file.
 struct Inbox {
-  std::array<Cell, kCells> cells;                 ///< Written by the source; message i takes cell i mod kCells.
-  alignas(128) std::atomic<std::uint64_t> taken;  ///< Written by the receiver: notifications it has taken.
+  std::array<Cell, kCells> cells;                 ///< Written by the source. Message i uses cell i mod kCells.
+  alignas(128) std::atomic<std::uint64_t> taken;  ///< Written by the receiver: number of notifications consumed.
 };
 
-/// The start of each rank's memory file; an Inbox per source follows, then the landing segment.
+/// Start of each rank's memory file. One Inbox per source follows, then the landing segment.
 struct alignas(128) Control {
-  std::atomic<std::uint32_t> armed;      ///< The rank may sleep: ring its doorbell after a put.
-  std::atomic<std::uint32_t> retracted;  ///< What was read of the rank's user memory before this was seen is void.
+  std::atomic<std::uint32_t> armed;  ///< Nonzero if the rank may sleep: ring its doorbell after a put.
+  /// Nonzero after retract(): bytes of its user memory read from now on are void.
+  std::atomic<std::uint32_t> retracted;
 };
 
 enum class Pages { kSmall, kHuge };
 
-/// Pages of a memory file in this process's address space.
+/// Mapping of a range of a memory file into this process.
 class Mapping {
  public:
   Mapping() = default;
-  /// Maps the pages that hold `num_bytes` from `offset` on; huge ones where the host grants them. @throws SystemError.
+  /// Maps the pages that contain `num_bytes` from `offset` on, as huge pages if the host grants them.
+  /// @throws SystemError.
   Mapping(FileDescriptor const& file, std::size_t offset, std::size_t num_bytes, Pages pages);
   Mapping(Mapping&& other) noexcept { *this = std::move(other); }
   Mapping& operator=(Mapping&& other) noexcept;
@@ -58,7 +61,7 @@ class Mapping {
  private:
   std::byte* base_ = nullptr;
   std::size_t mapped_bytes_ = 0;
-  std::size_t skipped_bytes_ = 0;  ///< From the start of the first page.
+  std::size_t skipped_bytes_ = 0;  ///< Bytes between the start of the first page and the range.
 };
 
 /// A range of a landing segment.
@@ -66,16 +69,17 @@ struct LandingRange {
   std::size_t offset = 0, bytes = 0;
 };
 
-/// A rank's memory file, mapped. It has no name: nothing is left behind however a process ends.
+/// A rank's memory file (memfd), mapped. It has no name in the file system, so nothing remains however a process ends.
 ///
-/// The owner maps all of it. A peer maps the start of the file and the part of the landing segment that it writes to:
-/// the segments of all ranks together grow with the square of their number.
+/// The owner maps all of it. A peer maps the start and its own part of the landing segment only: full mappings of all
+/// segments would grow with the square of the number of ranks.
 class Region {
  public:
   Region() = default;
-  /// Makes this rank's own region for `size` ranks. @throws SystemError naming the size that could not be had.
+  /// Creates this rank's region for `size` ranks. @throws SystemError naming the size that could not be allocated.
   static Region create(int size, std::size_t landing_bytes);
-  /// Maps a peer's region: of its landing segment of `landing_bytes`, `part`. @throws SystemError.
+  /// Maps the start of a peer's region and the range `part` of its landing segment of `landing_bytes`.
+  /// @throws SystemError.
   static Region map(FileDescriptor fd, int size, std::size_t landing_bytes, LandingRange part);
 
   [[nodiscard]] int fd() const { return fd_.get(); }
@@ -84,7 +88,7 @@ class Region {
   [[nodiscard]] Inbox& inbox(int source) const {
     return reinterpret_cast<Inbox*>(head_.data() + sizeof(Control))[source];
   }
-  /// The part of the landing segment that was asked for; of the own region, all of it.
+  /// The mapped part of the landing segment; all of it for the own region.
   [[nodiscard]] std::span<std::byte> landing() const { return landing_; }
 
  private:
@@ -92,7 +96,7 @@ class Region {
 
   FileDescriptor fd_;
   Mapping head_, pages_;
-  std::span<std::byte> landing_;  ///< In pages_.
+  std::span<std::byte> landing_;  ///< Lies inside pages_.
 };
 
 }  // namespace headway::comm::shm

@@ -1,4 +1,4 @@
-// What is not on the path of messages: sleeping, notices, and noticing that a peer is gone.
+// The slow path of the shared-memory endpoint: sleep, notices, and detection of lost peers.
 
 #include "engines/epoll.hpp"
 #include "engines/shm/endpoint.hpp"
@@ -24,7 +24,7 @@ void ShmEndpoint::send_notice(int peer, std::string_view text) noexcept {
 bool ShmEndpoint::check_lifelines(ArrivalSink& sink) {
   lifeline_is_ready_.store(false);
   if (!is_readable(lifelines_.get())) return false;
-  // All notices before any loss: a peer that left because another was lost says so.
+  // Deliver all notices before any loss: a peer that left because another rank was lost says so in a notice.
   std::vector<Source*> leaving;
   for (auto& source : sources_) {
     auto& link = links_[index(source.rank)];
@@ -34,7 +34,7 @@ bool ShmEndpoint::check_lifelines(ArrivalSink& sink) {
     if (!is_open || link.has_ended) leaving.push_back(&source);
   }
   for (auto* const source : leaving) {
-    take_cells(*source, sink);  // What it put before it left comes before its loss.
+    take_cells(*source, sink);  // Puts that it made before it left are delivered before its loss.
     bool const has_ended = links_[index(source->rank)].has_ended;
     report_loss(source->rank, has_ended ? "its process ended" : "it closed the connection", sink);
   }

@@ -28,11 +28,11 @@ class KernelTracerCalls final : public TracerCalls {
     return std::atoi(line.c_str() + end_of_name + 4);
   }
   int own_parent() override { return getppid(); }
-  // If it is refused, reading does not work, and the probe of the peers finds that.
+  // Errors are ignored: reads then fail, and the peers' probe during setup detects that.
   void set_tracer(unsigned long tracer) override { prctl(PR_SET_PTRACER, tracer, 0, 0, 0); }
 };
 
-/// Who must be named so that `peers` may read.
+/// The tracer to name so that all `peers` may read.
 unsigned long tracer_for(TracerCalls& calls, std::span<int const> peers) {
   if (peers.empty() || calls.yama_level() != 1) return TracerCalls::kNobody;
   int const parent = calls.own_parent();
@@ -71,7 +71,7 @@ void ReadPermission::Process::remove(unsigned long tracer) noexcept {
 void ReadPermission::Process::apply() {
   unsigned long tracer = TracerCalls::kNobody;
   if (wanted_.size() == 1) tracer = wanted_.begin()->first;
-  // Two parents: this process's own has ended in between, and it has another one now.
+  // Two different parents: the parent of this process ended between two groups, and it has a new one now.
   if (wanted_.size() > 1) tracer = TracerCalls::kAnyProcess;
   if (tracer != tracer_) calls_.set_tracer(tracer);
   tracer_ = tracer;

@@ -1,6 +1,6 @@
 #include "engines/tcp/connection_health.hpp"
 
-// Not <netinet/tcp.h>, whose tcp_info lacks the newer fields.
+// <netinet/tcp.h> defines a tcp_info without the newer fields, so it is not included.
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>

@@ -2,15 +2,14 @@
 
 namespace headway::comm::tcp {
 
-/// Whether everything that was written to the socket has reached the peer's kernel. True for what is no TCP socket.
+/// True if the peer's kernel has acknowledged everything written to `socket`. Always true for a socket that is not TCP.
 [[nodiscard]] bool all_acknowledged(int socket);
 
-/// Sends an acknowledgement that the kernel may be holding back (40 ms on Linux), for a peer that waits for it to
-/// close.
+/// Sends an acknowledgement that the kernel may be delaying (40 ms on Linux). A peer may wait for it in order to close.
 void acknowledge_now(int socket) noexcept;
 
-/// Whether the peer's kernel has not answered for about 10 s though there was something to answer. A peer that lives
-/// but does not read answers: its window is closed, and TCP probes it. (TCP_USER_TIMEOUT does not tell the two apart.)
+/// True if the peer's kernel has left retransmits or probes unanswered for about 10 s. A live peer that does not read
+/// still answers the probes of its closed window; TCP_USER_TIMEOUT cannot tell the two apart.
 [[nodiscard]] bool peer_is_silent(int socket);
 
 }  // namespace headway::comm::tcp

@@ -1,3 +1,24 @@
+// TCP transport: puts as frames over one stream socket per peer, without a copy at the sender.
+//
+// Idea: the sender queues a 32-byte FrameHeader (kind, tag, segment, offset, sizes), the put's header and a reference
+// to its payload. submit() hands up to 64 such pieces to one sendmsg(). The receiver's poll() reads frames directly
+// into the landing or exposed segment and then reports the tag.
+//
+// Example: a put of a 24-byte header and an 8-byte payload is 64 bytes on the wire. One readv() takes it into the
+// reader's stage; poll() copies the header to `offset` and the payload to `offset` + 64. Of a 1 MiB payload at most 16
+// KiB pass through the stage; the other bytes are read straight into their place.
+//
+// Invariants:
+// - flushed() counts puts whose last byte the kernel has taken; only then may the caller change a payload.
+// - Every frame is checked against its segment before a byte of it is written.
+// - Input of a peer is read to its end before its loss is reported, so what it sent before it left arrives.
+// - One peer gets at most kCallsPerTurn calls and about kBytesPerTurn bytes per turn, so it cannot starve others.
+// - A peer that is silent for 10 s with data under way is lost (connection_health.hpp). The timer for that runs only
+//   while data is unacknowledged, so an idle endpoint wakes nobody.
+// Complexity: one sendmsg() for up to 32 puts, one readv() for many small frames, at most one staged copy of 16 KiB for
+// each large one. The queue holds up to SendQueue::kMaxPuts puts per peer.
+// Source: frames with a tag as in gloo's tcp transport; sendmsg(2), epoll(7), tcp(7) (TCP_INFO).
+
 #include "engines/tcp/endpoint.hpp"
 
 #include "engines/tcp/connection_health.hpp"
@@ -17,7 +38,7 @@ namespace {
 constexpr std::size_t kPiecesPerCall = 64;
 constexpr time_t kSilenceCheckSeconds = 5;
 
-// One peer may not keep the others waiting: the rest follows with the next poll().
+// Limits per peer and turn, so that it cannot starve the others. The next poll() continues.
 constexpr int kCallsPerTurn = 16;
 constexpr std::size_t kBytesPerTurn = std::size_t{4} << 20;
 
@@ -90,7 +111,7 @@ bool TcpEndpoint::flush(int peer) {
   return num_sent > 0;
 }
 
-// What the peer sent before it went is still read; its loss is reported after that.
+// Data that the peer sent before it left is still read; its loss is reported afterwards.
 void TcpEndpoint::fail_sending(Link& broken, int error_number) {
   broken.loss = std::strerror(error_number);
   broken.num_flushed += broken.queue.clear();
@@ -115,7 +136,7 @@ bool TcpEndpoint::poll(ArrivalSink& sink) {
       check_silence(sink);
       continue;
     }
-    // Reading first: writing to a peer that has closed would destroy what it sent before.
+    // Read first: a write to a peer that has closed would destroy the data that it sent before.
     if (event.events & ~EPOLLOUT) moved = read_from(event.data.fd, sink) || moved;
     if (event.events & EPOLLOUT) moved = flush(event.data.fd) || moved;
   }
@@ -197,7 +218,7 @@ void TcpEndpoint::send_notice(int peer, std::string_view text) noexcept {
     link(peer).queue.push_notice(text);
     if (!link(peer).waits_for_room) flush(peer);
   } catch (std::exception const&) {
-    // Best effort: there is no memory for it.
+    // Best effort: there is no memory for the notice.
   }
 }
 
@@ -227,7 +248,7 @@ void TcpEndpoint::start_silence_timer() {
   ::timerfd_settime(silence_timer_.get(), 0, &once, nullptr);
 }
 
-// Runs only while something is on its way, so an idle endpoint wakes nobody.
+// The timer runs only while data is unacknowledged, so an idle endpoint wakes nobody.
 void TcpEndpoint::check_silence(ArrivalSink& sink) {
   std::uint64_t expirations = 0;
   [[maybe_unused]] ssize_t const drained = ::read(silence_timer_.get(), &expirations, sizeof(expirations));

@@ -18,16 +18,17 @@
 
 namespace headway::comm {
 
-/// Peers over stream sockets: a put is a frame that the kernel takes from the user's memory and that the peer's poll()
-/// reads into its place. All sockets are non-blocking and watched by one epoll descriptor.
+/// Transport over stream sockets. A put is a frame: the kernel takes its payload from the caller's memory, and the
+/// peer's poll() reads it into its place. All sockets are non-blocking and watched by one epoll descriptor. The
+/// algorithm is explained in endpoint.cpp.
 class TcpEndpoint final : public Endpoint {
  public:
-  /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
-  /// the endpoint. Landing segments of all ranks have one size.
+  /// Takes over the descriptors of `lifelines`; a peer without one belongs to another transport. `landing` must outlive
+  /// the endpoint. All ranks have landing segments of one size.
   TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing);
-  /// The same with landing memory of its own.
+  /// Same as above, but owns its landing memory.
   TcpEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory);
-  /// Waits up to a second until the peers have what was flushed: closing earlier could destroy it.
+  /// Waits up to a second until the peers' kernels have all data that was sent. Closing earlier could destroy it.
   ~TcpEndpoint() override;
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -55,21 +56,21 @@ class TcpEndpoint final : public Endpoint {
   [[nodiscard]] HostShare host_share() const override { return {}; }  // Peers on this host are not told apart.
   [[nodiscard]] bool lands_by_polling() const override { return true; }
 
-  /// Peers lost because they sent a bad frame.
+  /// Number of peers lost because they sent a bad frame.
   [[nodiscard]] std::uint64_t num_bad_frames() const { return num_bad_frames_; }
 
  private:
   struct Link {
     explicit Link(std::span<std::byte> landing) : reader(landing) {}
 
-    FileDescriptor socket;  ///< Not valid: not a peer of this engine, or lost.
+    FileDescriptor socket;  ///< Invalid if the peer is lost or belongs to another transport.
     tcp::SendQueue queue;
     tcp::FrameReader reader;
     std::uint64_t num_put = 0, num_flushed = 0;
     bool is_peer = false;
     bool has_unsubmitted = false;
-    bool waits_for_room = false;  ///< Its socket was full: poll() goes on when there is room.
-    std::string loss;             ///< Why it is lost, or why sending failed; the peer counts as lost once all is read.
+    bool waits_for_room = false;  ///< Its socket was full: poll() goes on sending when there is room.
+    std::string loss;  ///< Reason for the loss or for a failed send. The peer counts as lost once all its data is read.
   };
 
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
@@ -93,8 +94,8 @@ class TcpEndpoint final : public Endpoint {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<int> unsubmitted_;
   Doorbell bell_;
-  FileDescriptor sockets_, activity_;  ///< epoll; the second nests the first and the bell.
-  FileDescriptor silence_timer_;       ///< Runs while something is on its way.
+  FileDescriptor sockets_, activity_;  ///< epoll descriptors. `activity_` nests `sockets_` and the bell.
+  FileDescriptor silence_timer_;       ///< Runs while data is unsent or unacknowledged.
   bool timer_runs_ = false;
   std::uint64_t num_bad_frames_ = 0;
 };

@@ -25,7 +25,7 @@ std::size_t FrameReader::gather(Pieces& pieces) {
   return count;
 }
 
-// The contiguous memory for the body from `position` on.
+// Returns the contiguous memory for the body from byte `position` on.
 std::span<std::byte> FrameReader::next_piece(std::uint64_t position) const {
   if (position < frame_.header_bytes) return {header_place_ + position, frame_.header_bytes - position};
   return {payload_place_ + (position - frame_.header_bytes), body_bytes_ - position};
@@ -55,7 +55,7 @@ void FrameReader::process_stage(FrameHandler& handler) {
       if (!error_.empty()) return;
     }
   }
-  // What is left is less than a frame header.
+  // The remaining bytes are less than a frame header.
   std::memmove(stage_.data(), stage_.data() + stage_begin_, stage_end_ - stage_begin_);
   stage_end_ -= stage_begin_;
   stage_begin_ = 0;
@@ -96,7 +96,7 @@ void FrameReader::choose_place() {
   std::span<std::byte> segment = landing_;
   if (frame_.segment != kLandingSegment) {
     auto const found = exposed_.find(frame_.segment);
-    // The peer may not know yet that it was withdrawn.
+    // The peer may not know yet that the segment was withdrawn.
     if (found == exposed_.end()) {
       drops_body_ = true;
       return;

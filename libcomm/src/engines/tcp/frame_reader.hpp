@@ -14,7 +14,7 @@
 
 namespace headway::comm::tcp {
 
-/// Gets what a FrameReader finds. May call anything but the reader's advance().
+/// Receives the frames that a FrameReader completes. May call anything except the reader's advance().
 class FrameHandler {
  public:
   virtual ~FrameHandler() = default;
@@ -22,12 +22,12 @@ class FrameHandler {
   virtual void notice(std::string_view text) = 0;
 };
 
-/// Puts the frames of one peer in place, without input of its own: gather() says where to read to, advance() how much
-/// was read.
+/// Parses the frames of one peer and puts them in place. It reads no socket itself: gather() says where to read to,
+/// advance() how much was read.
 ///
-/// Bytes that come together with a frame's header pass through a small stage, so that one system call takes many small
-/// frames; the rest of a payload is read straight into its place. Nothing is written before the frame was checked, nor
-/// outside the landing segment and the exposed ones.
+/// Bytes that arrive together with a frame header pass through a stage of 16 KiB, so that one system call takes many
+/// small frames. The rest of a payload is read directly into its place. Nothing is written before the frame was
+/// checked, nor outside the landing segment and the exposed segments.
 class FrameReader {
  public:
   static constexpr std::size_t kMaxPieces = 3;
@@ -36,19 +36,19 @@ class FrameReader {
   explicit FrameReader(std::span<std::byte> landing) : landing_(landing), stage_(kStageBytes) {}
 
   void expose(SegmentId segment, std::span<std::byte> memory) { exposed_[segment] = memory; }
-  /// Afterwards nothing is written there, not even the rest of a frame that is half there.
+  /// Nothing is written to the segment afterwards, not even the rest of a frame that has partly arrived.
   void withdraw(SegmentId segment);
 
-  /// Fills `pieces` with the memory for the next bytes. @returns how many pieces.
+  /// Fills `pieces` with the memory for the next bytes. @returns the number of pieces.
   [[nodiscard]] std::size_t gather(Pieces& pieces);
-  /// Takes note that `num_bytes` were read into what gather() gave. @returns false, for good, after a bad frame.
+  /// Processes `num_bytes` that were read into the pieces of gather(). @returns false from the first bad frame on.
   [[nodiscard]] bool advance(std::size_t num_bytes, FrameHandler& handler);
 
-  /// What was wrong with the bad frame.
+  /// Describes the bad frame; empty if there was none.
   [[nodiscard]] std::string_view error() const { return error_; }
-  /// Whether the stream may not end here.
+  /// True if the end of the stream here would cut a frame.
   [[nodiscard]] bool is_inside_frame() const { return stage_begin_ != stage_end_ || in_body_; }
-  /// Frames for segments that are not exposed (any more).
+  /// Number of frames dropped because their segment was not, or no longer, exposed.
   [[nodiscard]] std::uint64_t num_dropped() const { return num_dropped_; }
 
  private:
@@ -70,7 +70,7 @@ class FrameReader {
   FrameHeader frame_;
   bool in_body_ = false;
   bool drops_body_ = false;
-  std::uint64_t body_done_ = 0, body_bytes_ = 0;  ///< Of the put's header and payload together.
+  std::uint64_t body_done_ = 0, body_bytes_ = 0;  ///< Bytes of the put's header and payload together.
   std::byte* header_place_ = nullptr;
   std::byte* payload_place_ = nullptr;
   std::array<std::byte, kMaxNoticeBytes> notice_;

@@ -1,4 +1,4 @@
-// How an endpoint comes and goes.
+// Construction and destruction of the TCP endpoint.
 
 #include "engines/tcp/connection_health.hpp"
 #include "engines/tcp/endpoint.hpp"
@@ -27,7 +27,7 @@ void watch(FileDescriptor const& epoll, int fd, std::uint32_t events, int label)
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "tcp endpoint");
 }
 
-// @returns whether the connection is still open.
+// Discards all input. @returns whether the connection is still open.
 bool drop_input(int socket) {
   std::array<std::byte, 16 * 1024> dropped;
   for (;;) {
@@ -80,9 +80,9 @@ void TcpEndpoint::watch_sockets() {
 
 TcpEndpoint::~TcpEndpoint() { linger(); }
 
-// A socket that is closed while input waits resets the connection, which drops what the peer has not got yet. So the
-// input is dropped first, until the peer's kernel has everything or the peer has closed too; if that takes too long,
-// the kernel goes on alone.
+// Closing a socket with unread input resets the connection, and the peer loses the data that it has not received yet.
+// So input is discarded until the peer's kernel has everything or the peer has closed too. After one second the kernel
+// continues alone.
 void TcpEndpoint::linger() noexcept {
   Deadline const deadline = Clock::now() + std::chrono::seconds(1);
   for (auto const& each : links_) {

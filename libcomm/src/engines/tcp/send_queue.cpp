@@ -39,7 +39,7 @@ SendQueue::Entry& SendQueue::push(FrameHeader const& frame, std::span<std::byte 
   return entry;
 }
 
-// A moved vector keeps its bytes where they are, so payloads of notices stay valid.
+// A moved vector keeps its buffer, so payload spans of notices stay valid.
 void SendQueue::grow() {
   std::vector<Entry> larger(std::max<std::size_t>(16, 2 * ring_.size()));
   for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move(ring_[(first_ + i) % ring_.size()]);
@@ -54,7 +54,7 @@ std::size_t SendQueue::gather(std::span<iovec> pieces) const {
     std::size_t const gone = std::min(skipped, bytes.size());
     skipped -= gone;
     if (gone == bytes.size()) return;
-    // The kernel only reads through an iovec that is sent.
+    // The kernel only reads through an iovec that is sent, so the const_cast is safe.
     pieces[num_pieces++] = {const_cast<std::byte*>(bytes.data()) + gone, bytes.size() - gone};
   };
   for (std::size_t i = 0; i < count_ && num_pieces + 2 <= pieces.size(); ++i) {

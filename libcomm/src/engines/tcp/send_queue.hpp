@@ -13,8 +13,8 @@
 
 namespace headway::comm::tcp {
 
-/// Frames to one peer that the kernel has not taken yet, in order. Payloads stay where they are; no allocation once the
-/// queue has grown.
+/// FIFO of frames to one peer that the kernel has not taken yet. Payloads are referenced, not copied. It allocates only
+/// while it grows.
 class SendQueue {
  public:
   static constexpr std::size_t kMaxPuts = 4096;
@@ -26,14 +26,15 @@ class SendQueue {
                 Tag tag);
   void push_notice(std::string_view text);
 
-  /// Fills `pieces` with what goes next. @returns how many.
+  /// Fills `pieces` with the next bytes to send. @returns the number of pieces.
   [[nodiscard]] std::size_t gather(std::span<iovec> pieces) const;
-  /// Takes note that the first `num_bytes` are gone. @returns how many puts are gone with them entirely.
+  /// Removes the first `num_bytes`, which were sent. @returns the number of puts completed by that.
   std::uint64_t advance(std::size_t num_bytes);
-  /// Drops everything. @returns how many puts.
+  /// Drops everything. @returns the number of puts dropped.
   std::uint64_t clear();
-  /// Reads no payload of a put from here on: those of which nothing is gone are dropped, of one that is half gone the
-  /// rest is copied. @returns how many were dropped.
+  /// From now on no payload of the caller is read. Puts of which no byte was sent are dropped; the rest of a partly
+  /// sent one is copied.
+  /// @returns the number of puts dropped.
   std::uint64_t let_go_of_payloads();
 
  private:
@@ -41,7 +42,7 @@ class SendQueue {
     std::array<std::byte, sizeof(FrameHeader) + kMaxHeaderBytes> head;
     std::size_t head_bytes = 0;
     std::span<std::byte const> payload;
-    std::vector<std::byte> own_bytes;  ///< A notice's text, or what was copied of a payload.
+    std::vector<std::byte> own_bytes;  ///< Text of a notice, or the copy of a payload.
     bool is_put = false;
 
     [[nodiscard]] std::size_t total_bytes() const { return head_bytes + payload.size(); }
@@ -54,7 +55,7 @@ class SendQueue {
 
   std::vector<Entry> ring_;
   std::size_t first_ = 0, count_ = 0, num_puts_ = 0;
-  std::size_t front_sent_ = 0;  ///< Bytes of the first entry that are gone.
+  std::size_t front_sent_ = 0;  ///< Bytes of the first entry that were sent.
 };
 
 }  // namespace headway::comm::tcp

@@ -9,10 +9,10 @@ namespace headway::comm::verbs {
 
 namespace {
 
-// A lost packet is sent again after 4.096 us * 2^14 = 67 ms, at most 6 times: a cut wire shows in half a second. (7
-// would mean for ever on Soft-RoCE.)
+// A lost packet is retransmitted after 4.096 us * 2^14 = 67 ms, at most 6 times: a cut wire is detected in half a
+// second. (On Soft-RoCE 7 would mean forever.)
 constexpr std::uint8_t kTimeout = 14, kRetries = 6;
-constexpr std::uint8_t kReceiverNotReadyTimer = 12;  // 0.64 ms; credits see to it that receives never run out.
+constexpr std::uint8_t kReceiverNotReadyTimer = 12;  // 0.64 ms. Credits ensure that receives never run out.
 constexpr std::uint8_t kHopLimit = 64;
 
 std::string rank_text(int peer) { return "rank " + std::to_string(peer); }
@@ -48,7 +48,7 @@ QueuePair make_queue_pair(ibv_pd* domain, ibv_cq* completions, ibv_srq* receives
   attributes.cap.max_inline_data = sizes.inline_bytes;
   attributes.qp_type = IBV_QPT_RC;
   QueuePair queue_pair(library().create_qp(domain, &attributes));
-  if (!queue_pair && sizes.inline_bytes > 0) {  // Some devices take less, and none says how much.
+  if (!queue_pair && sizes.inline_bytes > 0) {  // Some devices grant less, and none says how much.
     attributes.cap.max_inline_data = 0;
     queue_pair.reset(library().create_qp(domain, &attributes));
   }

@@ -17,7 +17,7 @@ namespace headway::comm::verbs {
 
 namespace {
 
-/// The list of devices; freed with it.
+/// RAII list of the RDMA devices.
 class DeviceList {
  public:
   DeviceList() : devices_(library().get_device_list(&count_)) {}
@@ -65,7 +65,7 @@ void add_port(std::vector<Address>& found, ibv_context* context, std::string con
   }
 }
 
-/// Of the first connection to another host, else of the first connection.
+/// Own IP address in the first connection to another host, or else in the first connection.
 std::string own_ip(std::vector<Lifeline> const& lifelines) {
   auto const is_there = [](Lifeline const& each) { return each.fd.valid(); };
   auto found = std::ranges::find_if(lifelines, [&](auto const& each) { return is_there(each) && !each.same_host; });
@@ -73,7 +73,7 @@ std::string own_ip(std::vector<Lifeline> const& lifelines) {
   return found == lifelines.end() ? "" : own_address(found->fd.get()).ip();
 }
 
-/// "DEVICE:PORT:GID_INDEX", of which the tail may be missing.
+/// `wanted` is "DEVICE:PORT:GID_INDEX", or a prefix of it.
 bool matches(Address const& address, std::string const& wanted) {
   std::string const port = address.device + ":" + std::to_string(address.port);
   return wanted == address.device || wanted == port || wanted == port + ":" + std::to_string(address.gid_index);
@@ -120,7 +120,7 @@ bool Address::is_of(std::vector<InterfaceAddress> const& of_interface) const {
 
 Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines,
                        std::vector<Address> addresses) {
-  (void)library();  // Says why, if it is missing.
+  (void)library();  // Throws with the reason if the library is missing.
   std::string present;
   for (auto const& each : addresses) present += (present.empty() ? "" : "; ") + each.text();
   if (!wanted.empty()) std::erase_if(addresses, [&](auto const& each) { return !matches(each, wanted); });

@@ -12,7 +12,7 @@
 
 namespace headway::comm::verbs {
 
-/// Destroys a libibverbs object with the function that belongs to it.
+/// Deleter that destroys a libibverbs object with its matching function.
 template <auto Destroy>
 struct Release {
   template <typename Object>
@@ -28,36 +28,37 @@ using CompletionQueue = std::unique_ptr<ibv_cq, Release<&Library::destroy_cq>>;
 using SharedReceiveQueue = std::unique_ptr<ibv_srq, Release<&Library::destroy_srq>>;
 using QueuePair = std::unique_ptr<ibv_qp, Release<&Library::destroy_qp>>;
 
-/// One address of one port: where queue pairs are made.
+/// One GID of one port: the place where queue pairs are created.
 struct Address {
-  std::string device;  ///< As libibverbs names it.
+  std::string device;  ///< Device name in libibverbs.
   std::uint8_t port = 1;
   std::uint32_t gid_index = 0;
   ibv_gid gid{};
-  std::uint16_t lid = 0;       ///< InfiniBand; 0 on Ethernet.
-  ibv_mtu mtu = IBV_MTU_1024;  ///< Active.
+  std::uint16_t lid = 0;       ///< LID on InfiniBand; 0 on Ethernet.
+  ibv_mtu mtu = IBV_MTU_1024;  ///< Active MTU of the port.
   bool is_ethernet = true;
   std::size_t max_message_bytes = 0;
 
   /// "rxe0 port 1, GID 2 (fd00:77::1)"
   [[nodiscard]] std::string text() const;
+  /// Address family and subnet that peers compare with theirs.
   [[nodiscard]] RdmaReach reach() const;
-  /// Whether this port belongs to the network interface that has the addresses `of_interface`: its GID is one of them,
-  /// or they are those of IP over this InfiniBand device.
+  /// True if this port belongs to the network interface with the addresses `of_interface`: on Ethernet the GID is one
+  /// of them; on InfiniBand the interface is IP over this device.
   [[nodiscard]] bool is_of(std::vector<InterfaceAddress> const& of_interface) const;
 };
 
-/// The addresses of all active ports of this host, best first: RoCE v2 or InfiniBand, routable before link-local. Empty
-/// where there is no device or no libibverbs.
+/// All addresses of active ports on this host, best first: RoCE v2 or InfiniBand, routable before link-local. Empty if
+/// there is no device or no libibverbs.
 std::vector<Address> find_addresses();
 
-/// Chooses one of `addresses`. `wanted` is "" or DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; of several, the one with
-/// this host's address of the first connection to another host (to any rank, if there is none) is taken before others.
-/// @throws SystemError that names what was looked for and what there is.
+/// Chooses one of `addresses`. `wanted` is "", DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX. Among several matches it
+/// prefers this host's address in the first connection to another host (to any rank if there is none).
+/// @throws SystemError that names what was wanted and what exists.
 Address choose_address(std::string const& wanted, std::vector<Lifeline> const& lifelines,
                        std::vector<Address> addresses = find_addresses());
 
-/// @throws SystemError.
+/// Opens the device `name`. @throws SystemError.
 Context open_device(std::string const& name);
 
 }  // namespace headway::comm::verbs

@@ -1,4 +1,24 @@
-// The path of messages.
+// RDMA transport, data path: one-sided writes with the tag as immediate, and receiver-granted credits.
+//
+// Idea: a put is one RDMA WRITE_WITH_IMM into the peer's landing segment. Header and payload land 64 bytes apart; the
+// completion at the receiver carries the tag. Payloads up to 64 KiB are copied into registered staging memory; larger
+// ones, and from 16 KiB on those in memory that stays registered, are read in place, and flushed() waits for them.
+// Each notification consumes one receive of a shared receive queue. A peer may have `credits` notifications in flight.
+// The receiver posts consumed receives again and only then writes its count into the sender's mailbox.
+//
+// Example (256 credits): A has put 256 times, and its mailbox says that B consumed 0, so put() returns kWouldBlock.
+// Once B owes 128, the report goes out with B's next put to A, or in its next poll; at 192 it goes out at once. A reads
+// 128 in its mailbox and may put again.
+//
+// Invariants:
+// - Receives are posted before the credit for them is written, so the shared queue never runs dry.
+// - Credits, windows and notifications without bytes use the first rail: on one queue pair they are not overtaken.
+// - A completion covers all earlier requests of its queue pair. Requests are signalled every 16 requests, every quarter
+//   of the staging memory, and if they read a payload in place; failures always complete.
+// - After withdraw() or retract() the registration is gone, so no device can touch the caller's memory.
+// - Notices of a peer are reported before its loss.
+// Complexity: one request per put, one ibv_post_send() per rail and submit(); 512 KiB of staging memory per rail.
+// Source: InfiniBand specification volume 1, reliable connections; measurements in docs/decisions/verbs_engine.md.
 
 #include "engines/verbs/endpoint.hpp"
 
@@ -19,15 +39,16 @@ using verbs::library;
 
 namespace {
 
-/// A caller that spins without ever sleeping must notice a lost peer too.
+/// A caller that spins and never sleeps must detect a lost peer too.
 constexpr unsigned kPollsPerLifelineCheck = 4096;
-constexpr int kCallsPerPoll = 16;  // One poll may not go on for ever.
+constexpr int kCallsPerPoll = 16;  // Bounds the time of one poll().
 constexpr std::chrono::seconds kKeepAlivePeriod{1};
-/// Registering an output for one operation costs about what the copies of fragments do below.
+/// Below this size, registering an output for one operation costs about as much as copying its fragments.
 constexpr std::size_t kWorthExposing = std::size_t{256} << 10;
-/// So that several queue pairs share large blocks, and a piece is registered while the one before is on its way.
+/// Piece size of large blocks: several queue pairs share a block, and one piece is registered while the previous one is
+/// in transfer.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-/// A peer that ends a connection because its group failed says why, by another way.
+/// Time in which a peer may tell by a notice why it ended a connection, e.g. because its group failed.
 constexpr std::chrono::milliseconds kNoticeTime{500};
 
 }  // namespace
@@ -55,7 +76,7 @@ std::uint64_t VerbsEndpoint::flushed(int peer) const {
 
 bool VerbsEndpoint::has_credit(Link& to, int peer) {
   if (to.num_put - to.num_taken < to.remote.credits) return true;
-  // Partner of the acquire: the peer's device, which writes after it has posted the receives again.
+  // Pairs with the write of the peer's device, which follows the posting of the receives.
   to.num_taken = std::atomic_ref(mailbox_of(peer).num_taken).load(std::memory_order_acquire);
   return to.num_put - to.num_taken < to.remote.credits;
 }
@@ -91,7 +112,7 @@ Status VerbsEndpoint::put(Destination const& destination, std::span<std::byte co
   verbs::Rail& rail = take_rail(to, has_header || !payload.empty());
   if (!rail.has_room()) return Status::would_block();
   bool const may_be_copied = payload.size() <= verbs::kMaxCopiedBytes && !registrations_.is_on_gpu(payload);
-  verbs::Registration registration;  // Null: the payload is copied.
+  verbs::Registration registration;  // Null if the payload is copied.
   if (!may_be_copied || payload.size() >= verbs::kMinInPlaceBytes) {
     expects(payload.size() <= traits(peer).max_put_bytes, "put: the payload is larger than max_put_bytes");
     registration = may_be_copied ? registrations_.find_kept(payload) : registrations_.find_or_register(payload, 0);
@@ -141,7 +162,7 @@ void VerbsEndpoint::submit() {
 }
 
 void VerbsEndpoint::post(Link& to, int peer) {
-  // Behind the puts, which somebody waits for.
+  // Credits go after the puts, which somebody waits for.
   if (to.num_arrived - to.num_reported >= credits_ / 2) add_credits(to, peer);
   to.is_unsubmitted = false;
   for (auto& rail : to.rails) {
@@ -150,17 +171,18 @@ void VerbsEndpoint::post(Link& to, int peer) {
   }
 }
 
-// Nearly all polls of a waiter find nothing, and are over before anything else is set up.
+// Almost all polls of a waiting thread find nothing, so that case returns first.
 bool VerbsEndpoint::poll(ArrivalSink& sink) {
   ++num_polls_;
   Completions done;
   int const count = ibv_poll_cq(completions_.get(), kCompletionsPerCall, done.data());
-  // While nothing else is to be done. add_credits() posts too: no peer gets a credit for a receive that is not posted.
+  // Done only in idle polls. add_credits() posts receives too, so no peer gets a credit for a receive that is not
+  // posted.
   if (count == 0 && num_receives_taken_ >= verbs::kReceivesPerPost) [[unlikely]]
     post_taken_receives();
   if (count == 0 && owed_credits_.empty() && !wants_lifeline_check()) [[likely]]
     return false;
-  // Of what earlier polls took: in between, a put may have carried the report.
+  // Credits owed since earlier polls. A put may have carried the report in between.
   if (!owed_credits_.empty()) report_credits(credits_ / 2);
   bool found = take(done, count, &sink);
   if (count == kCompletionsPerCall) take_completions(&sink);
@@ -192,7 +214,7 @@ bool VerbsEndpoint::take(Completions const& done, int count, ArrivalSink* sink) 
     bool const is_receive = each.wr_id == verbs::kReceiveLabel;
     if (is_receive) ++num_receives_taken_;
     auto const [peer, rail] = owner_of_queue_pair_.find(each.qp_num);
-    if (peer < 0) continue;  // Of a connection that is lost.
+    if (peer < 0) continue;  // The completion belongs to a lost connection.
     Link& link = links_[index(peer)];
     if (each.status != IBV_WC_SUCCESS) {
       connection_failed(link, each.status);
@@ -208,7 +230,8 @@ bool VerbsEndpoint::take(Completions const& done, int count, ArrivalSink* sink) 
 }
 
 void VerbsEndpoint::connection_failed(Link& link, ibv_wc_status status) {
-  if (may_break_) return;  // Memory was taken from the device; a peer that is lost shows by its socket.
+  if (may_break_)
+    return;  // retract() took memory from the device, so failures are expected. A lost peer shows on its socket.
   bool const is_silent = status == IBV_WC_RETRY_EXC_ERR || status == IBV_WC_RNR_RETRY_EXC_ERR;
   break_link(link, library().wc_status_str(status), is_silent ? Clock::duration() : kNoticeTime);
 }
@@ -294,7 +317,7 @@ void VerbsEndpoint::withdraw(int peer, SegmentId segment) {
   if (exposed.segment == segment) exposed = {};
 }
 
-// Whatever was under way between the device and memory of the caller ends with its registration.
+// Deregistration ends every transfer between the device and the caller's memory.
 void VerbsEndpoint::retract() noexcept {
   registrations_.clear();
   for (Link& link : links_) {

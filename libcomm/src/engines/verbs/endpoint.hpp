@@ -31,29 +31,29 @@ namespace verbs {
 struct Settings {
   Address address;
   int num_rails = 1;            ///< Queue pairs to each peer, 1 to kMaxRails.
-  std::size_t cache_bytes = 0;  ///< Memory of allocate() that stays registered.
-  SetupPatience patience = {};  ///< While connections are made.
+  std::size_t cache_bytes = 0;  ///< Limit of the registration cache for memory of allocate().
+  SetupPatience patience = {};  ///< Used while connections are made.
 };
 
 }  // namespace verbs
 
-/// Peers over RDMA: a put is an RDMA WRITE_WITH_IMM whose immediate is the tag, on a reliable connection to each peer.
+/// RDMA transport: a put is an RDMA WRITE_WITH_IMM whose immediate is the tag, on a reliable connection to each peer.
 ///
-/// Each notification takes one receive of the queue that all peers share. A sender has a share of them; the receiver
-/// tells it how many it has taken by writing a count into its mailbox, so the queue never runs dry.
+/// Each notification consumes one receive of the queue that all peers share. Each sender has a share of them (credits);
+/// the receiver writes its count of consumed notifications into the sender's mailbox, so the queue never runs dry.
 ///
-/// With several queue pairs (rails) to a peer, puts take turns. What must not be overtaken goes on the first: credits,
-/// windows, and the notifications without bytes that tell of windows.
+/// With several queue pairs (rails) to a peer, puts take turns. Credits, windows and notifications without bytes always
+/// use the first rail, because their order matters. The algorithm is explained in endpoint.cpp.
 class VerbsEndpoint final : public Endpoint {
  public:
-  /// Takes over the descriptors of `lifelines`; peers without one are left to another engine. `landing` must outlive
-  /// the endpoint. Landing segments of all ranks have one size.
+  /// Takes over the descriptors of `lifelines`; a peer without one belongs to another transport. `landing` must outlive
+  /// the endpoint. All ranks have landing segments of one size.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::span<std::byte> landing,
                 verbs::Settings settings);
-  /// The same with landing memory of its own.
+  /// Same as above, but owns its landing memory.
   VerbsEndpoint(int rank, int size, std::vector<Lifeline> lifelines, std::unique_ptr<LandingMemory> memory,
                 verbs::Settings settings);
-  /// Waits up to a second until the peers' devices have what was put.
+  /// Waits up to a second until the peers' devices have acknowledged all puts.
   ~VerbsEndpoint() override;
 
   [[nodiscard]] int rank() const override { return rank_; }
@@ -83,33 +83,35 @@ class VerbsEndpoint final : public Endpoint {
   [[nodiscard]] HostShare host_share() const override;
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
-  /// Where the queue pairs are.
+  /// Address of the queue pairs.
   [[nodiscard]] verbs::Address const& address() const { return settings_.address; }
-  /// Notifications that each peer may have under way to this rank.
+  /// Notifications that each peer may have in flight to this rank.
   [[nodiscard]] std::uint64_t credits() const { return credits_; }
 
  private:
   static constexpr int kCompletionsPerCall = 32;
   using Completions = std::array<ibv_wc, kCompletionsPerCall>;
-  /// A segment that a peer may write to.
+  /// A segment exposed to one peer.
   struct Exposed {
     SegmentId segment = kLandingSegment;
-    verbs::Registration registration;  ///< Null: none.
+    verbs::Registration registration;  ///< Null if the entry is free.
   };
   struct Link {
     NoticeSocket socket;
-    std::vector<verbs::Rail> rails;  ///< Empty: not a peer of this engine, or lost.
+    std::vector<verbs::Rail> rails;  ///< Empty if the peer is lost or belongs to another transport.
     std::size_t next_rail = 0;
     verbs::Hello remote{};
     bool is_peer = false, is_lost = false, shares_host = false;
-    bool is_unsubmitted = false;  ///< Among those with something to post.
-    std::string loss;  ///< Why nothing goes to it any more; the peer counts as lost once its notices are read.
+    bool is_unsubmitted = false;  ///< True if it is in unsubmitted_.
+    std::string loss;  ///< Reason why nothing more is sent to it. The peer counts as lost once its notices are read.
     Clock::time_point loss_is_due;
     std::array<Exposed, verbs::kWindows> exposed;
 
-    std::uint64_t num_put = 0, num_taken = 0;  ///< Taken by the peer: as it was when last looked at.
-    std::uint64_t num_arrived = 0, num_reported = 0;
+    std::uint64_t num_put = 0, num_taken = 0;  ///< num_taken: the peer's consumed count at the last look.
+    std::uint64_t num_arrived = 0,
+                  num_reported = 0;  ///< Notifications from the peer, and the count last reported to it.
 
+    /// True if the device has completed every request to this peer.
     [[nodiscard]] bool is_out() const {
       return std::ranges::all_of(rails, [](auto const& rail) { return rail.is_out(); });
     }
@@ -120,49 +122,51 @@ class VerbsEndpoint final : public Endpoint {
   [[nodiscard]] verbs::Mailbox& mailbox_of(int peer) {
     return reinterpret_cast<verbs::Mailbox*>(mailbox_memory_.bytes().data())[peer];
   }
-  /// Whether the peer has a receive for one more notification.
+  /// True if the peer has a receive for one more notification.
   [[nodiscard]] bool has_credit(Link& to, int peer);
+  /// The next rail in turn for a put with bytes, the first rail for one without.
   [[nodiscard]] verbs::Rail& take_rail(Link& to, bool carries_bytes) {
     if (!carries_bytes || to.rails.size() == 1) return to.rails.front();
     to.next_rail = to.next_rail + 1 < to.rails.size() ? to.next_rail + 1 : 0;
     return to.rails[to.next_rail];
   }
-  /// Where a put with a header or not goes. @throws UsageError if it leaves the segment.
+  /// Remote address and key for a put. @throws UsageError if it leaves the segment.
   [[gnu::always_inline]] inline verbs::RemoteMemory target_of(Destination const& destination, std::size_t header_bytes,
                                                               std::size_t payload_bytes);
-  /// Gives up a peer whose payload can neither be copied nor registered.
+  /// Gives up a peer because its payload can neither be copied nor registered.
   Status refuse_payload(Link& to, int peer, std::span<std::byte const> payload);
   void take_over(std::vector<Lifeline> lifelines);
   void make_queues();
   void make_rails(int peer, verbs::Hello& hello);
   void connect_peers();
   void watch_descriptors();
-  /// @returns an errno value.
+  /// Posts `count` receives. @returns an errno value, 0 on success.
   int post_receives(std::size_t count);
   [[nodiscard]] Status lost_status(int peer) const;
-  /// A write that submit() posts; the pieces are still to come.
+  /// Adds a write, still without pieces, that submit() posts.
   [[gnu::always_inline]] verbs::Request& add_write(Link& to, int peer, verbs::Rail& rail,
                                                    verbs::RemoteMemory const& target) {
     if (!std::exchange(to.is_unsubmitted, true)) unsubmitted_.push_back(peer);
     return rail.add_write(target);
   }
+  /// Adds the write of a put, with its tag as the immediate. Counts it in num_put.
   [[gnu::always_inline]] inline verbs::Request& add_put(Link& to, int peer, verbs::Rail& rail,
                                                         verbs::RemoteMemory const& target, Tag tag);
-  /// Writes `bytes` into the peer's mailbox. Null: no room now.
+  /// Writes `bytes` at `offset` of the peer's mailbox. Null if there is no room now.
   verbs::Request* add_mail(Link& to, int peer, std::size_t offset, std::span<std::byte const> bytes);
-  /// Writes how much of a peer's notifications was taken, after the receives are posted again. Null: no room now.
+  /// Posts the consumed receives again, then writes their count to the peer. Null if there is no room now.
   verbs::Request* add_credits(Link& to, int peer);
   void post(Link& to, int peer);
   [[nodiscard]] bool wants_lifeline_check() const;
   bool take_completions(ArrivalSink* sink);
-  /// @returns whether there was any.
+  /// Processes completions. @returns whether there were any.
   bool take(Completions const& done, int count, ArrivalSink* sink);
   [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
   void connection_failed(Link& link, ibv_wc_status status);
   void post_taken_receives();
-  /// Tells peers that are owed at least `minimum`.
+  /// Writes the count to each peer that is owed at least `minimum` credits.
   void report_credits(std::uint64_t minimum);
-  /// Nothing goes to the peer any more. `patience`: how long it may still say itself what happened.
+  /// Stops sending to the peer. Its loss is reported after `patience`, in which a notice may still tell the reason.
   void break_link(Link& link, std::string reason, Clock::duration patience = {});
   bool check_lifelines(ArrivalSink& sink);
   void report_loss(int peer, std::string const& reason, ArrivalSink& sink);
@@ -185,15 +189,16 @@ class VerbsEndpoint final : public Endpoint {
   std::vector<Link> links_;
   verbs::QueuePairTable owner_of_queue_pair_;
   std::vector<int> unsubmitted_;
-  std::vector<int> owed_credits_;       ///< Peers of whom half their notifications were taken.
-  std::size_t num_receives_taken_ = 0;  ///< And not posted again yet.
+  std::vector<int> owed_credits_;       ///< Peers owed at least half their credits.
+  std::size_t num_receives_taken_ = 0;  ///< Consumed and not yet posted again.
   bool has_broken_links_ = false;
-  bool may_break_ = false;  ///< What connections were using was retracted.
+  bool may_break_ = false;  ///< True if retract() took memory that requests were using: failures are then expected.
   Clock::time_point next_keep_alive_{};
   Doorbell bell_;
-  FileDescriptor lifelines_, activity_;  ///< epoll; the second nests the first, the completion channel and the bell.
+  /// epoll descriptors. `activity_` nests `lifelines_`, the completion channel and the bell.
+  FileDescriptor lifelines_, activity_;
   unsigned num_polls_ = 0;
-  std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), acted upon by poll().
+  std::atomic<bool> lifeline_is_ready_ = false;  ///< Set by sleep(), consumed by poll().
 };
 
 std::unique_ptr<Endpoint> make_verbs_endpoint(int rank, int size, std::vector<Lifeline> lifelines,

@@ -1,4 +1,4 @@
-// How an endpoint comes and goes, and everything besides messages.
+// RDMA transport, slow path: construction, destruction, sleep, notices and lost peers.
 
 #include "available_cores.hpp"
 #include "engines/epoll.hpp"
@@ -170,7 +170,7 @@ void VerbsEndpoint::connect_peers() {
                                 rail, peer);
     }
   }
-  // Nobody may write to a queue pair that is not ready: each rank says so to all.
+  // No rank may write to a queue pair that is not ready, so each rank announces readiness to all.
   std::array<std::byte, 1> ready{std::byte{1}};
   for (int peer = 0; peer < size_; ++peer) {
     if (links_[index(peer)].is_peer) send_all(links_[index(peer)].socket.fd(), ready, peer, settings_.patience);
@@ -191,7 +191,7 @@ void VerbsEndpoint::watch_descriptors() {
 
 VerbsEndpoint::~VerbsEndpoint() { linger(); }
 
-// What was put is on its way until the peer's device has acknowledged it, and lost if the queue pair goes before.
+// A put is in transfer until the peer's device has acknowledged it. Destroying the queue pair earlier would lose it.
 void VerbsEndpoint::linger() noexcept {
   try {
     if (may_break_) return;
@@ -199,7 +199,8 @@ void VerbsEndpoint::linger() noexcept {
       Link& to = links_[index(peer)];
       if (!to.loss.empty()) continue;
       for (auto& rail : to.rails) {
-        if (!rail.is_out()) rail.signal(add_write(to, peer, rail, to.remote.landing));  // Of no bytes.
+        if (!rail.is_out())
+          rail.signal(add_write(to, peer, rail, to.remote.landing));  // An empty write, for its completion.
       }
     }
     submit();
@@ -211,7 +212,7 @@ void VerbsEndpoint::linger() noexcept {
       if (!take_completions(nullptr)) std::this_thread::yield();
     }
   } catch (std::exception const&) {
-    // Best effort.
+    // Best effort: the destructor must not throw.
   }
 }
 
@@ -249,7 +250,7 @@ void VerbsEndpoint::sleep(Deadline deadline) {
     ibv_cq* of = nullptr;
     void* unused = nullptr;
     while (library().get_cq_event(channel_.get(), &of, &unused) == 0) library().ack_cq_events(of, 1);
-    // A request is good for one event. What arrived before this one took effect is found by the caller's poll().
+    // A request yields one event. The caller's poll() finds what arrived before the new request took effect.
     if (bell_.is_armed()) ibv_req_notify_cq(completions_.get(), 0);
   }
 }
@@ -264,7 +265,7 @@ void VerbsEndpoint::break_link(Link& link, std::string reason, Clock::duration p
 bool VerbsEndpoint::check_lifelines(ArrivalSink& sink) {
   lifeline_is_ready_.store(false);
   if (!std::exchange(has_broken_links_, false) && !is_readable(lifelines_.get())) return false;
-  // All notices before any loss: a peer that left because another was lost says so.
+  // Deliver all notices before any loss: a peer that left because another rank was lost says so in a notice.
   auto const now = Clock::now();
   std::vector<int> leaving;
   for (int peer = 0; peer < size_; ++peer) {
@@ -275,7 +276,7 @@ bool VerbsEndpoint::check_lifelines(ArrivalSink& sink) {
     if (!is_open || is_due) leaving.push_back(peer);
     has_broken_links_ = has_broken_links_ || (is_open && !link.loss.empty() && !is_due);
   }
-  if (!leaving.empty()) take_completions(&sink);  // What a peer put before it left comes before its loss.
+  if (!leaving.empty()) take_completions(&sink);  // Puts that a peer made before it left are delivered before its loss.
   for (int const peer : leaving) {
     std::string const& loss = links_[index(peer)].loss;
     report_loss(peer, loss.empty() ? "it closed the connection" : loss, sink);
@@ -289,7 +290,7 @@ void VerbsEndpoint::report_loss(int peer, std::string const& reason, ArrivalSink
   if (link.loss.empty()) link.loss = reason;
   ::epoll_ctl(lifelines_.get(), EPOLL_CTL_DEL, link.socket.fd(), nullptr);
   for (auto const& rail : link.rails) owner_of_queue_pair_.remove(rail.queue_pair()->qp_num);
-  link.rails.clear();  // From here on the devices read nothing and write nothing for this peer.
+  link.rails.clear();  // From here on no device reads or writes for this peer.
   std::erase(unsubmitted_, peer);
   sink.lost(peer, reason);
 }

@@ -7,8 +7,8 @@
 
 namespace headway::comm::verbs {
 
-/// The functions of libibverbs that are no inline calls into a driver. The library is loaded when it is first needed,
-/// so that a program which links Headway runs on hosts without it.
+/// The functions of libibverbs that are not inline calls into a driver. The library is loaded at its first use, so that
+/// programs that link Headway also run on hosts without it.
 struct Library {
   struct ibv_device** (*get_device_list)(int*);
   void (*free_device_list)(struct ibv_device**);
@@ -21,7 +21,7 @@ struct Library {
   struct ibv_pd* (*alloc_pd)(struct ibv_context*);
   int (*dealloc_pd)(struct ibv_pd*);
   struct ibv_mr* (*reg_mr)(struct ibv_pd*, void*, size_t, int);
-  /// Null: a libibverbs before version 34.
+  /// Null if libibverbs is older than version 34.
   struct ibv_mr* (*reg_dmabuf_mr)(struct ibv_pd*, std::uint64_t, size_t, std::uint64_t, int, int);
   int (*dereg_mr)(struct ibv_mr*);
   struct ibv_comp_channel* (*create_comp_channel)(struct ibv_context*);
@@ -38,7 +38,7 @@ struct Library {
   char const* (*wc_status_str)(enum ibv_wc_status);
 };
 
-/// @throws SystemError that says what is missing.
+/// Loads the library at the first call. @throws SystemError naming the missing library or function.
 Library const& library();
 
 }  // namespace headway::comm::verbs

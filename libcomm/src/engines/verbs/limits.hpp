@@ -5,18 +5,21 @@
 
 namespace headway::comm::verbs {
 
-/// Notifications in flight per pair of ranks, each of which takes a receive; fewer where the device has no room.
+/// Credits: notifications in flight per pair of ranks. Each consumes one receive. Fewer if the device has no room.
 inline constexpr std::uint32_t kMaxCredits = 256;
 inline constexpr std::size_t kReceivesPerPost = 16;
-inline constexpr std::uint32_t kSendRequests = 128;    ///< Of a queue pair.
-inline constexpr std::uint32_t kReservedRequests = 8;  ///< For credits, which must go when puts have to wait.
+inline constexpr std::uint32_t kSendRequests = 128;  ///< Per queue pair.
+/// Part of them reserved for credits, which must go even while puts wait.
+inline constexpr std::uint32_t kReservedRequests = 8;
 inline constexpr std::uint64_t kRequestsPerSignal = 16;
-inline constexpr std::uint32_t kInlineBytes = 256;          ///< Wanted: such requests carry their bytes.
-inline constexpr std::size_t kMaxCopiedBytes = 64 * 1024;   ///< Larger payloads are registered and read in place,
-inline constexpr std::size_t kMinInPlaceBytes = 16 * 1024;  ///< and from this size on those that stay registered.
-inline constexpr std::size_t kStagingBytes = 512 * 1024;    ///< Per queue pair.
-inline constexpr int kMaxRails = 8;                         ///< Queue pairs to one peer.
-inline constexpr std::size_t kWindows = 64;                 ///< Segments exposed to a peer at a time.
-inline constexpr std::uint64_t kReceiveLabel = ~std::uint64_t{0};  ///< wr_id of all receives: they have no buffer.
+/// Wanted; the device may grant less. Requests up to this size carry their bytes inline.
+inline constexpr std::uint32_t kInlineBytes = 256;
+inline constexpr std::size_t kMaxCopiedBytes = 64 * 1024;  ///< Larger payloads are registered and read in place.
+/// From this size on, payloads in memory that stays registered are read in place too.
+inline constexpr std::size_t kMinInPlaceBytes = 16 * 1024;
+inline constexpr std::size_t kStagingBytes = 512 * 1024;           ///< Per queue pair.
+inline constexpr int kMaxRails = 8;                                ///< Queue pairs per peer.
+inline constexpr std::size_t kWindows = 64;                        ///< Segments exposed to one peer at a time.
+inline constexpr std::uint64_t kReceiveLabel = ~std::uint64_t{0};  ///< wr_id of all receives; they have no buffer.
 
 }  // namespace headway::comm::verbs

@@ -8,7 +8,7 @@
 
 namespace headway::comm::verbs {
 
-/// Memory that a rank exposed to a peer, as that peer's writes name it.
+/// Address and key of memory that a rank has exposed to a peer.
 struct Window {
   std::uint64_t address;
   std::uint64_t size;
@@ -16,10 +16,11 @@ struct Window {
   std::uint32_t key;
 };
 
-/// What a peer writes here besides messages, without a notification.
+/// Control memory that one peer writes with plain RDMA writes, which consume no receive.
 struct Mailbox {
-  alignas(64) std::uint64_t num_taken;  ///< Of the notifications sent to it.
-  /// Segment s at s modulo kWindows. A window is written before the notification that tells of it, on one queue pair.
+  alignas(64) std::uint64_t num_taken;  ///< Notifications of the mailbox's owner that the peer has consumed.
+  /// Segment s is at index s mod kWindows. A window is written before the notification that announces it, on the same
+  /// queue pair.
   alignas(64) std::array<Window, kWindows> windows;
 };
 

@@ -8,23 +8,24 @@
 
 namespace headway::comm::verbs {
 
-/// Whose the completions of a queue pair are. Devices number queue pairs in a row or nearly so: a look-up is one load.
+/// Maps a QP number to (peer, rail). Devices number queue pairs almost consecutively, so a look-up is usually one load.
+/// Open addressing with linear probing.
 class QueuePairTable {
  public:
   struct Owner {
-    int peer = kFree;  ///< Below 0: nobody's.
+    int peer = kFree;  ///< Negative if no peer owns it.
     std::uint32_t rail = 0;
   };
 
   explicit QueuePairTable(std::size_t capacity) : entries_(std::bit_ceil(std::max<std::size_t>(2 * capacity, 2))) {}
 
-  /// At most `capacity` times.
+  /// Adds an entry. At most `capacity` calls.
   void add(std::uint32_t number, Owner owner) {
     std::size_t at = number;
     while (entry(at).owner.peer != kFree) ++at;
     entry(at) = {.number = number, .owner = owner};
   }
-  /// Nobody: a number that was never added, or was removed.
+  /// Returns an owner with a negative peer if the number was never added or was removed.
   [[nodiscard]] Owner find(std::uint32_t number) const {
     for (std::size_t at = number;; ++at) {
       Entry const& each = entries_[at & (entries_.size() - 1)];
@@ -46,7 +47,7 @@ class QueuePairTable {
   };
   [[nodiscard]] Entry& entry(std::size_t at) { return entries_[at & (entries_.size() - 1)]; }
 
-  std::vector<Entry> entries_;  ///< A power of two, at least half of them free.
+  std::vector<Entry> entries_;  ///< A power of two entries, at least half of them free.
 };
 
 }  // namespace headway::comm::verbs

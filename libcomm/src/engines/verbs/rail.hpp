@@ -30,26 +30,29 @@ struct Request {
   }
 };
 
-/// One reliable connection to a peer: writes are collected, posted in one call, and reclaimed once the device is
-/// through with them.
+/// One reliable connection to a peer. Writes are collected, posted in one call, and reclaimed when the device has
+/// completed them.
 class Rail {
  public:
   Rail(QueuePair queue_pair, std::span<std::byte> staging) : queue_pair_(std::move(queue_pair)), staging_(staging) {}
 
   [[nodiscard]] ibv_qp* queue_pair() const { return queue_pair_.get(); }
-  /// Room for a put; a few requests more are for what must go when puts have to wait.
+  /// True if there is room for a put. A few more requests are reserved for credits, which must go while puts wait.
   [[nodiscard]] bool has_room() const { return num_requests_ - num_reclaimed_ < kSendRequests - kReservedRequests; }
+  /// True if there is room for a write that may use the reserve.
   [[nodiscard]] bool has_reserve() const { return num_requests_ - num_reclaimed_ < kSendRequests; }
-  /// Whether the device has still to tell how some request ended; of one that nobody asked about, only failure shows.
+  /// True if a signalled request is outstanding. An unsignalled request completes visibly only if it fails.
   [[nodiscard]] bool expects_completion() const { return num_at_signal_ != num_reclaimed_; }
-  /// Whether the device is through with everything, and said so.
+  /// True if the device has reported every request as complete.
   [[nodiscard]] bool is_out() const { return num_requests_ == num_reclaimed_; }
   [[nodiscard]] bool has_unposted() const { return num_unposted_ != 0; }
 
-  /// Registered memory, the device's from the next request on until that is reclaimed; none where there is no room now.
+  /// Registered memory that the device owns from the next request until that is reclaimed. Empty if there is no room
+  /// now.
   std::optional<std::span<std::byte>> stage(std::size_t size) { return staging_.take(size); }
 
-  /// Adds a write to what post() posts, without pieces yet.
+  /// Adds a write, without pieces yet, to those that post() posts. Signals it every kRequestsPerSignal requests or
+  /// every quarter of the staging memory.
   [[gnu::always_inline]] Request& add_write(RemoteMemory const& to) {
     if (num_unposted_ == requests_.size()) requests_.emplace_back();
     Request& request = requests_[num_unposted_++];
@@ -64,29 +67,29 @@ class Rail {
     if (is_due) signal(request);
     return request;
   }
-  /// Asks for a completion of the newest request: it tells of all requests before it.
+  /// Requests a completion for the newest request. It covers all requests before it.
   void signal(Request& request) { signal(request, 0, nullptr); }
-  /// The same for the request of put `put_count`, whose payload the device reads where it lies.
+  /// Same, for the request of put `put_count`, whose payload the device reads in place.
   void signal_in_place(Request& request, std::uint64_t put_count, Registration payload) {
     signal(request, put_count, std::move(payload));
     ++num_in_place_;
   }
 
-  /// @returns an errno value.
+  /// Posts all collected writes in one call. @returns an errno value, 0 on success.
   int post();
-  /// The device is through with request `number` and all before it.
+  /// Frees what request `number` and all before it used.
   void reclaim(std::uint64_t number);
-  /// The oldest put whose payload the device may still read; none: there is none.
+  /// put_count of the oldest put whose payload the device may still read; empty if there is none.
   [[nodiscard]] std::optional<std::uint64_t> oldest_in_place() const;
-  /// From here on the device reads no payload in place; what needed one fails.
+  /// The device reads no payload in place from now on: requests that need one fail.
   void let_go_of_payloads();
 
  private:
-  /// What becomes free when the device says that it is through with request `number`.
+  /// Resources that become free when the device completes request `number`.
   struct Unreclaimed {
     std::uint64_t number;
     std::uint64_t staging_position;
-    std::uint64_t put_count;  ///< Of the put whose payload the device reads; 0: its payload was copied.
+    std::uint64_t put_count;  ///< Put whose payload the device reads in place; 0 if its payload was copied.
     Registration payload;
   };
 
@@ -103,10 +106,10 @@ class Rail {
   QueuePair queue_pair_;
   StagingRing staging_;
   std::uint64_t num_requests_ = 0, num_reclaimed_ = 0, num_at_signal_ = 0, staging_at_signal_ = 0;
-  std::vector<Request> requests_;  ///< The first num_unposted_ are not posted yet; the others are used again.
+  std::vector<Request> requests_;  ///< The first num_unposted_ are not posted yet. The others are free for reuse.
   std::size_t num_unposted_ = 0;
   std::deque<Unreclaimed> unreclaimed_;
-  std::size_t num_in_place_ = 0;  ///< Of those, puts whose payload the device reads.
+  std::size_t num_in_place_ = 0;  ///< Entries of unreclaimed_ whose payload the device reads in place.
 };
 
 inline int Rail::post() {

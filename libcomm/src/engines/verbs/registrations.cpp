@@ -23,7 +23,8 @@ ibv_mr* Registrations::register_host_memory(std::span<std::byte const> memory, i
   return region;
 }
 
-// Keys are for virtual addresses, as those of host memory. The region keeps the dma-buf once the descriptor is closed.
+// Remote keys refer to virtual addresses, as for host memory. The region keeps the dma-buf alive after its descriptor
+// is closed.
 ibv_mr* Registrations::register_gpu_memory(std::span<std::byte const> memory, int access) {
   try {
     if (library().reg_dmabuf_mr == nullptr) throw SystemError("ibv_reg_dmabuf_mr", ENOTSUP, "libibverbs is too old");

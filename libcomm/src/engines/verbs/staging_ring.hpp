@@ -7,14 +7,13 @@
 
 namespace headway::comm::verbs {
 
-/// Registered memory in which what is sent waits until the device has read it: pieces are taken in order and given back
-/// in order.
+/// Ring of registered memory for bytes that the device has not read yet. Pieces are taken and freed in FIFO order.
 class StagingRing {
  public:
   StagingRing() = default;
   explicit StagingRing(std::span<std::byte> memory) : memory_(memory) {}
 
-  /// A piece that does not wrap round, 64-byte aligned; none where there is no room now. `size` is at most the
+  /// Takes a 64-byte aligned piece that does not wrap around; empty if there is no room now. `size` is at most the
   /// capacity.
   std::optional<std::span<std::byte>> take(std::size_t size) {
     std::size_t const rounded = (size + 63) / 64 * 64;
@@ -26,15 +25,15 @@ class StagingRing {
     at_ = begin + rounded;
     return memory_.subspan(begin, size);
   }
-  /// Where the newest piece ends: what give_back() takes.
+  /// End of the newest piece, as give_back() expects it.
   [[nodiscard]] std::uint64_t position() const { return taken_; }
-  /// Everything up to a position is free.
+  /// Frees everything up to `position`.
   void give_back(std::uint64_t position) { given_back_ = position; }
 
  private:
   std::span<std::byte> memory_;
-  std::size_t at_ = 0;  ///< Where the next piece begins, unless it would wrap round.
-  std::uint64_t taken_ = 0, given_back_ = 0;
+  std::size_t at_ = 0;                        ///< Start of the next piece, unless it would wrap around.
+  std::uint64_t taken_ = 0, given_back_ = 0;  ///< Total bytes, including skipped ends.
 };
 
 }  // namespace headway::comm::verbs
