@@ -7,7 +7,7 @@
 
 namespace headway::comm {
 
-/// What the handshake compares: protocol, byte order, and every setting that all ranks must share.
+/// Fields that the handshake compares: protocol version, byte order, and every setting that all ranks must share.
 [[nodiscard]] std::vector<AgreementField> fields_of(Agreement const& agreement);
 
 }  // namespace headway::comm

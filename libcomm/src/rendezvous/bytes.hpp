@@ -10,7 +10,7 @@
 
 namespace headway::comm {
 
-/// Appends little-endian integers, byte strings and length-prefixed texts.
+/// Serialises little-endian integers, byte strings and length-prefixed texts.
 class ByteWriter {
  public:
   ByteWriter& integer(std::uint32_t value) {
@@ -30,11 +30,11 @@ class ByteWriter {
   }
 
  private:
-  std::string bytes_;  // GCC 12 warns of overflows that are not there when bytes are inserted into a vector.
+  std::string bytes_;  // A string, because GCC 12 reports false overflows when bytes are inserted into a vector.
 };
 
-/// Reads what ByteWriter wrote. Every read is bounded; after the first that does not fit, ok() is false for good and
-/// reads give zeros.
+/// Parses the output of ByteWriter. Every read is bounds-checked. From the first read that does not fit, ok() stays
+/// false and reads return zeros.
 class ByteReader {
  public:
   explicit ByteReader(std::span<std::byte const> bytes) : bytes_(bytes) {}
@@ -56,9 +56,9 @@ class ByteReader {
     return {reinterpret_cast<char const*>(raw.data()), raw.size()};
   }
   [[nodiscard]] bool ok() const { return ok_; }
-  /// Number of bytes that have not been read.
+  /// Number of unread bytes.
   [[nodiscard]] std::size_t rest() const { return bytes_.size(); }
-  /// Whether every read was good and nothing is left.
+  /// True if every read fit and no byte is left.
   [[nodiscard]] bool complete() const { return ok_ && bytes_.empty(); }
 
  private:

@@ -19,15 +19,15 @@ namespace {
 
 using Outcome = Connector::Outcome;
 
-/// Time without an answer after which the next address is tried too (RFC 8305, section 5).
+/// Time without an answer after which the next address is tried in parallel (RFC 8305, section 5).
 constexpr std::chrono::milliseconds kStagger(250);
-/// The same for a peer that took the connection, but says nothing yet: most likely it is busy.
+/// Same, for a peer that accepted the connection but has sent nothing: most likely it is busy.
 constexpr std::chrono::seconds kStaggerOnceConnected(2);
-/// Longest time of an attempt. A busy host with many ranks needs seconds to answer them all.
+/// Time limit of one attempt. A busy host with many ranks needs seconds to answer all of them.
 constexpr std::chrono::seconds kAttemptTime(10);
 
 // A name or port where nobody listens will not come back: its owner listened before it published the contact. A full
-// queue of connections, by contrast, is a matter of patience.
+// connection queue is temporary.
 Outcome outcome_of(int connect_error) {
   bool const nobody = connect_error == ECONNREFUSED || connect_error == ENOENT || connect_error == EACCES ||
                       connect_error == EPERM || connect_error == ENETUNREACH || connect_error == EHOSTUNREACH ||
@@ -36,13 +36,13 @@ Outcome outcome_of(int connect_error) {
   return nobody ? Outcome::kElsewhere : Outcome::kAgain;
 }
 
-/// Answers at once or never, so that nothing is won by a try of the next address meanwhile.
+/// True for addresses that answer at once or never, so a parallel try of the next address gains nothing.
 bool is_on_this_host(SocketAddress const& address) { return address.is_local() || address.is_loopback(); }
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-/// The address by which each host was reached last. A host has few addresses for as long as a process lives, and an
-/// address that does not answer costs each group of the process kStagger.
+/// Address by which each host was reached last. A host keeps its few addresses while a process lives, and an address
+/// that does not answer costs each group of the process kStagger.
 class GoodAddresses {
  public:
   static GoodAddresses& of_process() {
@@ -207,7 +207,7 @@ Connector::Outcome Connector::shake_hands(Attempt& attempt, std::string& error) 
     }
     std::size_t const wanted = attempt.handshake.wanted();
     if (wanted == 0) break;
-    if (may_write && !output.empty()) return Outcome::kGoing;  // The answer cannot be there yet.
+    if (may_write && !output.empty()) return Outcome::kGoing;  // The answer cannot have arrived yet.
     ssize_t const count = ::recv(attempt.socket.get(), buffer.data(), std::min(wanted, buffer.size()), 0);
     if (count > 0) {
       attempt.handshake.receive(std::span(buffer).first(static_cast<std::size_t>(count)));
@@ -235,7 +235,7 @@ Connector::Outcome Connector::shake_hands(Attempt& attempt, std::string& error) 
   return Outcome::kElsewhere;
 }
 
-// @returns whether the connection still takes output.
+// Sends pending output. @returns whether the connection still accepts output.
 bool Connector::flush(Attempt& attempt) {
   std::size_t num_sent = 0;
   while (num_sent < attempt.output.size()) {
@@ -268,9 +268,9 @@ std::vector<SocketAddress> candidate_addresses(Contact const& peer, std::string 
   for (auto const& address : peer.addresses) {
     if (!address.is_loopback() || may_be_here) candidates.push_back(address);
   }
-  // Not std::ranges::stable_partition: clang 14 does not compile GCC 12's.
+  // std::ranges::stable_partition of GCC 12 does not compile with clang 14.
   if (may_be_here) {
-    // Within one host the loopback interface is the shortest way.
+    // Within one host the loopback interface is the shortest path.
     std::stable_partition(candidates.begin(), candidates.end(),
                           [](auto const& each) { return each.is_local() || each.is_loopback(); });
   } else if (auto const good = GoodAddresses::of_process().find(peer.host); !good.empty()) {

@@ -6,7 +6,7 @@
 
 namespace headway::comm {
 
-/// Why a rendezvous failed, and at which rank first.
+/// Reason of a failed rendezvous, and the rank where it failed first.
 struct RendezvousFailure {
   int origin = -1;
   std::string text;
@@ -16,14 +16,14 @@ struct RendezvousFailure {
   }
 };
 
-/// A rank of the group turned this one away for its secret. The others may do without this process, so they are not
-/// told.
+/// A rank of the group rejected this one for its secret. The other ranks are not told, because they may do without this
+/// process.
 class RefusedError : public SystemError {
  public:
   using SystemError::SystemError;
 };
 
-/// Carries a failure to whoever reports it; what() is the text as its origin worded it.
+/// Carries a failure to the reporting caller. what() is the text as its origin worded it.
 class RendezvousError : public SystemError {
  public:
   explicit RendezvousError(RendezvousFailure failure) : SystemError(failure.text), failure_(std::move(failure)) {}

@@ -30,7 +30,7 @@ std::vector<std::byte> encode_fields(std::vector<AgreementField> const& fields) 
 
 std::string shown(std::string const* value) { return value ? (value->empty() ? "\"\"" : *value) : "not known"; }
 
-// Text from the other side goes into error messages and terminals.
+// Replaces control characters: text from the other side reaches error messages and terminals.
 std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
@@ -126,7 +126,8 @@ void Handshake::on_hello(std::span<std::byte const> body) {
     return;
   }
   peer_hello_.assign(body.begin(), body.end());
-  // Behind the acceptor's proof may come what is for others; a refusal in its place is the end.
+  // Bytes after the acceptor's proof may belong to later readers, so no more than the proof is requested. A refusal in
+  // its place ends the stream.
   reader_ = MessageReader(kMaxMessageBody, kMessagePrefixBytes + std::tuple_size_v<Digest>);
   if (role_ == Role::kAcceptor) {
     send_hello();
@@ -135,7 +136,7 @@ void Handshake::on_hello(std::span<std::byte const> body) {
   }
 }
 
-// @returns what is wrong with the other side's hello; else takes over what it says.
+// @returns the error in the other side's hello, or an empty text after storing its content.
 std::string Handshake::check_hello(std::span<std::byte const> body) {
   ByteReader reader(body);
   std::uint32_t const role = reader.integer();
@@ -191,7 +192,7 @@ void Handshake::on_proof(std::span<std::byte const> body) {
   }
 }
 
-// Both sides have the same two lists of fields, so both find the same differences.
+// Both sides hold the same two lists of fields, so both find the same differences.
 std::string Handshake::differences() const {
   if (fields_agree_) return {};
   std::string text;
@@ -210,7 +211,8 @@ std::string Handshake::differences() const {
   return text;
 }
 
-// Over both hellos in the order in which they were sent, so that a proof fits one handshake, direction and pair only.
+// The transcript covers both hellos in the order in which they were sent. A proof is therefore valid for one handshake,
+// direction and pair only.
 Digest Handshake::proof_of(Role role) {
   if (!transcript_) {
     bool const own_first = role_ == Role::kConnector;
@@ -226,8 +228,8 @@ Digest Handshake::proof_of(Role role) {
   return hmac_sha256(std::as_bytes(std::span(self_->secret)), proved);
 }
 
-// Until the other side has proved itself, its refusal is a stranger's word; but it is all that a rank with a wrong
-// secret ever gets to hear.
+// A refusal before authentication is a stranger's claim. It is still reported, because a rank with a wrong secret
+// receives nothing else.
 void Handshake::on_refusal(std::span<std::byte const> body) {
   Outcome const outcome = peer_hello_.empty() ? Outcome::kStranger : Outcome::kRefused;
   fail(outcome, decode_text(body));

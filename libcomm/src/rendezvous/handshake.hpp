@@ -14,20 +14,21 @@
 
 namespace headway::comm {
 
-/// Version of everything that follows the handshake. The handshake itself keeps its form, so that any two versions can
-/// tell each other what differs.
+/// Version of everything after the handshake. The handshake itself keeps its form, so that any two versions can report
+/// what differs.
 inline constexpr int kProtocolVersion = 3;
 
-/// Drawn by each process for each group: tells a rank from an earlier or a foreign one at the same address.
+/// Random number drawn by each process for each group. It distinguishes a rank from an earlier or a foreign process at
+/// the same address.
 using InstanceId = std::array<std::byte, 16>;
 
-/// One thing that all ranks must have alike, as text.
+/// A setting that must be equal on all ranks, as text.
 struct AgreementField {
   std::string name;
   std::string value;
 };
 
-/// One end of a handshake.
+/// Local data of one end of a handshake.
 struct HandshakeSelf {
   int rank = 0;
   int size = 0;
@@ -36,48 +37,47 @@ struct HandshakeSelf {
   std::vector<AgreementField> fields;
 };
 
-/// Mutual challenge and response between two ranks, without input or output of its own:
+/// Mutual challenge and response between two ranks. It does no input or output itself:
 ///
 ///     connector -> acceptor   hello: ranks, instances, nonce, fields
 ///     acceptor  -> connector  hello
 ///     connector -> acceptor   proof: HMAC(secret, "connector", hash of both hellos)
 ///     acceptor  -> connector  proof: HMAC(secret, "acceptor", hash of both hellos)
 ///
-/// A refusal with its reason may take the place of any of the acceptor's messages. The fields are compared by both
-/// sides, and only after the other has proved that it knows the secret: a stranger cannot make a rank fail.
+/// A refusal with its reason may replace any message of the acceptor. Both sides compare the fields only after the
+/// other has proved that it knows the secret, so a stranger cannot make a rank fail.
 class Handshake {
  public:
   enum class Outcome {
     kGoing,
     kDone,
-    kStranger,      ///< The other side is not a rank of this group, as far as can be known; try elsewhere.
-    kRefused,       ///< The other side does not accept us, or does not know the secret.
-    kDisagreement,  ///< The other side is a rank of this group, but differs in a field.
+    kStranger,      ///< The other side seems not to be a rank of this group; try another address.
+    kRefused,       ///< The other side rejects this one, or does not know the secret.
+    kDisagreement,  ///< The other side is a rank of this group and differs in a field.
   };
 
   using Self = std::shared_ptr<HandshakeSelf const>;
 
-  /// The side that opens the connection, to a rank whose instance its contact gave.
+  /// The side that opens the connection. `peer_instance` comes from the peer's contact.
   static Handshake connect(Self self, int peer, InstanceId peer_instance);
   static Handshake connect(HandshakeSelf self, int peer, InstanceId peer_instance);
-  /// The side that accepts.
+  /// The side that accepts the connection.
   static Handshake accept(Self self);
   static Handshake accept(HandshakeSelf self);
 
-  /// Bytes to read next, at most; never beyond the handshake's end. 0 when nothing is to be read.
+  /// Largest number of bytes to read next, never beyond the end of the handshake. 0 if nothing is to be read.
   [[nodiscard]] std::size_t wanted() const;
-  /// Takes at most wanted() bytes that came from the other side.
+  /// Processes at most wanted() bytes from the other side.
   void receive(std::span<std::byte const> bytes);
-  /// Bytes to send, each given once.
+  /// Bytes to send. Each is returned once.
   [[nodiscard]] std::vector<std::byte> take_output();
 
   [[nodiscard]] Outcome outcome() const { return outcome_; }
-  /// For the connector: the acceptor is the process that is looked for, as far as it says so itself, and its proof is
-  /// what is missing.
+  /// Connector only: the acceptor claims to be the wanted process, and only its proof is missing.
   [[nodiscard]] bool is_greeted() const { return !peer_hello_.empty(); }
-  /// What went wrong, naming ranks, fields and values; empty while going and when done.
+  /// Error naming ranks, fields and values; empty while unfinished and after success.
   [[nodiscard]] std::string const& error() const { return error_; }
-  /// The other side's rank and instance; proved only once outcome() is kDone or kDisagreement.
+  /// The other side's rank and instance. Authenticated only once outcome() is kDone or kDisagreement.
   [[nodiscard]] int peer() const { return peer_; }
   [[nodiscard]] InstanceId const& peer_instance() const { return peer_instance_; }
 
@@ -91,11 +91,13 @@ class Handshake {
   void on_hello(std::span<std::byte const> body);
   void on_proof(std::span<std::byte const> body);
   void on_refusal(std::span<std::byte const> body);
+  /// Parses the other side's hello and stores its content. @returns the error, or an empty text.
   [[nodiscard]] std::string check_hello(std::span<std::byte const> body);
+  /// Fields that differ, for an error message; empty if none do.
   [[nodiscard]] std::string differences() const;
   [[nodiscard]] Digest proof_of(Role role);
   void fail(Outcome outcome, std::string error);
-  /// Fails, and tells the other side `told`.
+  /// Fails and sends `told` to the other side.
   void refuse(Outcome outcome, std::string const& error, std::string const& told);
 
   Role role_;
@@ -106,14 +108,14 @@ class Handshake {
   std::vector<std::byte> own_hello_;
   std::vector<std::byte> peer_hello_;
   std::optional<Digest> transcript_;  ///< Hash of both hellos in the order in which they were sent.
-  bool fields_agree_ = false;         ///< Byte by byte, as they do nearly always.
+  bool fields_agree_ = false;         ///< True if both field lists are equal byte by byte, the common case.
   MessageReader reader_;
   std::vector<std::byte> output_;
   Outcome outcome_ = Outcome::kGoing;
   std::string error_;
 };
 
-/// Text of a refusal or failure message; printable, bounded.
+/// Body of a refusal or failure message: printable, of bounded length.
 [[nodiscard]] std::vector<std::byte> encode_text(std::string_view text);
 [[nodiscard]] std::string decode_text(std::span<std::byte const> body);
 

@@ -4,11 +4,10 @@
 
 namespace headway::comm {
 
-/// Equal for processes that can share memory and local sockets: boot id and network namespace. "": not known.
+/// Boot id and network namespace: equal for processes that can share memory and local sockets. Empty if unknown.
 [[nodiscard]] std::string physical_host_identity();
 
-/// The same, with what the environment variable HEADWAY_HOST_ID says, so that processes of one host may be told apart
-/// as if they were on several.
+/// Same, extended by the environment variable HEADWAY_HOST_ID, which makes processes of one host act as if on several.
 [[nodiscard]] std::string host_identity();
 
 }  // namespace headway::comm

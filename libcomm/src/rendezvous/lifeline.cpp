@@ -15,7 +15,7 @@
 namespace headway::comm {
 namespace {
 
-/// Descriptors besides one for each peer: listeners, events, the store's.
+/// Descriptors needed besides one per peer: listeners, epoll, the store's.
 constexpr std::size_t kFilesToMeet = 8;
 
 struct Reachability {
@@ -23,15 +23,16 @@ struct Reachability {
   std::vector<Meeting::Listener> listeners;
 };
 
-// The highest rank accepts no one and needs no listener.
+// Opens the listeners of this rank. The highest rank accepts no connection and needs none.
 Reachability become_reachable(HandshakeSelf const& self, GroupOptions const& options) {
   Reachability result;
-  // A rank that only connects binds its sockets to the interface too, and must fail here, where it can still tell why.
+  // A rank that only connects binds its sockets to the interface too. A bad interface must be found here, where this
+  // rank can still report it.
   if (options.engine != Engine::kShm && !options.interface.empty()) {
     static_cast<void>(addresses_of_interface(options.interface));
   }
   result.contact.instance = self.instance;
-  // Who asks for shared memory gets it wherever there is some, also between ranks that act as if there were none.
+  // With engine shm, ranks share memory even if HEADWAY_HOST_ID declares them to be on several hosts.
   result.contact.host = options.engine == Engine::kShm ? physical_host_identity() : host_identity();
   if (self.rank == self.size - 1) return result;
   if (options.engine != Engine::kTcp) {
@@ -90,11 +91,11 @@ Introduced introduce(int rank, Agreement const& agreement, Store& store, Deadlin
   auto const conclude = [&](RendezvousFailure const& failure) {
     if (generation.empty()) return;
     Noticeboard::conclude(generation, rank);
-    // Rank 0 posts the failures of others too, for ranks that would have connected with it later.
+    // Rank 0 also posts failures of others, for ranks that would connect to it later.
     if (failure.origin == rank || rank == 0) board.post_failure(generation, failure);
   };
   try {
-    // Running out in the middle would look like peers that do not answer.
+    // Running out of descriptors later would look like peers that do not answer.
     expect_free_files(static_cast<std::size_t>(agreement.size - 1) + kFilesToMeet, agreement.size);
     auto [contact, listeners] = become_reachable_or_tell(self, options, board, deadline);
     Meeting meeting(std::move(self), std::move(contact), std::move(listeners), board, options, deadline);

@@ -1,3 +1,28 @@
+// Bootstrap: n processes that share only a key-value store become a full mesh of authenticated sockets.
+//
+// This file holds two ideas.
+// 1. Find each other (look_for_rank_0, adopt, follow_newer_announcement, find_failure_of_rank_0, on_contact,
+// on_contacts): the store holds one announcement, of rank 0. The other ranks learn all addresses from rank 0 over an
+// authenticated connection.
+// 2. Build the mesh (step, handle, accept_from, advance, join, tell_ready, tell_failure): one epoll loop runs all
+// handshakes in both directions, then agrees on the end: all ranks ready, or one failure.
+//
+// Example, 3 ranks. Rank 0 publishes its contact. Ranks 1 and 2 read it, connect, prove the secret, and send their
+// contacts. Rank 0 sends both contacts to both. Rank 2 connects to rank 1. Each rank sends kReady to the other two, and
+// is done once it has kReady from both.
+// Example, stale store. The store still holds the announcement of a job that was killed. Nobody listens at its address,
+// so rank 1 retries and reads the store again until rank 0 of the new job has overwritten it.
+//
+// Invariants:
+// - Only the announcement is read before it is known to belong to this attempt. All other keys carry its generation.
+// - A rank connects to lower ranks and accepts from higher ones, so each pair has one connection. A higher rank may
+//   connect again after giving up; two processes with one rank are an error.
+// - A message before authentication is at most kMaxMessageBody bytes, and at most 2n + 64 strangers wait at a time.
+// - After kReady in both directions a socket belongs to the transports; nothing more is read from it here.
+// - The first failure wins. It is sent over every existing connection, and its origin or rank 0 posts it in the store.
+// Complexity: O(n) connections and messages per rank; rank 0 sends n contacts of about 400 bytes to each of n ranks.
+// Source: bootstrap through a root rank as in NCCL; RFC 8305 for the choice of addresses (connector.hpp).
+
 #include "rendezvous/meeting.hpp"
 
 #include "engines/epoll.hpp"
@@ -26,21 +51,22 @@ constexpr seconds kHandshakeTime(10);
 constexpr seconds kLingerTime(1);
 constexpr seconds kReconnectTime(3);
 constexpr std::size_t kMaxStrangers = 64;
-/// Descriptors that a transport opens for each peer on this host (a doorbell and a process), and for itself.
+/// Descriptors that a transport opens per peer on this host (doorbell and pidfd), and for itself.
 constexpr std::size_t kFilesPerLocalPeer = 2, kFilesOfTransport = 8;
-/// Between two looks at deadlines and interrupts; also the longest wait for the store.
+/// Interval between checks of deadlines and interrupts; also the longest wait for the store.
 constexpr milliseconds kTick(100);
-/// Errors of a connection that accept(2) passes on. They are the peer's trouble, and the next connection may be fine.
+/// Errors of a connection that accept(2) passes on. They concern that peer only; the next connection may be fine.
 constexpr std::array kErrorsBeforeAccept{EINTR,  ECONNABORTED, EPROTO,     ENETDOWN,    ENOPROTOOPT, EHOSTDOWN,
                                          ENONET, EHOSTUNREACH, EOPNOTSUPP, ENETUNREACH, ETIMEDOUT};
-/// Between two looks for a newer announcement, and for a failure that a rank without connections has posted.
+/// Intervals of the look for a newer announcement, and of the look for a failure that an unconnected rank has posted.
 constexpr milliseconds kLookAgain(500);
 constexpr seconds kFailureLook(1);
-/// Until an announcement that makes no sense is taken for one of this attempt.
+/// Time after which an announcement that contradicts this rank's options counts as one of this attempt, not as an old
+/// one.
 constexpr seconds kStaleTime(2);
 constexpr milliseconds kLongestPatience(100);
 
-/// Subject of an event of the epoll descriptor: the kind, and an index, socket or rank.
+/// Source of an epoll event: its kind, and an index, socket or rank.
 enum class Kind : std::uint32_t { kListener, kIncoming, kWanted, kMember };
 
 constexpr std::uint64_t label_of(Kind kind, int which) {
@@ -56,7 +82,7 @@ std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 bool would_block();
 
-// Whether the other end has not closed its connection, as far as is known here.
+// True unless the other end is known to have closed the connection.
 bool is_open(int socket) {
   std::byte next{};
   ssize_t const count = ::recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -125,7 +151,7 @@ void Meeting::tell_early_failure(RendezvousFailure const& failure) noexcept {
     if (announcement_) board_.post_failure(generation(), failure);
     tell_failure(failure);
   } catch (std::exception const&) {
-    // This rank reports the failure itself; the others have their deadline.
+    // This rank reports the failure itself. The others run into their deadline.
   }
 }
 
@@ -153,7 +179,8 @@ void Meeting::step() {
   }
 
   std::array<epoll_event, 64> events;
-  bool const may_wait = self_->rank == 0 || announcement_.has_value();  // The store was waited for otherwise.
+  bool const may_wait =
+      self_->rank == 0 || announcement_.has_value();  // Otherwise look_for_rank_0() has waited in the store already.
   int const timeout = may_wait ? timeout_ms(std::min({next_tick_, next_timer_, deadline_})) : 0;
   int const count = ::epoll_wait(epoll_.get(), events.data(), events.size(), timeout);
   if (count < 0 && errno != EINTR) throw SystemError("epoll_wait", errno, "rendezvous");
@@ -180,7 +207,7 @@ void Meeting::handle(std::uint64_t label, std::uint32_t events) {
   }
 }
 
-// All that may wait a little: interrupts, deadlines, and news in the store.
+// Slow-path work: interrupts, deadlines, and news in the store.
 void Meeting::tick() {
   auto const now = Clock::now();
   next_tick_ = now + kTick;
@@ -207,7 +234,7 @@ void Meeting::open_listeners() {
   }
 }
 
-// Nobody connects with this rank before it is connected with rank 0, so it may wait in the store.
+// No rank connects here before this rank is connected to rank 0, so it may block in the store.
 void Meeting::look_for_rank_0() {
   if (auto found = board_.find_announcement(std::min(deadline_, Clock::now() + kTick))) adopt(std::move(*found));
 }
@@ -225,7 +252,7 @@ void Meeting::adopt(Announcement announcement) {
   connect_with(0, announcement_->contact);
 }
 
-// Handshakes that go on keep the secret that they began with.
+// Handshakes in progress keep the secret with which they started.
 void Meeting::use_secret_of(Announcement const& announcement) {
   if (was_given_secret_) return;
   auto self = std::make_shared<HandshakeSelf>(*self_);
@@ -233,7 +260,7 @@ void Meeting::use_secret_of(Announcement const& announcement) {
   self_ = std::move(self);
 }
 
-// @returns whether rank 0 has announced another attempt than the one that this rank knows, which it then follows.
+// @returns whether rank 0 has announced a different attempt. This rank then follows it.
 bool Meeting::follow_newer_announcement() {
   auto found = board_.find_announcement(std::min(deadline_, Clock::now() + kTick));
   if (!found || found->generation() == generation()) return false;
@@ -241,8 +268,9 @@ bool Meeting::follow_newer_announcement() {
   return true;
 }
 
-// Rank 0 is not where it was announced: it may have given up this attempt, and told why, or the announcement is an old
-// one. A failure counts if it is younger than this process, and if this process did not take part in that attempt.
+// Rank 0 does not answer at its announced address. It may have given up this attempt and posted the reason, or the
+// announcement may be old. A posted failure counts if it is younger than this process, and if this process did not take
+// part in that attempt.
 void Meeting::find_failure_of_rank_0() {
   if (Noticeboard::is_concluded(generation(), self_->rank)) return;
   auto posted = board_.find_failure(generation(), Clock::now() + milliseconds(20));
@@ -338,7 +366,7 @@ void Meeting::advance_timers() {
   }
 }
 
-// Checked while peers still listen: they hear why this rank cannot go on.
+// Checked while peers still read messages, so that they hear why this rank cannot continue.
 void Meeting::expect_files_for_transport() const {
   auto const num_local = static_cast<std::size_t>(
       std::ranges::count_if(members_, [](auto const& member) { return member && member->local; }));
@@ -371,7 +399,7 @@ void Meeting::check_deadlines() {
 }
 
 void Meeting::accept_from(Listener const& listener) {
-  // A bounded number at a time: a flood of strangers must not keep this rank from its deadline.
+  // A bounded number per call: a flood of strangers must not keep this rank from its deadlines.
   for (std::size_t i = 0; i < kMaxStrangers; ++i) {
     FileDescriptor socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
@@ -390,7 +418,7 @@ void Meeting::accept_from(Listener const& listener) {
   }
 }
 
-// Strangers that connect and say nothing may not use up the descriptors: the oldest goes.
+// Silent strangers must not use up the descriptors: the oldest one is dropped.
 void Meeting::make_room() {
   if (incoming_.size() < 2 * index(self_->size) + kMaxStrangers) return;
   count_refusal("too many connections waited");
@@ -419,7 +447,7 @@ bool Meeting::read_handshake(Incoming& incoming) {
     incoming.handshake.receive(std::span(buffer).first(static_cast<std::size_t>(count)));
     auto const output = incoming.handshake.take_output();
     incoming.output.insert(incoming.output.end(), output.begin(), output.end());
-    if (!output.empty()) break;  // The other side says nothing more before it has the answer.
+    if (!output.empty()) break;  // The other side sends nothing more before it has the answer.
   }
   return true;
 }
@@ -471,8 +499,8 @@ void Meeting::count_refusal(std::string const& why) {
   last_refusal_ = why;
 }
 
-// A rank may connect again if it gave up an attempt that was done here already; two processes with one rank may not.
-// The proof of an attempt that was given up may be read last; then the other one is still open.
+// A rank may connect again after it gave up a connection that is complete here; two processes with one rank are an
+// error. The proof of an abandoned attempt may be read last; then the other connection is still open and stays.
 void Meeting::join(int peer, InstanceId const& instance, FileDescriptor socket, bool local) {
   auto& member = members_[index(peer)];
   if (member && member->instance != instance) {
@@ -516,15 +544,15 @@ void Meeting::read_messages(int peer) {
     }
     if (auto const message = member->reader.take()) {
       on_message(peer, *message);
-      return;  // What else has come shows at the next look.
+      return;  // The next epoll event reports the rest.
     }
     fail_here(rank_name(peer) + " broke the protocol: " + std::string(member->reader.error()));
     return;
   }
 }
 
-// A peer that is ready, but has not heard that this rank is, may still fail and say so. Once both are ready, all that
-// follows is for the engines.
+// A peer that is ready but does not know yet that this rank is may still fail and say so. Once both are ready, all
+// further input belongs to the transports.
 bool Meeting::is_done_with(Member const& member) { return member.is_ready && member.told_ready; }
 
 void Meeting::leave_rest_to_engines(Member const& member) { watch(member.socket.get(), 0, 0, EPOLL_CTL_DEL); }
@@ -568,7 +596,7 @@ void Meeting::on_contacts(Message const& message) {
   for (int peer = self_->rank - 1; peer > 0; --peer) connect_with(peer, std::move(contacts[index(peer)]));
 }
 
-// A higher rank may have given up an attempt and connect again at once; a lower one never closes what it accepted.
+// A higher rank may abandon an attempt and connect again at once. A lower one never closes an accepted connection.
 void Meeting::on_closed(int peer) {
   if (peer == 0 && !has_contacts_ && num_members_ == 1 && follow_newer_announcement()) return;
   if (peer < self_->rank) {
@@ -588,7 +616,7 @@ void Meeting::send(int peer, MessageKind kind, std::span<std::byte const> body) 
   flush(peer);
 }
 
-// A broken connection shows when it is read.
+// Send errors are ignored: a broken connection is detected when it is read.
 void Meeting::flush(int peer) {
   auto& member = members_[index(peer)];
   if (!member) return;
@@ -618,7 +646,7 @@ void Meeting::tell_failure(RendezvousFailure const& failure) noexcept {
       if (members_[index(peer)]) send(peer, MessageKind::kFailure, body);
     }
   } catch (std::exception const&) {
-    // This rank reports the failure itself; the others see that it has gone.
+    // This rank reports the failure itself. The others detect that it is gone.
   }
 }
 

@@ -20,16 +20,16 @@ namespace headway::comm {
 
 /// Connects one rank with all others, in the thread that calls run().
 ///
-/// 1. Rank 0 publishes where it can be reached (Noticeboard). Every other rank connects with it, and tells it where it
-///    can be reached itself. A connection with rank 0 shows that the announcement is not one of an earlier attempt.
-/// 2. Once rank 0 knows all ranks, it tells everyone about all.
-/// 3. Each rank connects with all lower ones, at the same time, and accepts from the higher ones.
-/// 4. Each rank that has all connections says so to all, and is done when all have said so.
+/// 1. Rank 0 publishes its contact (Noticeboard). Every other rank connects to it and sends its own contact. The
+/// connection proves that the announcement does not belong to an earlier attempt.
+/// 2. When rank 0 has all contacts, it sends all of them to every rank.
+/// 3. Each rank connects to all lower ranks at the same time, and accepts from the higher ones.
+/// 4. A rank that has all connections says so to all ranks (kReady), and is done when all have said so.
 ///
-/// So the store serves one small value per rank, and all else goes over connections that have proved the secret. One
-/// epoll loop serves listeners, handshakes in both directions and connections: n ranks cost O(n) per rank. Connections
-/// that fail the handshake are told why, counted, and forgotten. The first failure ends the meeting here and, through
-/// the connections that exist by then, at all ranks.
+/// The store serves one small value per rank; everything else goes over authenticated connections. One epoll loop
+/// serves listeners, handshakes and connections. Connections that fail the handshake get the reason, are counted, and
+/// are dropped. The first failure ends the meeting here and, through the existing connections, at all ranks.
+/// meeting.cpp explains the algorithm.
 class Meeting {
  public:
   struct Listener {
@@ -37,7 +37,8 @@ class Meeting {
     bool local = false;
   };
 
-  /// `self.secret` is empty if none was given. `own.instance` is that of `self`. `board` and `options` must outlive it.
+  /// `self.secret` is empty if none was given. `own.instance` equals `self.instance`. `board` and `options` must
+  /// outlive it.
   Meeting(HandshakeSelf self, Contact own, std::vector<Listener> listeners, Noticeboard& board,
           GroupOptions const& options, Deadline deadline);
   ~Meeting();
@@ -45,23 +46,23 @@ class Meeting {
   Meeting& operator=(Meeting const&) = delete;
 
   /// @returns the connections by rank, non-blocking.
-  /// @throws RendezvousError, or what options.while_connecting throws.
+  /// @throws RendezvousError; exceptions of options.while_connecting pass through.
   [[nodiscard]] std::vector<Lifeline> run();
-  /// Tells the others that this rank failed before it could be reached; instead of run(), best effort, within 2 s.
+  /// Tells the others that this rank failed before it was reachable. Called instead of run(). Best effort, within 2 s.
   void tell_early_failure(RendezvousFailure const& failure) noexcept;
-  /// The attempt's generation; empty while this rank knows none.
+  /// Generation of the current attempt; empty while unknown.
   [[nodiscard]] std::string generation() const { return announcement_ ? announcement_->generation() : ""; }
 
  private:
-  /// A connection that was accepted and has not proved itself.
+  /// An accepted connection that has not authenticated itself.
   struct Incoming {
     FileDescriptor socket;
     bool local;
     Handshake handshake;
     Deadline deadline;
     std::vector<std::byte> output{};
-    bool waits_for_room = false;  ///< Its socket takes no more output now.
-    bool lingering = false;       ///< Refused; its input is dropped until it closes, so that it can read why.
+    bool waits_for_room = false;  ///< True if its socket is full; its output continues on EPOLLOUT.
+    bool lingering = false;       ///< Refused: its input is dropped until it closes, so that it can read the reason.
   };
   /// A connection whose handshake is done.
   struct Member {
@@ -74,7 +75,7 @@ class Meeting {
     bool told_ready = false;
     bool is_ready = false;
   };
-  /// A lower rank that this one connects with.
+  /// A lower rank that this one is connecting to.
   struct Wanted {
     Contact contact;
     std::optional<Connector> connector;
@@ -90,7 +91,7 @@ class Meeting {
   void watch(int fd, std::uint64_t label, std::uint32_t events, int operation);
   void open_listeners();
 
-  // Finding rank 0.
+  // Find rank 0.
   void look_for_rank_0();
   void adopt(Announcement announcement);
   void use_secret_of(Announcement const& announcement);
@@ -98,18 +99,18 @@ class Meeting {
   void find_failure_of_rank_0();
   void expect_same_host(int peer, Contact const& contact) const;
 
-  // Connecting with lower ranks.
+  // Connect to lower ranks.
   void connect_with(int peer, Contact contact);
   void advance(int peer);
   void retry(int peer, Wanted& wanted);
   void advance_timers();
 
-  // Accepting higher ranks.
+  // Accept higher ranks.
   void accept_from(Listener const& listener);
   void make_room();
   bool read_handshake(Incoming& incoming);
   bool flush_output(Incoming& incoming);
-  /// @returns whether the connection stays.
+  /// Advances one handshake. @returns whether the connection stays in incoming_.
   bool advance(Incoming& incoming);
   bool conclude(Incoming& incoming);
   void count_refusal(std::string const& why);
@@ -138,7 +139,7 @@ class Meeting {
   bool const was_given_secret_;
   Contact const own_;
   std::vector<Listener> listeners_;
-  std::vector<SocketAddress> sources_;  ///< Addresses to connect from; empty: any.
+  std::vector<SocketAddress> sources_;  ///< Local addresses to connect from; empty means any.
   Noticeboard& board_;
   GroupOptions const& options_;
   Deadline const deadline_;
@@ -146,16 +147,17 @@ class Meeting {
   Deadline next_tick_, next_timer_ = Deadline::max();
 
   std::optional<Announcement> announcement_;
-  Deadline announced_at_{};  ///< When this rank first saw the announcement.
-  Deadline next_look_{};     ///< For a newer announcement, or a failure.
-  std::string refusal_;      ///< Why rank 0 refused this rank.
+  Deadline announced_at_{};  ///< Time at which this rank first saw the announcement.
+  Deadline next_look_{};     ///< Time of the next look for a newer announcement or a failure.
+  std::string refusal_;      ///< Reason why rank 0 refused this rank.
 
-  std::map<int, Incoming> incoming_;  ///< By socket, the key in `label`.
+  std::map<int, Incoming> incoming_;  ///< By socket, which is also the key in `label`.
   std::map<int, Wanted> wanted_;      ///< By rank.
   std::vector<std::optional<Member>> members_;
-  std::vector<std::string> contacts_;                 ///< Of the ranks as rank 0 learns them.
-  std::vector<std::optional<Deadline>> missed_from_;  ///< When a rank that closed its connection counts as gone.
-  std::vector<std::string> notes_;                    ///< Why a rank is not connected yet.
+  std::vector<std::string> contacts_;  ///< Rank 0 only: encoded contacts by rank.
+  /// By rank: time at which a rank that closed its connection counts as gone.
+  std::vector<std::optional<Deadline>> missed_from_;
+  std::vector<std::string> notes_;  ///< By rank: reason why it is not connected yet.
   int num_members_ = 0, num_ready_ = 0, num_contacts_ = 0;
   bool has_opened_listeners_ = false, has_contacts_ = false, has_told_ready_ = false;
   std::optional<RendezvousFailure> failure_;

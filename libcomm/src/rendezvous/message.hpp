@@ -10,45 +10,45 @@
 namespace headway::comm {
 
 enum class MessageKind : std::uint8_t {
-  kHello = 1,    ///< Who speaks, to whom, a nonce, and what must agree.
-  kProof = 2,    ///< Knows the secret.
-  kRefusal = 3,  ///< Will not connect, and why.
-  kReady = 4,    ///< Connected with all ranks.
-  kFailure = 5,  ///< The rendezvous failed, where and why.
-  kContact = 6,  ///< To rank 0: how the sender can be reached.
-  kContacts = 7  ///< From rank 0: how all ranks can be reached.
+  kHello = 1,    ///< Sender, receiver, a nonce, and the fields that must agree.
+  kProof = 2,    ///< HMAC that proves knowledge of the secret.
+  kRefusal = 3,  ///< The sender rejects the connection, with the reason.
+  kReady = 4,    ///< The sender is connected with all ranks.
+  kFailure = 5,  ///< The rendezvous failed: the first failing rank and the reason.
+  kContact = 6,  ///< To rank 0: the sender's contact.
+  kContacts = 7  ///< From rank 0: the contacts of all ranks.
 };
 
-/// One message of the rendezvous: 4 bytes of magic, 4 of kind, 4 of body length, the body; all little endian.
+/// One bootstrap message: 4 bytes magic, 4 bytes kind, 4 bytes body length, body. All little-endian.
 struct Message {
   MessageKind kind{};
   std::vector<std::byte> body;
 };
 
 inline constexpr std::size_t kMessagePrefixBytes = 12;
-/// Longest body that is read from a process that has not proved who it is.
+/// Longest body that is accepted from an unauthenticated process.
 inline constexpr std::size_t kMaxMessageBody = 16 * 1024;
-/// Longest body between ranks that are connected: the contacts of all ranks, about 400 bytes each.
+/// Longest body between connected ranks: the contacts of all ranks, about 400 bytes each.
 inline constexpr std::size_t kMaxMemberMessageBody = 64 * 1024 * 1024;
 
 /// @throws UsageError if the body is longer than kMaxMemberMessageBody.
 [[nodiscard]] std::vector<std::byte> encode_message(MessageKind kind, std::span<std::byte const> body);
 
-/// Assembles messages from a byte stream without ever asking for a byte beyond the current message.
+/// Assembles messages from a byte stream. It never asks for a byte beyond the current message.
 class MessageReader {
  public:
-  /// `sure_bytes`: the sender says no more than one message of at least so many bytes, or one that is shorter, before
-  /// it has an answer. So many may be asked for at once.
+  /// `sure_bytes`: number of bytes that may be requested at once. The sender must send either one message of at least
+  /// this many bytes or a shorter one, and then wait for the answer.
   explicit MessageReader(std::size_t max_body = kMaxMessageBody, std::size_t sure_bytes = kMessagePrefixBytes)
       : max_body_(max_body), sure_bytes_(sure_bytes) {}
 
-  /// How many bytes may be read for the next step; 0 once a message is there or the stream is no rendezvous.
+  /// Number of bytes that may be read next; 0 once a message is complete or the stream is malformed.
   [[nodiscard]] std::size_t wanted() const;
-  /// Takes at most wanted() bytes.
+  /// Processes at most wanted() bytes.
   void feed(std::span<std::byte const> bytes);
-  /// The message, once it is complete; then the next one may follow.
+  /// Returns the message if it is complete, and starts the next one.
   [[nodiscard]] std::optional<Message> take();
-  /// Why this is not a rendezvous message; empty while it may be one.
+  /// Reason why the stream is malformed; empty if it is not.
   [[nodiscard]] std::string_view error() const { return error_; }
 
  private:

@@ -30,7 +30,7 @@ Announcement parse_announcement(std::string_view text) {
   return announcement;
 }
 
-/// The last attempts that ranks of this process gave up.
+/// The most recent attempts that ranks of this process gave up.
 class ConcludedAttempts {
  public:
   static ConcludedAttempts& of_process() {
@@ -83,7 +83,7 @@ void Noticeboard::post_failure(std::string const& generation, RendezvousFailure 
     store_.set(prefix_ + generation + "/failure",
                std::to_string(failure.origin) + " " + std::to_string(now.count()) + " " + failure.text);
   } catch (std::exception const&) {
-    // The failure itself is reported by this rank; the others have their deadline.
+    // This rank reports the failure itself. The others run into their deadline.
   }
 }
 
@@ -106,7 +106,7 @@ std::optional<PostedFailure> Noticeboard::find_failure(std::string const& genera
   return posted;
 }
 
-// A store says by an exception that a key is not there in time; any other error comes before the time is up.
+// A store reports by an exception that a key did not appear in time. An exception before `until` is another error.
 std::optional<std::string> Noticeboard::find(std::string const& key, Deadline until) {
   auto const left = std::chrono::ceil<milliseconds>(until - Clock::now());
   try {

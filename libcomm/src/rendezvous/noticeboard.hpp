@@ -11,41 +11,41 @@
 
 namespace headway::comm {
 
-/// The announcement of rank 0, from which the other ranks find it. Rank 0 makes it anew for each attempt to connect.
+/// Announcement by which the other ranks find rank 0. Rank 0 makes a new one for each attempt to connect.
 struct Announcement {
-  std::string drawn_secret;  ///< Empty: the ranks were given one.
+  std::string drawn_secret;  ///< Empty if the ranks were given a secret.
   Contact contact;
 
-  /// Distinguishes this attempt from every other one under the same store and name.
+  /// Identifies this attempt among all others in the same store and under the same name.
   [[nodiscard]] std::string generation() const;
 };
 
-/// A failure and the time at which its rank posted it.
+/// A failure, and the time at which its rank posted it.
 struct PostedFailure {
   RendezvousFailure failure;
   std::chrono::system_clock::time_point posted_at;
 };
 
-/// The keys of one group in the store.
+/// Keys of one group in the store.
 ///
-/// A store may hold the keys of earlier attempts under the same name: torchrun restarts a job with its store, and a
-/// program may destroy a group and make it again. So one key alone is read before it is known to be of this attempt:
-/// the announcement of rank 0. It names a process and says its secret, hence an old one shows when rank 0 is not there,
-/// and it is read again. All other keys carry the generation of their attempt.
+/// A store may hold keys of earlier attempts under the same name: torchrun restarts a job with its store, and a program
+/// may destroy a group and create it again. Therefore only one key is read before it is known to belong to this
+/// attempt: the announcement of rank 0. It names a process and its secret, so an old one is detected because rank 0
+/// does not answer there, and it is read again. All other keys carry the generation of their attempt.
 class Noticeboard {
  public:
   Noticeboard(Store& store, std::string const& group) : store_(store), prefix_("headway/" + group + "/") {}
 
   void post_announcement(Announcement const& announcement);
-  /// @returns nothing if there is none by `until`. @throws SystemError if it cannot be read.
+  /// Waits for an announcement. @returns nothing if there is none by `until`. @throws SystemError if it cannot be read.
   [[nodiscard]] std::optional<Announcement> find_announcement(Deadline until);
 
-  /// Tells ranks that are not connected with this one that connecting failed; best effort.
+  /// Tells ranks that are not connected to this one that connecting failed. Best effort.
   void post_failure(std::string const& generation, RendezvousFailure const& failure) noexcept;
-  /// Notes that `rank` of this process has given up an attempt. Thread-safe.
+  /// Records that `rank` of this process has given up an attempt. Thread-safe.
   static void conclude(std::string const& generation, int rank);
   [[nodiscard]] static bool is_concluded(std::string const& generation, int rank);
-  /// @returns what a rank posted, if any did by `until`.
+  /// Waits for a posted failure. @returns nothing if there is none by `until`.
   [[nodiscard]] std::optional<PostedFailure> find_failure(std::string const& generation, Deadline until);
 
  private:

@@ -11,7 +11,7 @@ namespace headway::comm {
 
 std::chrono::system_clock::time_point process_start() {
   using std::chrono::system_clock;
-  // Field 22 of proc(5)'s stat counts clock ticks since the host was started. The second field may hold spaces.
+  // Field 22 of /proc/self/stat (proc(5)): clock ticks from boot to process start. The second field may contain spaces.
   std::ifstream file("/proc/self/stat");
   std::string text{std::istreambuf_iterator<char>(file), {}};
   std::istringstream fields(text.substr(text.rfind(')') + 1));

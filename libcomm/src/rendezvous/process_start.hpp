@@ -4,7 +4,7 @@
 
 namespace headway::comm {
 
-/// When this process began, by the clock of its host; a time of long ago where the kernel does not tell.
+/// Start time of this process by the clock of its host; the epoch (1970) if the kernel does not tell.
 [[nodiscard]] std::chrono::system_clock::time_point process_start();
 
 }  // namespace headway::comm

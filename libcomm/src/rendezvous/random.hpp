@@ -7,7 +7,7 @@
 
 namespace headway::comm {
 
-/// Fills `bytes` from the kernel's generator. @throws SystemError where it has none.
+/// Fills `bytes` from the kernel's random generator. @throws SystemError if it has none.
 void fill_random(std::span<std::byte> bytes);
 
 template <std::size_t kNumBytes>
@@ -17,7 +17,7 @@ template <std::size_t kNumBytes>
   return bytes;
 }
 
-/// Two lower-case hexadecimal digits per byte.
+/// Encodes each byte as two lower-case hexadecimal digits.
 [[nodiscard]] std::string to_hex(std::span<std::byte const> bytes);
 
 }  // namespace headway::comm

@@ -9,12 +9,12 @@ namespace headway::comm {
 
 using Digest = std::array<std::byte, 32>;
 
-/// SHA-256 (FIPS 180-4) of bytes that come in pieces.
+/// SHA-256 (FIPS 180-4) over bytes that arrive in pieces.
 class Sha256 {
  public:
   Sha256() = default;
   Sha256& update(std::span<std::byte const> bytes);
-  /// The digest of all bytes so far; the object must not be used afterwards.
+  /// Digest of all bytes so far. Do not use the object afterwards.
   [[nodiscard]] Digest finish();
 
  private:
@@ -33,7 +33,7 @@ class Sha256 {
 /// HMAC-SHA-256 (RFC 2104).
 [[nodiscard]] Digest hmac_sha256(std::span<std::byte const> key, std::span<std::byte const> message);
 
-/// Compares in a time that does not depend on where they differ.
+/// Comparison whose time does not depend on the position of a difference.
 [[nodiscard]] bool equal_in_constant_time(std::span<std::byte const> a, std::span<std::byte const> b);
 
 }  // namespace headway::comm

@@ -92,7 +92,7 @@ std::uint16_t SocketAddress::port() const {
 
 SocketAddress SocketAddress::with_port(std::uint16_t port) const {
   SocketAddress copy = *this;
-  // The port lies at the same place in both families.
+  // The port has the same offset in both families.
   static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
   std::uint16_t const network_port = htons(port);
   if (!is_local()) {

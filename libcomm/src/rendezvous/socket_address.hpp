@@ -10,16 +10,16 @@
 
 namespace headway::comm {
 
-/// An address of any family that a stream socket can listen on.
+/// Address of any family on which a stream socket can listen.
 class SocketAddress {
  public:
   SocketAddress() = default;
   SocketAddress(sockaddr const* address, socklen_t length);
-  /// A name in Linux's abstract namespace: seen by all processes in one network namespace, gone with its socket.
+  /// Name in Linux's abstract namespace: visible in one network namespace, removed with its socket.
   static SocketAddress local(std::string_view name);
   /// A numeric IPv4 or IPv6 address.
   static std::optional<SocketAddress> numeric(std::string_view host, std::uint16_t port);
-  /// Parses what to_string() gave for IPv4 and IPv6: "10.0.0.1:80", "[::1]:80".
+  /// Parses the output of to_string() for IPv4 and IPv6: "10.0.0.1:80", "[::1]:80".
   static std::optional<SocketAddress> parse(std::string_view text);
 
   [[nodiscard]] sockaddr const* raw() const { return reinterpret_cast<sockaddr const*>(&storage_); }
@@ -29,7 +29,7 @@ class SocketAddress {
   [[nodiscard]] bool is_loopback() const;
   [[nodiscard]] std::uint16_t port() const;
   [[nodiscard]] SocketAddress with_port(std::uint16_t port) const;
-  /// Numeric, without the port; an IPv4 address also where it came as an IPv6 one. "": of another family.
+  /// Numeric address without the port. An IPv4-mapped IPv6 address gives the IPv4 form. Empty for other families.
   [[nodiscard]] std::string ip() const;
   [[nodiscard]] std::string to_string() const;
 
@@ -40,14 +40,14 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// An address of this host, with port 0, and the name of its interface.
+/// Address of this host, with port 0, and the name of its interface.
 struct InterfaceAddress {
   std::string interface;
   SocketAddress address;
 };
-/// Addresses of all interfaces that are up, without link-local ones: addresses that others can reach before loopback.
+/// Addresses of all interfaces that are up, except link-local ones. Loopback comes last.
 [[nodiscard]] std::vector<InterfaceAddress> interface_addresses();
-/// Addresses of this host that another can reach (not link-local), then its loopback addresses; all with port 0.
+/// Addresses of this host, not link-local, loopback last, all with port 0.
 [[nodiscard]] std::vector<SocketAddress> host_addresses();
 
 }  // namespace headway::comm

@@ -18,7 +18,7 @@ void set_option(int socket, int level, int option, int value, char const* name) 
   }
 }
 
-// Where IPv6 is off, IPv4 alone must do.
+// Falls back to IPv4 if IPv6 is disabled.
 FileDescriptor listen_on_all() {
   try {
     return listen_on(*SocketAddress::numeric("::", 0));
@@ -82,12 +82,12 @@ std::vector<TcpListener> listen_tcp(std::string const& interface) {
 
 int start_connect(SocketAddress const& address, SocketAddress const& source, FileDescriptor& socket) {
   socket = FileDescriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  // No other address would do any better.
+  // Out of descriptors: no other address would do better.
   if (!socket.valid() && is_out_of_files(errno)) throw SystemError("socket", errno, address.to_string());
   if (!socket.valid()) return errno;
   if (!address.is_local()) tune_connection(socket.get());
   if (source.length() > 0 && !address.is_local()) {
-    int const on = 1;  // The port is chosen once the destination is known, so that there are enough. Best effort.
+    int const on = 1;  // Delays the choice of the port until connect(), so that ports suffice. Best effort.
     ::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     if (::bind(socket.get(), source.raw(), source.length()) != 0) return errno;
   }

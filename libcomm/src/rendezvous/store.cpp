@@ -22,7 +22,8 @@ SystemError key_missing(std::string const& key, std::string const& where, millis
                      " ms");
 }
 
-// One file per key, flat: every byte that is unsafe in a file name becomes %xx. Keys too long for a name are hashed.
+// One file per key in a flat directory. Bytes that are unsafe in a file name become %xx. Names that would be too long
+// are hashed.
 std::string file_name(std::string const& key) {
   constexpr std::string_view kHexDigits = "0123456789abcdef";
   constexpr std::size_t kMaxNameBytes = 200;
@@ -40,7 +41,7 @@ std::string file_name(std::string const& key) {
   return name.size() <= kMaxNameBytes ? name : "hash-" + to_hex(sha256(std::as_bytes(std::span(key))));
 }
 
-// On a network file system a signal may interrupt it.
+// Opens a file. On a network file system a signal may interrupt the call.
 FileDescriptor open_file(std::string const& path, int flags) {
   int fd = -1;
   do {
@@ -58,7 +59,7 @@ void write_all(int fd, std::string_view value, std::string const& path) {
   }
 }
 
-// Values appear by rename, so a file that is there is whole. @returns whether it is there.
+// Values appear by rename, so an existing file is complete. @returns whether the file exists.
 bool read_file(std::string const& path, std::string& value) {
   FileDescriptor const file = open_file(path, O_RDONLY);
   if (!file.valid()) {
@@ -108,8 +109,8 @@ void FileStore::set(std::string const& key, std::string_view value) {
   if (!file.valid()) throw SystemError("open", errno, temporary);
   try {
     write_all(file.get(), value, temporary);
-    // Closing is what makes the bytes visible on a network file system; it may be what reports that the disk is full.
-    // Linux has closed it also where a signal interrupted that.
+    // On a network file system close() makes the bytes visible, and may report a full disk. Linux has closed the file
+    // even if a signal interrupted the call.
     if (::close(file.release()) != 0 && errno != EINTR) throw SystemError("close", errno, temporary);
     if (::rename(temporary.c_str(), final_path.c_str()) != 0) throw SystemError("rename", errno, final_path);
   } catch (...) {
