@@ -44,7 +44,7 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
       continue;
     }
     auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    work->wait(std::max(left, std::chrono::milliseconds(1)));  // Zero would mean without end.
+    work->wait(std::max(left, std::chrono::milliseconds(1)));  // Zero would mean no limit.
   }
   return true;
 }
@@ -61,7 +61,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
       [](c10::ivalue::Future& all) -> c10::IValue {
         std::vector<at::Tensor> results;
         for (c10::IValue const& part : all.value().toListRef()) {
-          auto const value = part.toFuture()->value();  // Throws what made the part fail.
+          auto const value = part.toFuture()->value();  // Throws the error of the failed part.
           for (auto const& tensor : value.toTensorVector()) results.push_back(tensor);
         }
         return results;

@@ -6,7 +6,7 @@
 
 namespace headway::c10d_backend {
 
-/// Several works as one, for the calls between startCoalescing() and endCoalescing().
+/// Combines the works of the calls between startCoalescing() and endCoalescing().
 class CoalescedWork final : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works);
@@ -16,10 +16,10 @@ class CoalescedWork final : public c10d::Work {
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  /// Waits for all; `timeout` holds for the whole.
+  /// Waits for all works. `timeout` limits the total time.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
-  /// Gives the results of all works as one list.
+  /// Future that yields the results of all works as one list.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

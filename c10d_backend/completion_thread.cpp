@@ -42,7 +42,7 @@ void CompletionThread::submit(std::function<void()> task) {
 }
 
 bool CompletionThread::Queue::end(Deadline deadline) {
-  keep_forever(shared_from_this());  // A task that comes from now on may own tensors, and none frees it.
+  keep_forever(shared_from_this());  // A later task may own tensors, and no thread will free it.
   std::unique_lock lock(mutex);
   is_closed = true;
   changed.notify_all();

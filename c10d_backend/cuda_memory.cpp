@@ -1,4 +1,4 @@
-// What torch's caching allocator takes memory from in a pool of Headway, by the names that headway.memory gives it.
+// Allocator functions for a CUDA memory pool of torch (pluggable allocator), loaded by name from headway.memory.
 
 #include "torch_headers.hpp"
 

@@ -36,7 +36,8 @@ std::optional<comm::Status> fail_by_symptom(std::weak_ptr<GroupHandle> const& gr
                                             std::chrono::milliseconds patience) {
   auto const deadline = Clock::now() + patience;
   for (;; std::this_thread::sleep_for(kHealthPollTime)) {
-    auto const alive = group.lock();  // Not held while this sleeps: the group may be left meanwhile.
+    // Released while this thread sleeps, so that the group can be destroyed meanwhile.
+    auto const alive = group.lock();
     if (!alive) return std::nullopt;
     if (auto health = alive->group().health(); !health.ok()) return health;
     if (Clock::now() < deadline) continue;
@@ -83,7 +84,7 @@ void DelegatedWork::take_over(c10::ivalue::Future& reduced) {
 }
 
 void DelegatedWork::settle(std::exception_ptr const& error, c10::IValue value) {
-  ReductionWatch::Entry entry;  // Released without the lock.
+  ReductionWatch::Entry entry;  // Released after the lock.
   {
     std::lock_guard const lock(mutex_);
     if (std::exchange(is_settled_, true)) return;
@@ -113,7 +114,7 @@ void DelegatedWork::finish_once() {
   if (!touch_) return;
   std::call_once(is_finished_, [this] {
     touch_->run();
-    touch_->run = nullptr;  // Frees stand-ins.
+    touch_->run = nullptr;  // Frees the stand-ins.
   });
 }
 
@@ -155,7 +156,7 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
 bool DelegatedWork::isCompleted() {
   if (exception()) return true;
   auto const inner = inner_if_started();
-  // One that failed is complete when it is known what to report.
+  // A failed reduction is complete only when its error is known.
   if (!inner || !inner->isCompleted() || !inner->isSuccess()) return false;
   finish_once();
   return true;
@@ -197,9 +198,9 @@ bool DelegatedWork::wait(std::chrono::milliseconds timeout) {
     finish_once();
     return true;
   } catch (pybind11::error_already_set const&) {
-    throw;  // Ctrl-C
+    throw;  // Ctrl-C.
   } catch (std::exception const&) {
-    if (is_on_cpu_ && !inner->isCompleted()) throw;  // The caller's patience ended, not the reduction.
+    if (is_on_cpu_ && !inner->isCompleted()) throw;  // The caller's timeout ran out, not the reduction's.
     auto const reason = text_of(std::current_exception());
     std::rethrow_exception(keep_error([&] { return report(reason); }));
   }
@@ -210,7 +211,7 @@ void DelegatedWork::wait_in_slices(c10d::Work& inner, Clock::time_point deadline
     auto const now = Clock::now();
     auto const slice = std::min<Clock::duration>(kSignalSlice, deadline - now);
     try {
-      // A wait of zero would mean one without end.
+      // A wait of zero would mean no limit.
       inner.wait(std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(slice)));
     } catch (c10::Error const&) {
       if (inner.isCompleted()) return;
@@ -229,7 +230,7 @@ void DelegatedWork::throw_if_group_failed() {
 }
 
 std::exception_ptr DelegatedWork::report(std::string const& reason) {
-  // A reduction that ran out of time is a failure of its own.
+  // A reduction that ran out of its own time is a failure by itself, so the group gets no time to explain it.
   auto const patience = Clock::now() - created_ < title_.timeout ? kSymptomTime : std::chrono::seconds(0);
   std::string const text = std::string(title_.name) + " failed in the group that reduces for it: " + reason;
   if (auto const failure = fail_by_symptom(group_, text, patience)) {

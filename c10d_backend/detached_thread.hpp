@@ -10,8 +10,8 @@
 
 namespace headway::c10d_backend {
 
-/// Runs `function` in a thread of its own, which nobody joins. `name`: at most 15 characters.
-/// @throws c10::DistBackendError if the system has no thread left; nothing has changed then.
+/// Runs `function` in a thread that is never joined. `name`: at most 15 characters.
+/// @throws c10::DistBackendError, with no effect, if the system cannot start a thread.
 template <typename Function>
 void start_detached(char const* name, Function function) {
   try {

@@ -6,8 +6,8 @@
 
 namespace headway::c10d_backend {
 
-/// The calls of comm::Group for memory of a CUDA device, in the order of one stream: what the start of an operation is
-/// given in a group's place.
+/// comm::DeviceGroup with the calls of comm::Group, bound to one stream. One generic lambda can then start an operation
+/// on either.
 class DeviceMover final {
  public:
   DeviceMover(comm::DeviceGroup& group, comm::DeviceCall const& call) : group_(group), call_(call) {}

@@ -30,14 +30,14 @@ DeviceWork::DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& tit
       operations_(std::move(operations)),
       handle_(std::move(handle)),
       tensors_(std::move(tensors)) {
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();  // What the host does of it ends here.
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();  // The host's part of the operation ends here.
 }
 
 DeviceWork::~DeviceWork() {
   if (is_released_ || handle_->is_inherited()) return;
   try {
     handle_->keep_until_done(std::move(operations_), std::move(tensors_));
-  } catch (std::exception const& error) {  // The device has failed: nothing is under way there any more.
+  } catch (std::exception const& error) {  // The device has failed, so nothing runs there any more.
     TORCH_WARN("headway: ", title_.name, " on ", device_, ": ", error.what());
   }
 }
@@ -82,7 +82,7 @@ void DeviceWork::look_for_failure() {
 }
 
 void DeviceWork::join(c10::Stream const& stream) {
-  WorkTensors released;  // Freed without the lock: Python may own tensors.
+  WorkTensors released;  // Freed after the lock, because Python may own tensors.
   std::vector<comm::DeviceOperationPtr> pending;
   {
     std::lock_guard const lock(join_mutex_);
@@ -90,7 +90,8 @@ void DeviceWork::join(c10::Stream const& stream) {
     released = tensors_.release();
     pending = operations_;
   }
-  // What peers write into must not be used again in the order of this stream alone: it may pass by a failure.
+  // Memory that peers write must not be reused in the order of this stream alone: after a failure the stream may not
+  // wait.
   if (std::ranges::any_of(pending, [](auto const& operation) { return operation->is_written_by_peers(); })) {
     handle_->keep_until_done(std::move(pending), std::move(released));
   }
@@ -151,10 +152,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
         std::vector<c10::Device>{device_});
     future_ = future;
     value = tensors_.value();
-    storages = tensors_.storages();  // Also of what is only sent: who waits for the future may write to it.
+    storages = tensors_.storages();  // Includes inputs: a caller that waits for the future may overwrite them.
   }
   try {
-    // The future keeps events of the current streams: of one that waits for the operation.
+    // The future records events on the current streams, so the current one must be a stream that waits for the
+    // operation.
     auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
     join(stream);
     c10::StreamGuard const guard(stream);

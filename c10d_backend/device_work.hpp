@@ -19,25 +19,25 @@
 
 namespace headway::c10d_backend {
 
-/// One call of a collective on tensors of a CUDA device, in the order of streams.
+/// Work of one collective call on CUDA tensors, in stream order.
 class DeviceWork final : public c10d::Work {
  public:
-  /// `stream` is the one on which the operations stand.
+  /// `stream` is the stream to which the operations are ordered.
   DeviceWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
              std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs,
              c10::Stream const& stream);
   /// Calls `callback` with each stream that waits for the work from now on.
   void on_join(std::function<void(c10::Stream)> callback);
-  /// Tensors live until the stream on which the operations stand waits for them, since the allocator hands out their
-  /// memory in its order, or until the device is done.
+  /// Keeps the tensors until the stream of the operations waits for them, because the allocator reuses memory in its
+  /// order, or else until the device is done.
   ~DeviceWork() override;
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override;
-  /// Lets the current stream wait, not the host, unless a timeout is given: then the host waits as well, and this
-  /// throws when it passes. Throws if the group has failed before the operation was done.
+  /// Makes the current stream wait. With a timeout the host waits too.
+  /// @throws DistBackendError if the timeout passes, or if the group failed before the operation was done.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void abort() override;
@@ -45,13 +45,14 @@ class DeviceWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return title_.sequence_number; }
 
  private:
-  /// Lets `stream` wait, and writes results back there, once.
+  /// Makes `stream` wait. The first call also writes results back, on that stream.
   void join(c10::Stream const& stream);
-  /// @returns whether the tensors are needed no more than `stream` needs them.
+  /// @returns whether the tensors can be released: `stream` is the operations' own stream, and this is its first join.
   bool join_once(c10::Stream const& stream);
+  /// Polls until the device is done. @throws DistBackendError when `timeout` passes.
   void wait_on_host(std::chrono::milliseconds timeout);
   [[nodiscard]] bool all_done();
-  /// Keeps the first failure, if there is one.
+  /// Stores the first failure of the operations, if any.
   void look_for_failure();
 
   WorkTitle title_;
@@ -60,10 +61,10 @@ class DeviceWork final : public c10d::Work {
   std::vector<comm::DeviceOperationPtr> operations_;
   std::shared_ptr<GroupHandle> handle_;
 
-  std::mutex join_mutex_;  ///< Guards what follows.
+  std::mutex join_mutex_;  ///< Guards the members below.
   WorkTensors tensors_;
   bool is_released_ = false;
-  std::optional<c10::Event> written_;  ///< After results were written back, where the first stream waited.
+  std::optional<c10::Event> written_;  ///< Recorded after the write-back, on the first stream that waited.
   std::function<void(c10::Stream)> on_join_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -4,9 +4,9 @@
 
 namespace headway::c10d_backend {
 
-/// A contiguous tensor on the CPU in memory of comm::allocate(), which is freed with its storage. Contents are
-/// undefined. Thread-safe; needs no interpreter lock.
-/// @throws c10::Error as at::empty() does for such a shape, DistBackendError if there is no memory.
+/// Returns an uninitialised contiguous CPU tensor in memory of comm::allocate(), which is freed with its storage.
+/// Thread-safe; needs no interpreter lock.
+/// @throws c10::Error for an invalid shape, as at::empty() does; DistBackendError if there is no memory.
 at::Tensor empty(at::IntArrayRef size, at::ScalarType dtype);
 
 }  // namespace headway::c10d_backend

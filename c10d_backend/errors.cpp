@@ -7,14 +7,14 @@ namespace headway::c10d_backend {
 namespace {
 
 std::string describe(std::string const& title, comm::Status const& status) {
-  // PyTorch's tests, and code like them, look for these two words with spaces around them.
+  // PyTorch's tests and similar code search for the words "Timed out" with spaces around them.
   char const* const kind = status.code() == comm::StatusCode::kTimeout    ? " Timed out : "
                            : status.code() == comm::StatusCode::kPeerLost ? " lost a peer: "
                                                                           : " failed: ";
   return title + kind + std::string(status.message());
 }
 
-/// `operation` is a Work's title, which says already whose it is, or what was called.
+/// A Work's title already starts with "headway:". Other operations get that prefix.
 std::string with_prefix(std::string const& operation) {
   return operation.starts_with("headway:") ? operation : "headway: " + operation;
 }
@@ -42,7 +42,7 @@ void rethrow_of_delegate(std::string_view verb) {
   try {
     throw;
   } catch (c10::Error const& error) {
-    // Errors of communication are DistBackendError, those of a device and of memory have types of their own too.
+    // Communication errors are DistBackendError. Device and memory errors have types of their own too.
     if (typeid(error) != typeid(c10::Error) && typeid(error) != typeid(c10::TypeError)) throw;
     throw c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                           "headway: " + std::string(verb) + ": " + error.what_without_backtrace());

@@ -9,19 +9,19 @@
 
 namespace headway::c10d_backend {
 
-/// Rethrows the exception in flight as what Python should see: UsageError as ValueError, any other error of ours as
-/// torch.distributed.DistBackendError; all else as it is. Call it in a catch block.
+/// Rethrows the current exception for Python: UsageError as ValueError, other libcomm errors as
+/// torch.distributed.DistBackendError, any other exception unchanged. Call it in a catch block.
 [[noreturn]] void rethrow_for_python(std::string const& operation);
 
-/// The error of an operation that ended with `status`, for Work::exception(). `title`: as in the profiler; `note`: for
-/// the end of the message.
+/// Error of an operation that ended with `status`, for Work::exception(). `title`: the profiler's title. `note`:
+/// appended to the message.
 std::exception_ptr make_error(std::string const& title, comm::Status const& status, std::string const& note);
 
-/// Rethrows the exception in flight, which another backend raised in the call that starts `verb`: one of its arguments
-/// as ValueError, all else as it is. Call it in a catch block.
+/// Rethrows the current exception, which another backend raised when `verb` was started: errors about arguments as
+/// ValueError, any other unchanged. Call it in a catch block.
 [[noreturn]] void rethrow_of_delegate(std::string_view verb);
 
-/// Calls `function`; what it throws is translated by rethrow_for_python().
+/// Calls `function` and translates its exceptions with rethrow_for_python().
 template <typename Function>
 decltype(auto) translate_errors(char const* operation, Function&& function) {
   try {
@@ -31,7 +31,7 @@ decltype(auto) translate_errors(char const* operation, Function&& function) {
   }
 }
 
-/// Calls `function`; what it throws is translated by rethrow_of_delegate().
+/// Calls `function` and translates its exceptions with rethrow_of_delegate().
 template <typename Function>
 decltype(auto) translate_delegate_errors(std::string_view verb, Function&& function) {
   try {

@@ -74,7 +74,7 @@ std::string row_of(comm::FlightRecord const& record) {
          ", \"waiting_for\": " + list_of(record.waiting_for) + "}";
 }
 
-/// c10d's names of groups may hold anything.
+/// Makes a file name of a group name, which may contain any character.
 std::string file_name_of(std::string name) {
   for (char& each : name) {
     if (std::isalnum(static_cast<unsigned char>(each)) == 0) each = '_';
@@ -82,7 +82,7 @@ std::string file_name_of(std::string name) {
   return name;
 }
 
-/// @throws std::system_error that names `path` if `result`, of a system call, is negative.
+/// Returns `result` of a system call. @throws std::system_error that names `path` if it is negative.
 int expect_success(int result, std::string const& path) {
   if (result < 0) throw std::system_error(errno, std::generic_category(), path);
   return result;
@@ -100,7 +100,7 @@ class Descriptor final {
   int value_;
 };
 
-/// Refuses a folder in which somebody else decides what the names of files mean. Root may own it, as it owns /tmp.
+/// Throws if another user controls the names of files in `folder`. Root may own it, as it owns /tmp.
 void expect_safe(Descriptor const& folder, std::string const& path) {
   struct stat status {};
   expect_success(::fstat(folder.get(), &status), path);
@@ -156,12 +156,12 @@ std::string const& FlightDump::write_once(comm::Status const& failure,
 }
 
 void FlightDump::write(std::string const& name, std::string const& text) const {
-  // The folder may have been swapped since the group was made, so it is opened once, and looked at where it is open.
+  // The folder may have been replaced since the group was made. It is opened once, and checked through its descriptor.
   Descriptor const folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), folder_);
   expect_safe(folder, folder_);
-  // Under another name first: whoever looks while the job ends finds a whole file or none.
+  // Written under another name first: a reader sees a whole file or none, even if the job ends meanwhile.
   std::string const part = name + ".part";
-  ::unlinkat(folder.get(), part.c_str(), 0);  // Left behind, or put there by somebody else: a link is not followed.
+  ::unlinkat(folder.get(), part.c_str(), 0);  // Left over, or planted by another user. Links are not followed.
   Descriptor const file(
       ::openat(folder.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR),
       part);

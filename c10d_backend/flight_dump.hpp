@@ -10,28 +10,28 @@
 
 namespace headway::c10d_backend {
 
-/// Tells in JSON what a group did last, and writes that to a file when the group fails.
+/// Formats a group's flight records as JSON, and writes them to a file when the group fails.
 class FlightDump final {
  public:
   struct Labels {
     std::string group_name;
-    int rank;                       ///< In the group.
-    std::vector<int> global_ranks;  ///< (size) Ranks of the default group, by rank in this one.
-    std::size_t capacity;           ///< GroupOptions::flight_records.
+    int rank;                       ///< Rank in the group.
+    std::vector<int> global_ranks;  ///< (size) Global rank of each rank of the group.
+    std::size_t capacity;           ///< Value of GroupOptions::flight_records.
   };
-  /// `folder`: empty where nothing is written.
+  /// `folder`: target folder; empty disables writing.
   FlightDump(Labels labels, std::string folder);
 
   [[nodiscard]] std::string const& group_name() const { return labels_.group_name; }
   [[nodiscard]] bool writes() const { return !folder_.empty(); }
-  /// The format is that of headway.flight_recorder.FlightDump.
+  /// JSON in the format of headway.flight_recorder.FlightDump.
   [[nodiscard]] std::string text(comm::Status const& failure, std::vector<comm::FlightRecord> const& records) const;
-  /// Writes the file, unless it was; a caller that comes while another one writes waits for that. Says on stderr what
-  /// came of it. @returns the file's path; empty if it could not be written.
+  /// Writes the file once. A concurrent caller waits until it is written. Reports the result on stderr.
+  /// @returns the path of the file; empty if it could not be written.
   std::string const& write_once(comm::Status const& failure, std::vector<comm::FlightRecord> const& records) noexcept;
 
  private:
-  /// Makes a file that only this user can read. @throws std::exception if that is not safe in the folder.
+  /// Creates a file that only this user can read. @throws std::exception if the folder does not allow that safely.
   void write(std::string const& name, std::string const& text) const;
 
   Labels labels_;

@@ -1,15 +1,16 @@
-// Types and operations that Gloo reduces, and those that it reduces in another form.
+// Types and operations that Gloo reduces, and substitutes for those that it does not.
 //
-// Gloo has no code for 16-bit and for unsigned integers of more than 8 bits, and says so from a thread of its own once
-// the reduction is under way. Here it is known before.
+// Problem: Gloo has no code for 16-bit integers or for unsigned integers of more than 8 bits. It reports that from a
+// thread of its own while the reduction runs. This file decides it before the start.
 //
-// Integers are reduced in a wider type and cut back: addition, multiplication and the bitwise operations modulo 2^32
-// are the same modulo 2^16, and a wider type keeps the order for MIN and MAX. Example, SUM of int16: 30000 + 30000 is
-// 60000 in int32, which is -5536 in int16, as 16-bit arithmetic has it. There is no type wider than uint64: int64 adds,
-// multiplies and combines the same bits, and compares alike once the top bit is inverted.
+// Idea: integers are reduced in a wider type and truncated. Addition, multiplication and bitwise operations modulo 2^32
+// agree modulo 2^16, and a wider type keeps the order for MIN and MAX. No type is wider than uint64: int64 adds,
+// multiplies and combines the same bits, and keeps the order once the top bit is inverted.
 //
-// A bool is a byte of 0 or 1 in memory. Gloo would add these bytes: two true ones make a 2, and 256 of them a false
-// one.
+// Example, SUM of int16: 30000 + 30000 is 60000 in int32 and -5536 after truncation, the same as in 16-bit arithmetic.
+//
+// A bool is a byte of 0 or 1. Gloo would add these bytes: two true values give 2, and 256 of them give false. So SUM of
+// bool becomes MAX.
 
 #include "gloo_form.hpp"
 

@@ -7,21 +7,22 @@
 
 namespace headway::c10d_backend {
 
-/// How Gloo gets the elements of a tensor for one reduction, so that converting the result back gives the reduction of
+/// Type and operation with which Gloo reduces a tensor, such that converting the result back equals the reduction in
 /// the tensor's own type, bit by bit for integers.
 struct GlooForm {
-  at::ScalarType type;                  ///< Another type than the tensor's: its elements are converted.
-  c10d::ReduceOp::RedOpType operation;  ///< Another one than asked for: it gives the same for this type.
-  bool flips_sign = false;              ///< The top bit is inverted: unsigned order becomes signed order.
+  at::ScalarType type;  ///< If it differs from the tensor's type, the elements are converted.
+  /// May differ from the requested one if both give the same result for this type.
+  c10d::ReduceOp::RedOpType operation;
+  bool flips_sign = false;  ///< Invert the top bit: unsigned order becomes signed order.
 };
 
-/// None: Gloo cannot reduce elements of `type` with `operation`.
+/// Form for `type` and `operation`; none if Gloo cannot reduce them.
 std::optional<GlooForm> gloo_form(at::ScalarType type, c10d::ReduceOp::RedOpType operation);
 
-/// Whether Gloo can add sparse tensors of `type`.
+/// True if Gloo can add sparse tensors of `type`.
 bool gloo_adds_sparse(at::ScalarType type);
 
-/// Name as in Python: "SUM".
+/// Name in Python: "SUM".
 std::string_view name_of_operation(c10d::ReduceOp::RedOpType operation);
 
 }  // namespace headway::c10d_backend

@@ -18,7 +18,7 @@ GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<Fli
       flight_dump_(std::move(flight_dump)),
       owner_(getpid()) {
   if (!flight_dump_->writes()) return;
-  // Also where no thread of this rank waits: what a rank did not start is told by its own records.
+  // Runs even if no thread of this rank waits: only this rank's records show which operations it did not start.
   group_->on_failure(
       [dump = flight_dump_](comm::Status const& failure, std::vector<comm::FlightRecord> const& records) {
         dump->write_once(failure, records);
@@ -27,14 +27,14 @@ GroupHandle::GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<Fli
 
 GroupHandle::~GroupHandle() {
   if (is_inherited()) {
-    // Locks in here may have been held by threads that this process does not have: leave everything as it is.
+    // Threads that do not exist in this process may have held locks in these objects, so they are leaked.
     static_cast<void>(group_.release());
     static_cast<void>(device_group_.release());
     new std::vector<Kept>(std::move(kept_));
     new std::shared_ptr<CompletionThread>(std::move(completions_));
     return;
   }
-  ReleasedGil const released;  // Leaving a group waits for the progress thread, and for its device.
+  ReleasedGil const released;  // Leaving a group waits for the progress thread and for its device.
   device_group_.reset();
   for (auto& kept : kept_) {
     if (is_lost(kept)) abandon(std::move(kept.tensors));
@@ -81,7 +81,7 @@ void GroupHandle::keep_until_done(std::vector<comm::DeviceOperationPtr> operatio
 }
 
 void GroupHandle::let_go_of_done() {
-  std::vector<Kept> done;  // Freed without the lock.
+  std::vector<Kept> done;  // Freed after the lock.
   std::lock_guard const lock(device_mutex_);
   auto const is_pending = [](Kept const& kept) {
     return !std::ranges::all_of(kept.operations, [](auto const& operation) { return operation->done(); });
@@ -108,7 +108,7 @@ std::string GroupHandle::failure_note() const {
 bool GroupHandle::when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task,
                             std::chrono::microseconds poll_time) {
   completions_->start();
-  // One more than there are operations: the last count is this call's, after which nothing runs here any more.
+  // The extra count is this call's, so no task is submitted before all callbacks are registered.
   auto const remaining = std::make_shared<std::atomic<std::size_t>>(operations.size() + 1);
   auto const shared_task = std::make_shared<std::function<void()>>(std::move(task));
   for (auto const& operation : operations) {
@@ -129,8 +129,8 @@ std::string GroupHandle::deliver(Deadline deadline) {
 }
 
 void GroupHandle::leave() {
-  // Streams of a device may still be at work for peers, and no thread of ours follows them: such a group is left when
-  // it is destroyed, which waits for its device.
+  // Streams of a device may still work for peers, and no thread tracks them. Such a group is left by its destructor,
+  // which waits for the device.
   if (existing_device_group() != nullptr) return;
   group_->leave("the group was left as the program ended");
 }

@@ -19,43 +19,44 @@
 
 namespace headway::c10d_backend {
 
-/// Owns a Group, and the thread for its completions, on behalf of a backend and of its unfinished works.
+/// Shared owner of a Group and of its completion thread, held by a backend and its unfinished works.
 ///
-/// A forked child (a DataLoader worker) inherits the object but not the connection: there the group is neither used nor
-/// destroyed, so that the parent's peers notice nothing.
+/// A forked child (a DataLoader worker) inherits the object but not the connection. There the group is neither used nor
+/// destroyed, so the parent's peers notice nothing.
 class GroupHandle final : public LivePart {
  public:
-  /// `device_slot_bytes`: comm::DeviceOptions::slot_bytes.
+  /// `device_slot_bytes`: see comm::DeviceOptions::slot_bytes.
   GroupHandle(std::unique_ptr<comm::Group> group, std::shared_ptr<FlightDump> flight_dump,
               std::size_t device_slot_bytes);
   ~GroupHandle() override;
 
-  /// Whether this process got the object by fork().
+  /// True if this process got the object by fork().
   [[nodiscard]] bool is_inherited() const;
   /// @throws UsageError in a forked child.
   [[nodiscard]] comm::Group& group() const;
-  /// The group's exchanges on CUDA device `ordinal`, made at the first call. @throws UsageError for another device than
-  /// that of the first call.
+  /// The group's exchanges on CUDA device `ordinal`, created at the first call.
+  /// @throws UsageError if an earlier call named another device.
   [[nodiscard]] comm::DeviceGroup& device_group(int ordinal);
-  /// Null: no exchange was on a device so far.
+  /// Null if no exchange has used a device yet.
   [[nodiscard]] comm::DeviceGroup* existing_device_group() const;
-  /// Keeps the tensors of operations that nobody waits for until the device is done with them.
+  /// Keeps the tensors of operations without a waiting caller until the device is done with them.
   void keep_until_done(std::vector<comm::DeviceOperationPtr> operations, WorkTensors tensors);
-  /// Lets go of those that were kept and that the device is done with.
+  /// Frees the kept tensors with which the device is done.
   void let_go_of_done();
-  /// Calls `task` on the completion thread once all of `operations` are done, whatever their outcome. Polls for up to
-  /// `poll_time` for each of them first. @returns false if all are done by then: `task` is the caller's to run.
-  /// @throws SystemError if there can be no such thread; nothing has changed then.
+  /// Calls `task` on the completion thread when all `operations` are done, with any outcome. Polls each of them for up
+  /// to `poll_time` first.
+  /// @returns false if all are done by then: the caller must run `task` itself.
+  /// @throws SystemError, with no effect, if there can be no such thread.
   [[nodiscard]] bool when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task,
                                std::chrono::microseconds poll_time);
 
-  /// What the group did last, as JSON.
+  /// Flight records of the group as JSON.
   [[nodiscard]] std::string flight_text() const;
-  /// For the error of an operation that has failed: where the group's flight records are, which are written now if
-  /// they were not. Empty if that was not asked for.
+  /// Text for the error of a failed operation that names the file of the flight records. Writes the file if needed.
+  /// Empty if no folder was given.
   [[nodiscard]] std::string failure_note() const;
 
-  // LivePart: at the program's end the group is left, which ends all pending operations, whoever holds their works.
+  // LivePart: at program exit the group is left. That ends all pending operations, whoever holds their works.
   [[nodiscard]] Order order() const override { return Order::kGroup; }
   std::string deliver(Deadline deadline) override;
   void leave() override;
@@ -67,13 +68,13 @@ class GroupHandle final : public LivePart {
     WorkTensors tensors;
   };
 
-  /// Whether peers that live may still write to its tensors: then they stay for ever.
+  /// True if live peers may still write to the tensors; these are then never freed.
   static bool is_lost(Kept const& kept);
   static void abandon(WorkTensors tensors);
 
   std::unique_ptr<comm::Group> group_;
   std::size_t device_slot_bytes_;
-  mutable std::mutex device_mutex_;  ///< Guards the next two; of the group's locks it comes first.
+  mutable std::mutex device_mutex_;  ///< Guards the next two members. Taken before the group's locks.
   std::unique_ptr<comm::DeviceGroup> device_group_;
   std::vector<Kept> kept_;
   std::shared_ptr<CompletionThread> completions_;
@@ -81,7 +82,7 @@ class GroupHandle final : public LivePart {
   pid_t owner_;
 };
 
-/// Fails the group with `reason`, unless nobody holds it any more.
+/// Fails the group with `reason`, if it still exists.
 void abort_if_alive(std::weak_ptr<GroupHandle> const& handle, std::string const& reason);
 
 }  // namespace headway::c10d_backend

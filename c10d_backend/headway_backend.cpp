@@ -26,7 +26,7 @@ std::unique_ptr<comm::Group> connect(c10::intrusive_ptr<c10d::Store> const& stor
 
 std::shared_ptr<GroupHandle> make_handle(std::unique_ptr<comm::Group> group, HeadwayOptions const& options) {
   std::vector<int> global_ranks(options.global_ranks_in_group.begin(), options.global_ranks_in_group.end());
-  if (global_ranks.empty()) {  // Of the default group.
+  if (global_ranks.empty()) {  // The default group.
     global_ranks.resize(static_cast<std::size_t>(group->size()));
     std::iota(global_ranks.begin(), global_ranks.end(), 0);
   }
@@ -166,7 +166,7 @@ void HeadwayBackend::shutdown() {
   {
     std::lock_guard const lock(mutex_);
     if (!handle_ || handle_->is_inherited()) return;
-    handle = handle_;  // Until the end, so that abort() can cut it short.
+    handle = handle_;  // Kept in handle_ until the end, so that abort() can interrupt this call.
     if (auto const found = reducers_.find(c10::DeviceType::CUDA); found != reducers_.end()) nccl = found->second;
   }
   auto const left = std::shared_ptr<void>(nullptr, [this](void*) {
@@ -174,7 +174,7 @@ void HeadwayBackend::shutdown() {
     handle_ = nullptr;
   });
   deliver(*handle);
-  // Gloo's is left with its last work. NCCL's would wait for ranks that are lost.
+  // Gloo's group ends with its last work. NCCL's shutdown would wait for lost ranks, so a failed group aborts it.
   if (nccl != nullptr) handle->group().health().ok() ? nccl->shutdown() : nccl->abort();
 }
 
@@ -184,7 +184,7 @@ void HeadwayBackend::deliver(GroupHandle& handle) {
     for (;;) {
       auto status = group.deliver(kSignalSlice);
       if (status.ok()) return;
-      // Operations that run out of their own time fail the group.
+      // An operation that runs out of its own time fails the group.
       if (status.code() != comm::StatusCode::kTimeout || !group.health().ok()) {
         throw comm::OperationError(std::move(status));
       }
@@ -216,7 +216,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::hand_out(c10::intrusive_ptr<c10d:
 }
 
 WorkTitle HeadwayBackend::title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout) {
-  // c10d writes -1 for "not given"; some callers give 0 for the same.
+  // c10d uses -1 for "not given"; some callers use 0.
   auto const own = timeout.count() > 0 ? timeout : timeout_.load();
   return {type, name, sequence_number_++, std::min<std::chrono::milliseconds>(own, comm::kLongestTimeout)};
 }

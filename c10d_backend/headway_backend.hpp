@@ -21,8 +21,8 @@
 
 namespace headway::c10d_backend {
 
-/// Makes the backend that reduces tensors of one device type for a headway group. `address`: numeric, of this host, by
-/// which the ranks reach each other.
+/// Creates the backend that reduces tensors of one device type for a headway group. `address`: numeric address of this
+/// host by which the ranks reach each other.
 using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Store> store, int rank,
                                                                        int size, std::chrono::milliseconds timeout,
                                                                        std::string device, std::string address)>;
@@ -30,7 +30,7 @@ using ReducerFactory = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intr
 class HeadwayBackend;
 class ReductionTensors;
 
-/// What HeadwayBackend::shrink_to_survivors() returns; see comm::ShrunkGroup.
+/// Result of HeadwayBackend::shrink_to_survivors(); see comm::ShrunkGroup.
 struct ShrunkBackend {
   c10::intrusive_ptr<HeadwayBackend> backend;
   std::vector<int> ranks;
@@ -38,52 +38,53 @@ struct ShrunkBackend {
   std::uint64_t collectives = 0;
 };
 
-/// torch.distributed's backend on top of a comm::Group: moves bytes itself, and delegates reductions.
+/// The headway backend of torch.distributed on top of a comm::Group. It moves data itself and delegates reductions.
 ///
-/// Thread-safe. Overrides keep PyTorch's names, and its rules: a collective is started in the same order by all ranks.
+/// Thread-safe. Overrides keep PyTorch's names and rules: all ranks start collectives in the same order.
 class HeadwayBackend final : public c10d::Backend {
  public:
-  /// Connects all ranks through `store`; blocks until they are there.
+  /// Connects all ranks through `store`. Blocks until all are connected.
   HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<HeadwayOptions> options,
                  ReducerFactory make_reducer);
-  /// Takes over a group that is connected. `store`: for its reducers.
+  /// Takes over a connected group. `store` serves its reducers.
   HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::unique_ptr<comm::Group> group,
                  c10::intrusive_ptr<HeadwayOptions> options, ReducerFactory make_reducer);
   ~HeadwayBackend() override;
 
-  // What this backend is (headway_backend.cpp).
+  // Properties and settings (headway_backend.cpp).
   std::string const getBackendName() const override { return "headway"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }
   c10d::ErrorType getError() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void setSequenceNumberForGroup() override {}  // Starts at 0 on every rank: nothing to agree on.
+  void setSequenceNumberForGroup() override {}  // Starts at 0 on every rank, so there is nothing to agree on.
   std::uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
-  void enableCollectivesTiming() override {}  // Works always know their duration.
+  void enableCollectivesTiming() override {}  // Works always record their duration.
 
-  // Its life.
+  // Life cycle.
   c10::intrusive_ptr<Backend> split(c10::intrusive_ptr<c10d::Store> const& store, std::vector<int> const& ranks,
                                     c10::intrusive_ptr<Options> const& options) override;
   c10::intrusive_ptr<Backend> merge(c10::intrusive_ptr<c10d::Store> const& store,
                                     c10::intrusive_ptr<Options> const& options, int const& rank,
                                     int const& size) override;
-  // (headway_shrink.cpp)
+  // Shrinking (headway_shrink.cpp).
   bool supportsShrinking() const override { return true; }
-  /// Leaves out exactly these ranks. @throws c10::DistBackendError if others turn out to be lost too.
+  /// Excludes exactly these ranks. @throws c10::DistBackendError if more ranks turn out to be lost.
   c10::intrusive_ptr<Backend> shrink(std::vector<std::int64_t> const& ranks_to_exclude, int shrink_flags,
                                      c10::intrusive_ptr<Options> const& opts_override) override;
-  /// Makes a backend of the ranks that are left; this one has failed afterwards.
+  /// Creates a backend of the surviving ranks. This one has failed afterwards.
   ShrunkBackend shrink_to_survivors(std::vector<int> const& ranks_to_exclude, std::chrono::milliseconds timeout);
   void abort() override;
-  /// Waits until peers have taken what this rank has started to send, and leaves the group. Works that are still held
-  /// go on; the peers learn at once that this rank starts no more. @throws c10::DistBackendError if a peer does not
-  /// take its message within the operation's timeout, or is lost; the group is left all the same.
+  /// Waits until peers have taken what this rank has started to send, then leaves the group. Works that are still held
+  /// continue; peers learn at once that this rank starts no more.
+  /// @throws c10::DistBackendError if a peer does not take its message within the operation's timeout, or is lost. The
+  /// group is left in any case.
   void shutdown() override;
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
-  // Movement (headway_movement.cpp).
+  // Data movement (headway_movement.cpp).
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            c10d::BroadcastOptions const& options) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
@@ -112,7 +113,7 @@ class HeadwayBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(c10d::BarrierOptions const& options) override;
 
-  /// alltoall_base() on one of the group's channels, which c10d has no word for.
+  /// alltoall_base() on one of the group's channels, for which c10d has no parameter.
   c10::intrusive_ptr<c10d::Work> all_to_all_single(at::Tensor const& output, at::Tensor const& input,
                                                    std::vector<std::int64_t> const& output_splits,
                                                    std::vector<std::int64_t> const& input_splits, int channel,
@@ -144,15 +145,15 @@ class HeadwayBackend final : public c10d::Backend {
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
   [[nodiscard]] c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
-  /// Without a channel: of all.
+  /// Sets the bound of `channel`, or of all channels if none is given.
   void set_max_lag(int max_lag, std::optional<int> channel);
   int max_lag(int channel);
   int recommended_max_lag(int channel);
 
  private:
   WorkTitle title(c10d::OpType type, char const* name, std::chrono::milliseconds timeout);
-  /// Starts operations as one work that owns `tensors`, with a comm::Group or, where the tensors are on a CUDA device,
-  /// a DeviceMover; `inputs` are for profilers.
+  /// Starts operations as one work that owns `tensors`. `start` gets a comm::Group, or a DeviceMover for CUDA tensors.
+  /// `inputs` are for profilers.
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> launch(WorkTitle const& title, WorkTensors tensors,
                                         std::vector<at::Tensor> const& inputs, Start&& start);
@@ -165,37 +166,39 @@ class HeadwayBackend final : public c10d::Backend {
   template <typename ReduceOptions>
   using ReduceMethod = c10::intrusive_ptr<c10d::Work> (c10d::Backend::*)(std::vector<at::Tensor>&,
                                                                          ReduceOptions const&);
-  enum class Role { kReceiver, kContributor };  ///< Whether the result is to reach this rank's tensors.
+  enum class Role { kReceiver, kContributor };  ///< Whether this rank's tensors receive the result.
   /// Starts `method` of the reducer on `tensors`.
   template <typename ReduceOptions>
   c10::intrusive_ptr<c10d::Work> reduce_in_place(c10d::OpType type, char const* name,
                                                  std::vector<at::Tensor> const& tensors, ReduceOptions options,
                                                  ReduceMethod<ReduceOptions> method, Role role = Role::kReceiver);
-  /// reduce_scatter as an all_reduce of `buffers`, of which `reduction` delivers this rank's parts to `outputs`.
+  /// Does reduce_scatter as an all_reduce of `buffers`; `reduction` then copies this rank's parts to `outputs`.
   c10::intrusive_ptr<c10d::Work> reduce_and_keep_part(WorkTitle const& title, std::vector<at::Tensor> const& inputs,
                                                       std::vector<at::Tensor> const& outputs,
                                                       ReductionTensors const& reduction,
                                                       std::vector<at::Tensor> buffers);
+  /// Waits until peers have taken all messages of the group. Checks for Ctrl-C.
   void deliver(GroupHandle& handle);
+  /// The reducer for a device type, created at the first call.
   std::shared_ptr<Reducer> reducer_for(at::Device device);
-  /// For calls without the lock.
+  /// Copies the list, for calls without the lock.
   std::vector<std::shared_ptr<Reducer>> all_reducers() const;
-  /// Copies the options under the lock: setTimeout() changes them.
+  /// Copies the options under the lock, because setTimeout() changes them.
   c10::intrusive_ptr<HeadwayOptions> copy_options() const;
-  /// Hands out `work`, and notes it if this thread is between startCoalescing() and endCoalescing().
+  /// Returns `work`, and records it if this thread is between startCoalescing() and endCoalescing().
   c10::intrusive_ptr<c10d::Work> hand_out(c10::intrusive_ptr<c10d::Work> work);
   c10::intrusive_ptr<Backend> make_sibling(c10::intrusive_ptr<c10d::Store> const& store, int rank, int size,
                                            c10::intrusive_ptr<Options> const& options);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<HeadwayOptions> options_;  ///< `timeout` is guarded by mutex_; the rest stays as it is.
+  c10::intrusive_ptr<HeadwayOptions> options_;  ///< mutex_ guards `timeout`. The rest never changes.
   ReducerFactory make_reducer_;
-  std::string own_address_;     ///< comm::Group::own_address().
-  std::string reducer_prefix_;  ///< Of the reducers' keys in the store, which may hold those of earlier groups.
+  std::string own_address_;     ///< Value of comm::Group::own_address().
+  std::string reducer_prefix_;  ///< Prefix of the reducers' keys: the store may hold those of earlier groups.
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_number_ = 0;
 
-  mutable std::mutex mutex_;             ///< Guards what follows; never held during a call of the group or a reducer.
+  mutable std::mutex mutex_;  ///< Guards the members below. Never held during a call of the group or a reducer.
   std::shared_ptr<GroupHandle> handle_;  ///< Null after shutdown().
   std::map<c10::DeviceType, std::shared_ptr<Reducer>> reducers_;
   std::map<std::thread::id, std::vector<c10::intrusive_ptr<c10d::Work>>> coalescing_;

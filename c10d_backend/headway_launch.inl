@@ -1,4 +1,5 @@
-// Included by headway_backend.hpp: templates, so that starting an operation costs no allocation for its starter.
+// Templates of headway_backend.hpp. `start` is a template parameter, so that starting an operation needs no allocation
+// for it.
 
 #include "device_mover.hpp"
 #include "device_work.hpp"

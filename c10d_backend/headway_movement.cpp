@@ -1,4 +1,4 @@
-// Collectives that only move data: each names its blocks and starts one operation of the group.
+// Collectives that only move data. Each one lists its blocks and starts one operation of the group.
 
 #include "headway_backend.hpp"
 #include "memory_overlap.hpp"
@@ -10,7 +10,7 @@ namespace headway::c10d_backend {
 namespace {
 
 using c10d::OpType;
-/// Blocks of one operation by rank.
+/// Blocks of one operation, by rank.
 using Sources = c10::SmallVector<std::span<std::byte const>, 16>;
 using Destinations = c10::SmallVector<std::span<std::byte>, 16>;
 
@@ -33,14 +33,14 @@ void expects_same_type(at::Tensor const& tensor, std::vector<at::Tensor> const& 
   for (auto const& each : list) expects_same_type(tensor, each, what);
 }
 
-/// The part of `bytes` that `rows` rows of `tensor` take, from row `first` on.
+/// Bytes of `rows` rows of `tensor`, starting with row `first`.
 template <typename Byte>
 std::span<Byte> rows_of(std::span<Byte> bytes, at::Tensor const& tensor, std::int64_t first, std::int64_t rows) {
   auto const row_bytes = tensor.size(0) == 0 ? 0 : bytes.size() / static_cast<std::size_t>(tensor.size(0));
   return bytes.subspan(static_cast<std::size_t>(first) * row_bytes, static_cast<std::size_t>(rows) * row_bytes);
 }
 
-/// Cuts `bytes` of `tensor` along its first dimension; equal parts where `splits` is empty.
+/// Cuts `bytes` of `tensor` along its first dimension; into equal parts if `splits` is empty.
 template <typename Byte>
 c10::SmallVector<std::span<Byte>, 16> cut(std::span<Byte> bytes, at::Tensor const& tensor,
                                           std::vector<std::int64_t> const& splits, int size) {
@@ -50,7 +50,7 @@ c10::SmallVector<std::span<Byte>, 16> cut(std::span<Byte> bytes, at::Tensor cons
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank) {
     std::int64_t const rows = splits.empty() ? tensor.size(0) / size : splits[rank];
     TORCH_CHECK_VALUE(rows >= 0, "headway: the split for rank ", rank, " is negative: ", rows);
-    // The sum that checkSplitSizes() compares can overflow.
+    // The sum that checkSplitSizes() compares can overflow, so each split is checked too.
     TORCH_CHECK_VALUE(rows <= tensor.size(0) - first, "headway: the split for rank ", rank, " is ", rows, ", and only ",
                       tensor.size(0) - first, " of ", tensor.size(0), " rows are left");
     blocks.push_back(rows_of(bytes, tensor, first, rows));
@@ -59,7 +59,7 @@ c10::SmallVector<std::span<Byte>, 16> cut(std::span<Byte> bytes, at::Tensor cons
   return blocks;
 }
 
-/// `size` equal parts of a tensor of any shape, in memory order.
+/// Cuts a tensor of any shape into `size` equal parts, in memory order.
 Destinations cut_evenly(std::span<std::byte> bytes, int size) {
   Destinations blocks;
   auto const block_bytes = bytes.size() / static_cast<std::size_t>(size);
@@ -81,7 +81,7 @@ Destinations destinations_of(WorkTensors& tensors, std::vector<at::Tensor> const
   return blocks;
 }
 
-/// Refuses an exchange in which a block that is received shares memory with another block.
+/// Throws if a received block of an exchange shares memory with another block.
 void expects_disjoint_exchange(std::string_view verb, Sources const& sends, Destinations const& receives,
                                int own_rank) {
   BlockMap blocks;
@@ -94,7 +94,7 @@ void expects_disjoint_exchange(std::string_view verb, Sources const& sends, Dest
   blocks.expect_disjoint(verb);
 }
 
-/// Refuses gathering where what a rank gives lies in other ranks' parts of an output, or where outputs share memory.
+/// Throws if the input of a gather overlaps other ranks' parts of an output, or if outputs overlap.
 void expects_disjoint_gathering(std::string_view verb, Sources const& sends, std::span<Destinations const> receives,
                                 int own_rank) {
   BlockMap blocks;
@@ -107,7 +107,7 @@ void expects_disjoint_gathering(std::string_view verb, Sources const& sends, std
   blocks.expect_disjoint(verb);
 }
 
-/// Refuses scattering where the output lies in what other ranks get.
+/// Throws if the output of a scatter overlaps blocks for other ranks.
 void expects_disjoint_scattering(std::string_view verb, Sources const& sends, std::span<std::byte const> output,
                                  int own_rank) {
   BlockMap blocks;
@@ -203,7 +203,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::broadcast(std::vector<at::Tensor>
   auto& tensor = only(list, "broadcast");
   int const root = static_cast<int>(options.rootRank);
   WorkTensors tensors;
-  // The root's block is only read, so a stand-in for it needs no write-back.
+  // The root's block is only read, so its stand-in needs no write-back.
   auto const plain = root == getRank() ? tensors.plain_source(tensor) : tensors.plain_destination(tensor);
   std::span const block(static_cast<std::byte*>(plain.data_ptr()), plain.nbytes());
   tensors.results = {tensor};

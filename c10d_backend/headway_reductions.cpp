@@ -1,4 +1,4 @@
-// Collectives that reduce: another backend does the arithmetic (Gloo on CPU, NCCL on CUDA).
+// Collectives that reduce. Another backend does the arithmetic: Gloo on CPU, NCCL on CUDA.
 
 #include "coalesced_work.hpp"
 #include "headway_backend.hpp"
@@ -21,7 +21,8 @@ std::vector<at::Tensor> together(std::vector<at::Tensor> tensors, std::vector<at
   return tensors;
 }
 
-/// Notes the memory of a reduce_scatter in which NCCL reads `part(r)` of the input for rank r, and writes `output`.
+/// Adds the memory of a reduce_scatter by NCCL to `blocks`: `part(r)` of the input is read for rank r, `output` is
+/// written.
 template <typename Part>
 void note_parts(BlockMap& blocks, at::Tensor const& output, int own_rank, int size, Part&& part) {
   blocks.write(bytes_of(output));
@@ -57,8 +58,8 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::delegate(WorkTitle const& title, 
     return translate_delegate_errors(verb, [&] { return call(reducer); });
   };
   if (inputs[0].is_cuda()) {
-    // NCCL goes by the current stream, which is the caller's: the call cannot wait in a queue. Making NCCL's group
-    // needs no other rank.
+    // NCCL uses the current stream, which is the caller's, so the call must not wait in a queue. Creating NCCL's group
+    // involves no other rank.
     auto const reducer = reducer_for(inputs[0].device())->backend(title.timeout);
     TORCH_CHECK_WITH(DistBackendError, reducer, "headway: NCCL could not be made within ", title.timeout.count(),
                      " ms for ", title.verb());
@@ -113,7 +114,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::allreduce_coalesced(std::vector<a
 
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::reduce(std::vector<at::Tensor>& tensors,
                                                       c10d::ReduceOptions const& options) {
-  // Gloo leaves partial results in the tensors of all ranks.
+  // Gloo leaves partial results in the tensors of all ranks, so ranks that get no result reduce a copy.
   auto const role = options.rootRank == getRank() ? Role::kReceiver : Role::kContributor;
   return reduce_in_place(OpType::REDUCE, "headway:reduce", tensors, options, &Backend::reduce, role);
 }

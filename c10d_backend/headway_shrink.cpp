@@ -1,4 +1,4 @@
-// Going on after a failure.
+// Shrinking a failed group to its surviving ranks.
 
 #include "errors.hpp"
 #include "headway_backend.hpp"
@@ -23,13 +23,13 @@ namespace headway::c10d_backend {
 
 namespace {
 
-/// Frees the list that getaddrinfo() made.
+/// Frees the list of getaddrinfo().
 struct FreeAddresses {
   void operator()(addrinfo* list) const noexcept { freeaddrinfo(list); }
 };
 
-/// A socket that listens on a numeric address, on a port that is free, and that port. TCPStore would listen on all
-/// addresses of the host, and it asks nobody who he is.
+/// Listens on a numeric address and a free port.
+/// @returns the socket and the port. TCPStore itself would listen on all addresses of the host, without authentication.
 std::pair<int, std::uint16_t> listen_on(std::string const& address) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
@@ -47,17 +47,17 @@ std::pair<int, std::uint16_t> listen_on(std::string const& address) {
     ::close(socket);
     throw comm::SystemError("listen", error, address);
   }
-  // The port lies at the same place in both families.
+  // The port has the same offset in both families.
   return {socket, ntohs(reinterpret_cast<sockaddr_in const*>(&bound)->sin_port)};
 }
 
-/// Address at which rank 0 runs the store.
+/// Address of the store on rank 0.
 struct StoreAddress {
   std::array<char, INET6_ADDRSTRLEN> host{};
   std::uint16_t port = 0;
 };
 
-/// A store of the group's own, on its rank 0: the one by which the old group was made may have gone with a rank.
+/// Creates a store on rank 0 of the new group. The store of the old group may have ended with a rank.
 c10::intrusive_ptr<c10d::Store> make_store(comm::Group& group) {
   c10d::TCPStoreOptions options;
   options.isServer = group.rank() == 0;
@@ -67,7 +67,7 @@ c10::intrusive_ptr<c10d::Store> make_store(comm::Group& group) {
   if (options.isServer) {
     auto const address = group.own_address();
     auto const [socket, port] = listen_on(address);
-    options.masterListenFd = socket;  // The store's from here on.
+    options.masterListenFd = socket;  // Owned by the store from here on.
     options.port = where.port = port;
     address.copy(where.host.data(), where.host.size() - 1);
     store = c10::make_intrusive<c10d::TCPStore>(address, options);
@@ -99,7 +99,7 @@ ShrunkBackend HeadwayBackend::shrink_to_survivors(std::vector<int> const& ranks_
               .all_to_alls = std::move(shrunk.all_to_alls),
               .collectives = shrunk.collectives};
   });
-  abort();  // What the reducers of the old group have pending would keep it until its timeout.
+  abort();  // Pending reductions would keep the old group alive until its timeout.
   return result;
 }
 

@@ -11,7 +11,7 @@ namespace headway::c10d_backend {
 
 namespace {
 
-/// How long getFuture() polls before it leaves the work to other threads, whose waking takes about so long.
+/// Time for which getFuture() polls before other threads take over; waking one takes about as long.
 constexpr std::chrono::microseconds kFuturePollTime{20};
 
 comm::Status first_failure(std::vector<comm::OperationPtr> const& operations) {
@@ -34,7 +34,7 @@ HeadwayWork::HeadwayWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& t
 HeadwayWork::~HeadwayWork() {
   if (is_complete_ || handle_->is_inherited()) return;
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  if (all_done()) {  // As after the group's end: no thread needs to run for it.
+  if (all_done()) {  // Done, for instance after the group's end: no other thread is needed.
     if (first_failure(operations_).ok()) static_cast<void>(write_back());
     return;
   }
@@ -131,9 +131,9 @@ void HeadwayWork::wait_for(comm::Operation& operation, comm::Deadline caller_dea
 
 void HeadwayWork::complete() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::shared_ptr<GroupHandle>
-      handle;            // Let go after the lock: it may be the last one, and leaving a group takes time.
-  WorkTensors released;  // Freed after the lock too, since Python may own tensors.
+  // Released after the lock: it may be the last reference, and leaving a group takes time.
+  std::shared_ptr<GroupHandle> handle;
+  WorkTensors released;  // Freed after the lock too, because Python may own tensors.
   c10::IValue value;
   std::exception_ptr error;
   if (auto const status = first_failure(operations_); !status.ok()) {
@@ -152,7 +152,7 @@ void HeadwayWork::complete() {
     handle = std::move(handle_);
     released = tensors_.release();
   }
-  // Without the lock: callbacks of the future run here and may ask this work anything.
+  // Without the lock: callbacks of the future run here and may use this work.
   if (!future) return;
   if (error) {
     future->setErrorIfNeeded(error);
@@ -189,7 +189,7 @@ c10::intrusive_ptr<c10::ivalue::Future> HeadwayWork::getFuture() {
     }
     future_ = future;
     if (is_complete_) return future;
-    handle = handle_;  // Another thread may complete this work from now on, and let go of the group.
+    handle = handle_;  // From now on another thread may complete this work and release the group.
   }
   auto const self = c10::intrusive_ptr<HeadwayWork>::reclaim_copy(this);
   ReleasedGil const released;
@@ -210,7 +210,7 @@ void HeadwayWork::withdraw_future(std::exception_ptr const& error) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard const lock(completion_mutex_);
-    if (is_complete_) return;  // By a caller of wait(): the future has its value.
+    if (is_complete_) return;  // A caller of wait() has completed the future.
     future = std::exchange(future_, nullptr);
   }
   if (future) future->setErrorIfNeeded(error);  // Another thread may have got it meanwhile.

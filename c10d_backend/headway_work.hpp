@@ -13,15 +13,15 @@
 
 namespace headway::c10d_backend {
 
-/// One call of a collective: one or more operations of the group, complete when all of them are.
+/// Work of one collective call: one or more operations of the group, complete when all of them are.
 ///
-/// Locks: completion_mutex_ comes before those of the base class; neither is held while the group is called.
+/// Lock order: completion_mutex_ before those of the base class. Neither is held during a call of the group.
 class HeadwayWork final : public c10d::Work {
  public:
-  /// `inputs` are what a profiler shows.
+  /// `inputs` are for profilers.
   HeadwayWork(std::shared_ptr<GroupHandle> handle, WorkTitle const& title, int rank, WorkTensors tensors,
               std::vector<comm::OperationPtr> operations, std::vector<at::Tensor> const& inputs);
-  /// An operation that is still pending goes on, and its tensors live until it is done.
+  /// A pending operation continues, and its tensors live until it is done.
   ~HeadwayWork() override;
 
   bool isCompleted() override;
@@ -29,8 +29,8 @@ class HeadwayWork final : public c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  /// Waits for all operations. The first error is kept and thrown, now and by later calls. When `timeout` passes first
-  /// this throws, and the operations go on; when the work's own timeout passes, the group fails.
+  /// Waits for all operations. The first error is stored and thrown by this and later calls. If `timeout` passes first,
+  /// this throws and the operations continue. If the work's own timeout passes, the group fails.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -39,14 +39,16 @@ class HeadwayWork final : public c10d::Work {
 
  private:
   [[nodiscard]] bool all_done() const;
+  /// Waits for one operation in slices of kSignalSlice. Throws at `caller_deadline`.
   void wait_for(comm::Operation& operation, comm::Deadline caller_deadline);
   /// Null once complete: a work that a user keeps must not keep the group.
   [[nodiscard]] std::shared_ptr<GroupHandle> handle();
-  /// Writes results back and settles the error, the future and the profiler's record; does so once. All are done.
+  /// Writes results back and settles the error, the future and the profiler's record, once. All operations must be
+  /// done.
   void complete();
-  /// @returns the error of the write-back, or null. Not for several threads at a time.
+  /// Copies temporaries to the outputs. @returns the error, or null. Not thread-safe.
   std::exception_ptr write_back();
-  /// Nothing will complete the future that getFuture() made: the next call makes a new one.
+  /// Removes the future that getFuture() made, because nothing will complete it. The next call makes a new one.
   void withdraw_future(std::exception_ptr const& error);
 
   WorkTitle title_;
@@ -54,7 +56,7 @@ class HeadwayWork final : public c10d::Work {
   comm::Deadline started_ = comm::Clock::now();
   comm::Deadline completed_at_{};
 
-  std::mutex completion_mutex_;  ///< Guards what follows.
+  std::mutex completion_mutex_;  ///< Guards the members below.
   std::shared_ptr<GroupHandle> handle_;
   std::atomic<bool> is_complete_ = false;
   WorkTensors tensors_;

@@ -1,11 +1,11 @@
 // Lazily conjugated and negated tensors in the operators of torch.distributed.
 //
-// Torch resolves such tensors before an operator sees them: it passes a copy, and copies the result back if the
-// operator's schema says that it writes to its argument. The schemas of c10d's operators do not say so, and the results
+// Problem: before an operator runs, torch replaces such a tensor by a resolved copy. It copies the result back only if
+// the operator's schema says that the argument is written. The schemas of c10d's operators do not say so, so results
 // stay in the copies. Example: `x.conj().imag` is a negated view; a broadcast to it fills a copy of it.
 //
-// Headway's backend knows lazy tensors, so its operators get the tensors themselves. For all other backends the tensors
-// are resolved as torch does it.
+// Idea: Headway's backend handles lazy tensors itself, so its operators get the tensors unchanged. For all other
+// backends the tensors are resolved as torch does it.
 
 #include "headway_backend.hpp"
 #include "torch_headers.hpp"

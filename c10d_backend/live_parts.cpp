@@ -1,3 +1,24 @@
+// Orderly end of threads before the Python interpreter ends.
+//
+// Problem: CPython (before 3.14) ends a thread that takes the interpreter lock during exit by unwinding its stack. An
+// unwinding that meets a noexcept frame calls std::terminate().
+//
+// Idea: every object with such a thread registers as a LivePart. Python's exit handler calls end_live_parts(), which
+// delivers messages, tells all parts to leave, and waits for their threads, each step in the order kGroup, kReducer,
+// kCallbacks. A terminate handler catches threads that are still running: they sleep for ever.
+//
+// Example: a group has a pending all_reduce. deliver() sends the group's messages. leave() ends the group, so its
+// operations complete with an error; the reducer drops its backend in a thread. end() then waits for the reducer's
+// threads, and last for the completion thread, which runs the callbacks of both.
+//
+// Invariants:
+// - After the registry has ended, add_live_part() throws, so no new part can appear.
+// - Entries are weak: registration keeps no part alive. Objects that must outlive their threads go to keep_forever().
+// - The mutex is held during fork(), so a child can exit even if another thread was in here.
+// - The terminate handler is set when the registry is made, long before the exit.
+// Complexity: O(parts); dead entries are purged when their number doubles.
+// Source: CPython's C API documentation, section on runtime finalization.
+
 #include "live_parts.hpp"
 
 #include <headway/comm/status.hpp>
@@ -24,11 +45,11 @@ struct Entry {
   pid_t owner;
 };
 
-/// State of the process, as the interpreter is: it ends once. Never destroyed, since threads may outlive main().
+/// State of the process, like the interpreter's: it ends once. Never destroyed, because threads may outlive main().
 struct Registry {
   std::mutex mutex;
   std::vector<Entry> entries;
-  std::size_t purge_size = 64;  ///< Entries of dead parts are dropped when there are so many.
+  std::size_t purge_size = 64;  ///< Expired entries are dropped when there are this many entries.
   std::vector<std::shared_ptr<void>> kept;
   bool has_ended = false;
 };
@@ -39,8 +60,8 @@ std::terminate_handler terminate_before = nullptr;
 std::thread::id exiting_thread;
 std::atomic<bool> is_exiting = false;  ///< Set after `exiting_thread`.
 
-/// A thread that CPython unwinds during its exit reached a frame that is noexcept: it stops, as threads do from CPython
-/// 3.14 on.
+/// Terminate handler. A thread that CPython unwinds during exit has reached a noexcept frame: it stops, as all such
+/// threads do from CPython 3.14 on.
 [[noreturn]] void stop_instead_of_terminating() {
   if (is_exiting.load() && std::this_thread::get_id() != exiting_thread) {
     for (;;) pause();
@@ -50,10 +71,10 @@ std::atomic<bool> is_exiting = false;  ///< Set after `exiting_thread`.
 }
 
 Registry* make_registry() {
-  // Long before the exit: an exception keeps the handler that was set when it was thrown, and a daemon thread may still
-  // be handling one of before.
+  // Set now, long before the exit: an exception keeps the handler that was set when it was thrown, and a daemon thread
+  // may be handling an older one.
   terminate_before = std::set_terminate(stop_instead_of_terminating);
-  // A child that is forked while another thread holds the mutex must be able to exit.
+  // A child forked while another thread holds the mutex must be able to exit.
   pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { registry().mutex.unlock(); });
   return new Registry;
 }
@@ -63,6 +84,7 @@ Registry& registry() {
   return *instance;
 }
 
+/// Empties the registry for good. @returns this process's parts that still live, in the order in which they end.
 std::vector<std::shared_ptr<LivePart>> take_own_parts() {
   std::lock_guard const lock(registry().mutex);
   registry().has_ended = true;
@@ -75,7 +97,7 @@ std::vector<std::shared_ptr<LivePart>> take_own_parts() {
   return parts;
 }
 
-// An error of one part must not keep the others from ending.
+// Visits all parts. An error of one part must not keep the others from ending.
 template <typename Visit>
 void for_each_part(std::vector<std::shared_ptr<LivePart>> const& parts, Visit visit) {
   for (auto const& part : parts) {

@@ -6,14 +6,14 @@
 
 namespace headway::c10d_backend {
 
-/// Something with a thread that may free what Python owns: it must end before the interpreter does.
+/// An object with a thread that may free what Python owns. It must end before the interpreter does.
 ///
-/// A thread that reaches for the interpreter lock after that is unwound by CPython (before 3.14), through frames that
-/// are noexcept: the process would abort.
+/// After that, CPython (before 3.14) unwinds a thread that takes the interpreter lock. If it unwinds through a noexcept
+/// frame, the process aborts.
 class LivePart {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
-  /// Parts end in this order, since a part makes work for those behind it.
+  /// Parts end in this order, because a part creates work for those behind it.
   enum class Order { kGroup, kReducer, kCallbacks };
 
   LivePart() = default;
@@ -22,25 +22,25 @@ class LivePart {
   virtual ~LivePart() = default;
 
   [[nodiscard]] virtual Order order() const = 0;
-  /// Delivers what was started and may be delivered. @returns what was not by `deadline`; empty if all was.
+  /// Delivers started messages. @returns a description of those not delivered by `deadline`; empty if all were.
   virtual std::string deliver(Deadline /*deadline*/) { return {}; }
-  /// Begins to end; does not block.
+  /// Starts to end, without blocking.
   virtual void leave() {}
   /// @returns whether its threads have ended by `deadline`, or will touch nothing that Python owns.
   [[nodiscard]] virtual bool end(Deadline deadline) = 0;
 };
 
-/// Notes that `part` is to end with the program. Of a forked child's parts only those that it made itself end.
-/// @throws comm::UsageError once the program ends.
+/// Registers `part` to end with the program. A forked child ends only the parts that it registered itself.
+/// @throws comm::UsageError once the program is ending.
 void add_live_part(std::shared_ptr<LivePart> const& part);
 
-/// Ends all parts, for an exit handler of Python that has let go of the interpreter lock.
-/// @param delivery_time for messages that peers have not taken yet; all groups together.
-/// @param end_time for threads. A thread that has not ended then stays; if CPython ends it later, it stops for good
-/// where the process would have aborted.
+/// Ends all parts. For an exit handler of Python that has released the interpreter lock.
+/// @param delivery_time Limit for messages that peers have not taken yet, for all groups together.
+/// @param end_time Limit for threads. A thread that has not ended then stays. If CPython unwinds it later, it stops for
+/// good instead of aborting the process.
 void end_live_parts(std::chrono::milliseconds delivery_time, std::chrono::milliseconds end_time);
 
-/// Never destroys `object`.
+/// Keeps `object` until the process ends, without destroying it.
 void keep_forever(std::shared_ptr<void> object);
 
 }  // namespace headway::c10d_backend

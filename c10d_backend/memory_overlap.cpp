@@ -1,3 +1,24 @@
+// Detects outputs that share memory with inputs or other outputs, before anything is sent.
+//
+// Idea for blocks (BlockMap): sort all blocks by address and sweep once. A written block must begin at or after the
+// furthest end of all earlier blocks. A read block must begin at or after the furthest end of the earlier written ones;
+// reads may overlap reads. If the written blocks were added in ascending order and apart from all reads, nothing is
+// sorted.
+//
+// Example: reads [0, 8), [4, 12) and [30, 34), write [12, 20). The sweep accepts the first two reads, the write,
+// because 12 >= 12, and the last read, because 30 >= 20. A write of [10, 18) would be refused: it begins before 12.
+//
+// Idea for strided tensors (expects_disjoint_outputs): tensors whose address ranges overlap form a cluster. One bool
+// per element of the cluster's range is marked through each tensor's own strides. An element that is marked twice is
+// shared.
+// Example: two columns of a row-major matrix have overlapping ranges but no common element, so they pass.
+//
+// Invariants: one tensor overlaps itself if a stride is 0, or, where strides are not nested, if it marks fewer places
+// than it has elements. Elements of different sizes or alignment in one cluster count as shared.
+// Complexity: blocks O(1) in the common case, else O(n log n). Tensors: O(n log n), plus O(elements of the range) per
+// cluster of two or more.
+// Source: sweep over interval end points; at::has_internal_overlap() for strides of 0.
+
 #include "memory_overlap.hpp"
 
 #include <ATen/MemoryOverlap.h>
@@ -11,11 +32,11 @@ namespace headway::c10d_backend {
 
 namespace {
 
-/// The bytes from a tensor's first to its last element.
+/// Range from a tensor's first to its last element.
 struct Range {
   std::byte const* begin;
   std::byte const* end;
-  std::size_t index;  ///< Of the tensor.
+  std::size_t index;  ///< Index of the tensor.
 };
 
 Range range_of(at::Tensor const& tensor, std::size_t index) {
@@ -25,7 +46,7 @@ Range range_of(at::Tensor const& tensor, std::size_t index) {
   return {begin, begin + (last + 1) * static_cast<std::int64_t>(tensor.element_size()), index};
 }
 
-/// Finds elements that tensors share: marks each in a copy of their common range.
+/// Finds elements that tensors share, by marking each element in a bool copy of their common range.
 class Marks final {
  public:
   Marks(Range const& whole, std::size_t element_bytes)
@@ -33,10 +54,10 @@ class Marks final {
         element_bytes_(static_cast<std::int64_t>(element_bytes)),
         marks_(at::zeros({(whole.end - whole.begin) / element_bytes_}, at::kBool)) {}
 
-  /// @returns whether no element of `tensor` had a mark.
+  /// Marks the elements of `tensor`. @returns false if one was marked before.
   bool mark(at::Tensor const& tensor) {
     auto const offset_bytes = static_cast<std::byte const*>(tensor.const_data_ptr()) - begin_;
-    // Elements that lie across those of another tensor count as shared: no program needs that.
+    // Elements that straddle those of another tensor count as shared: no program needs that.
     if (tensor.element_size() != element_bytes_ || offset_bytes % element_bytes_ != 0) return false;
     auto const view = marks_.as_strided(tensor.sizes(), tensor.strides(), offset_bytes / element_bytes_);
     if (view.any().item<bool>()) return false;
@@ -51,7 +72,7 @@ class Marks final {
   at::Tensor marks_;
 };
 
-/// Whether each step along a dimension goes beyond all that the dimensions with smaller strides reach.
+/// True if each dimension's stride exceeds the reach of all dimensions with smaller strides. Then no element is shared.
 bool has_nested_strides(at::Tensor const& tensor) {
   c10::SmallVector<std::pair<std::int64_t, std::int64_t>, 8> dims;  // Stride and size.
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -74,7 +95,7 @@ bool overlaps_itself(at::Tensor const& tensor) {
   return marks.count() != tensor.numel();
 }
 
-/// Tensors whose ranges follow on each other without a gap.
+/// Checks the tensors of one cluster, whose ranges connect without a gap and end at `end`.
 void expects_disjoint_elements(std::string_view verb, std::vector<at::Tensor> const& outputs,
                                std::span<Range const> ranges, std::byte const* end) {
   if (ranges.size() < 2) return;
@@ -103,8 +124,8 @@ void BlockMap::refuse(std::string_view verb, Block const& one, Block const& othe
 void BlockMap::compare_blocks(std::string_view verb) {
   auto const begins_before = [](Block const& left, Block const& right) { return left.begin < right.begin; };
   std::sort(blocks_.begin(), blocks_.end(), begins_before);
-  Block const* furthest = nullptr;          // Of the blocks so far, the one that ends last.
-  Block const* furthest_written = nullptr;  // The same, of those that are written.
+  Block const* furthest = nullptr;          // Block with the furthest end so far.
+  Block const* furthest_written = nullptr;  // Same, among written blocks.
   for (auto const& block : blocks_) {
     auto const* const before = block.is_written ? furthest : furthest_written;
     if (before != nullptr && before->end > block.begin) refuse(verb, *before, block);

@@ -13,32 +13,33 @@
 
 namespace headway::c10d_backend {
 
-/// Memory that one call reads and writes, block by block. Peers write to it in any order, and read from it late: a
-/// result would depend on the size of the blocks if some were both.
+/// Memory blocks that one call reads and writes. Peers write them in any order and read them late. If a block were both
+/// read and written, the result would depend on block sizes and timing. The algorithm is explained in
+/// memory_overlap.cpp.
 class BlockMap final {
  public:
-  static constexpr int kNoRank = -1;  ///< The call has one such block, not one for each rank.
+  static constexpr int kNoRank = -1;  ///< For calls with one such block instead of one per rank.
 
-  /// `rank`: for which the block is.
+  /// Adds a block that is sent to `rank`.
   void read(std::span<std::byte const> block, int rank = kNoRank) {
     if (block.empty()) return;
     reads_.include(block);
     blocks_.push_back({block.data(), block.data() + block.size(), rank, /*is_written=*/false});
   }
-  /// `rank`: from which the block comes.
+  /// Adds a block that is received from `rank`.
   void write(std::span<std::byte const> block, int rank = kNoRank) {
     if (block.empty()) return;
     writes_ascend_ = writes_ascend_ && (writes_.end == nullptr || writes_.end <= block.data());
     writes_.include(block);
     blocks_.push_back({block.data(), block.data() + block.size(), rank, /*is_written=*/true});
   }
-  /// A block that this rank gives to itself: it may be exactly the memory that it goes to.
+  /// Adds a block that this rank sends to itself. It may be identical to its destination.
   void read_own(std::span<std::byte const> block, std::span<std::byte const> destination, int rank = kNoRank) {
     if (block.data() != destination.data() || block.size() != destination.size()) read(block, rank);
   }
-  /// `verb`: "all_to_all". Cost: constant if the blocks that are written are in order, and apart from all that are
-  /// read.
-  /// @throws ValueError if a block that is written shares memory with another one.
+  /// Checks all blocks of `verb` ("all_to_all"). Cost: constant if written blocks are ascending and lie apart from all
+  /// read blocks; else O(n log n).
+  /// @throws ValueError if a written block shares memory with another block.
   void expect_disjoint(std::string_view verb) {
     if (!writes_ascend_ || (reads_.begin < writes_.end && writes_.begin < reads_.end)) compare_blocks(verb);
   }
@@ -50,10 +51,10 @@ class BlockMap final {
     int rank;
     bool is_written;
   };
-  /// The bytes from the first to the last of some blocks.
+  /// Range from the first to the last byte of some blocks.
   struct Extent {
     std::byte const* begin = nullptr;
-    std::byte const* end = nullptr;  ///< Null: there is no block.
+    std::byte const* end = nullptr;  ///< Null if there is no block.
 
     void include(std::span<std::byte const> block) {
       begin = end == nullptr ? block.data() : std::min(begin, block.data());
@@ -71,9 +72,9 @@ class BlockMap final {
   bool writes_ascend_ = true;
 };
 
-/// Also for strided tensors, of which the elements are compared, not the range. Several columns of a matrix share
-/// nothing. Cost: linear in the elements if ranges overlap. @throws ValueError if tensors that one call writes share
-/// memory, or one of them is expanded.
+/// Checks the outputs of one call, also strided ones: elements are compared, not ranges. For instance, several columns
+/// of a matrix share nothing. Cost: linear in the elements if ranges overlap.
+/// @throws ValueError if two outputs share memory, or if one has several elements in one place (expand()).
 void expects_disjoint_outputs(std::string_view verb, std::vector<at::Tensor> const& outputs);
 
 }  // namespace headway::c10d_backend

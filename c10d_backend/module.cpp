@@ -1,4 +1,4 @@
-// headway._C: what Python sees of the backend. See python/headway/_C.pyi for its types.
+// Python module headway._C. Its types are in python/headway/_C.pyi.
 
 #include "empty.hpp"
 #include "headway_backend.hpp"
@@ -119,7 +119,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   return options;
 }
 
-/// Options(...) that make an equal object; a secret is not shown.
+/// Expression that creates equal options, without the secret.
 std::string describe(HeadwayOptions const& options) {
   auto const& group = options.group;
   return "headway.Options(max_lag=" + (group.adapt_lag ? "'auto'" : std::to_string(group.max_lag)) +
@@ -327,7 +327,7 @@ void define_slots(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.attr("torch_version") = TORCH_VERSION;
   module.doc() = "The torch.distributed backend of Headway, in C++.";
-  // Their Python types come with torch and must be known before ours are derived from them.
+  // torch defines the base types. They must be registered before ours are derived from them.
   py::object const c10d = py::module_::import("torch._C._distributed_c10d");
   headway::c10d_backend::define_options(module, c10d.attr("Backend").attr("Options"));
   headway::c10d_backend::define_backend(module, c10d.attr("Backend"));

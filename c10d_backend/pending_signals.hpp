@@ -9,11 +9,11 @@
 
 namespace headway::c10d_backend {
 
-/// Longest wait between two looks for Ctrl-C.
+/// Longest wait between two checks for Ctrl-C.
 inline constexpr std::chrono::milliseconds kSignalSlice{200};
 
-/// Runs Python's signal handlers if this is the main thread, the only one on which Python runs them.
-/// @throws what a handler raised, KeyboardInterrupt by default.
+/// Runs Python's signal handlers on the main thread, the only one on which Python runs them.
+/// @throws the handler's exception, by default KeyboardInterrupt.
 inline void raise_pending_signals() {
   if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid() || !Py_IsInitialized()) return;
   pybind11::gil_scoped_acquire const acquired;

@@ -1,3 +1,21 @@
+// Creates the reducing backend (Gloo, NCCL) late, without blocking callers and without reordering their calls.
+//
+// Idea: the first reduction starts a thread that creates the backend. Calls that arrive meanwhile are queued with the
+// thread-local state of their caller. When the backend exists, the same thread runs the queue in order; later calls go
+// to the backend directly once the queue is empty. Calls for NCCL are not queued: their callers wait in backend().
+//
+// Example: calls A and B arrive while the backend is created. The thread starts A; C arrives and is queued behind B,
+// because the queue is not empty. After B and C the queue is empty, and D calls the backend in its own thread.
+//
+// Invariants:
+// - A call stays at the front of the queue while it is started, so a later one cannot overtake it. Ranks that call in
+//   the same order therefore start their reductions in the same order.
+// - Calls, callbacks of futures and the release of tensors run without `mutex`.
+// - If creation fails, the group is failed first, then every queued work is refused with the group's failure.
+// - At program exit the backend is destroyed in a thread of its own: the destructor of Gloo's group joins its threads.
+// Complexity: O(1) per call; one thread per reducer while the backend is created or the queue runs.
+// Source: lazy communicator creation, as ProcessGroupNCCL does it at the first collective.
+
 #include "reducer.hpp"
 
 #include "detached_thread.hpp"
@@ -15,10 +33,10 @@ namespace headway::c10d_backend {
 
 namespace {
 
-/// An error of Python has a traceback behind it.
+/// Errors of Python have a traceback after the first paragraph.
 std::string first_paragraph(std::string const& text) { return text.substr(0, text.find("\n\n")); }
 
-/// NCCL's group reads its options for each operation and has no setTimeout() of its own.
+/// Sets the timeout of a backend. NCCL's group reads its options at each operation and has no setTimeout().
 void set_timeout_of(c10d::Backend& backend, std::chrono::milliseconds timeout) {
   if (backend.getBackendName() == "nccl") {
     backend.getBackendOptions()->timeout = timeout;
@@ -41,19 +59,20 @@ struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   std::condition_variable changed;
   bool is_making = false;
   bool is_aborted = false;
-  std::optional<std::chrono::milliseconds> timeout;  ///< Set since the reducer was made, and newer than `make`'s.
+  /// Set after the reducer was created; overrides the one in `make`.
+  std::optional<std::chrono::milliseconds> timeout;
   c10::intrusive_ptr<c10d::Backend> backend;
   std::string failure;
-  std::deque<Queued> queue;  ///< Calls that came before the backend was there.
-  bool has_maker = false;    ///< A thread that makes the backend, or starts the queue.
-  bool is_ending = false;    ///< A thread ends the backend.
+  std::deque<Queued> queue;  ///< Calls that arrived before the backend existed.
+  bool has_maker = false;    ///< True while a thread creates the backend or runs the queue.
+  bool is_ending = false;    ///< True while a thread destroys the backend.
 
   void begin_making(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
   void make_backend(std::function<void(std::string const&)> const& fail_group);
   void run_queue();
   void refuse_queue(std::string const& reason);
 
-  // LivePart: the destructor of Gloo's group joins its threads, after all that is pending, perhaps until its timeout.
+  // LivePart: the destructor of Gloo's group joins its threads after all pending work, possibly only at its timeout.
   [[nodiscard]] Order order() const override { return Order::kReducer; }
   void leave() override;
   [[nodiscard]] bool end(Deadline deadline) override;
@@ -98,7 +117,7 @@ void Reducer::start_or_queue(c10::intrusive_ptr<DelegatedWork> const& work, Call
 void Reducer::State::begin_making(std::shared_ptr<State> const& self,
                                   std::function<void(std::string const&)> fail_group) {
   if (is_making) return;
-  // It may have to wait for other ranks longer than this one wants to live.
+  // Detached, because it may have to wait for other ranks after this one has ended.
   start_detached("headway_make", [self, fail_group = std::move(fail_group)] {
     self->make_backend(fail_group);
     {
@@ -107,7 +126,7 @@ void Reducer::State::begin_making(std::shared_ptr<State> const& self,
     }
     self->changed.notify_all();
   });
-  is_making = has_maker = true;  // The thread waits for the lock.
+  is_making = has_maker = true;  // The new thread waits for the lock.
 }
 
 void Reducer::State::make_backend(std::function<void(std::string const&)> const& fail_group) {
@@ -137,7 +156,7 @@ void Reducer::State::run_queue() {
   std::unique_lock lock(mutex);
   auto const reducing = backend;
   while (!queue.empty()) {
-    // It stays in the queue while it is started, so that a later call does not overtake it.
+    // The call stays in the queue while it is started, so that a later one does not overtake it.
     auto& next = queue.front();
     lock.unlock();
     try {
@@ -150,7 +169,7 @@ void Reducer::State::run_queue() {
     std::optional<Queued> started(std::move(queue.front()));
     queue.pop_front();
     lock.unlock();
-    started.reset();  // Without the lock: it owns tensors, perhaps Python's.
+    started.reset();  // Freed without the lock: it owns tensors, perhaps Python's.
     lock.lock();
   }
 }
@@ -161,7 +180,8 @@ void Reducer::State::refuse_queue(std::string const& reason) {
     std::lock_guard const lock(mutex);
     refused.swap(queue);
   }
-  for (auto& queued : refused) queued.work->refuse_for(reason);  // Without the lock: callbacks of futures run here.
+  // Without the lock, because callbacks of futures run here.
+  for (auto& queued : refused) queued.work->refuse_for(reason);
 }
 
 c10::intrusive_ptr<c10d::Backend> Reducer::backend(std::chrono::milliseconds timeout) {
@@ -203,7 +223,7 @@ void Reducer::end_with_program() {
 }
 
 void Reducer::State::leave() {
-  keep_forever(shared_from_this());  // It holds what Python owns, and the thread below may be the last to let go of it.
+  keep_forever(shared_from_this());  // It holds what Python owns, and the thread below may drop the last reference.
   auto const ending = std::make_shared<c10::intrusive_ptr<c10d::Backend>>();
   {
     std::lock_guard const lock(mutex);
@@ -222,7 +242,7 @@ void Reducer::State::leave() {
       self->changed.notify_all();
     });
   } catch (std::exception const&) {
-    keep_forever(ending);  // There can be no thread to wait in.
+    keep_forever(ending);  // No thread can be started to wait in.
   }
 }
 

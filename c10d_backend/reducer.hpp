@@ -11,40 +11,43 @@
 
 namespace headway::c10d_backend {
 
-/// Hands reductions to another backend, which is made in the background when the first one comes: many groups never
-/// reduce, and making it needs all ranks, for which the start of an operation must not wait.
+/// Passes reductions to another backend, created in the background at the first reduction. Many groups never reduce,
+/// and creating the backend involves all ranks, for which the start of an operation must not wait.
 class Reducer final {
  public:
   using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
   using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
-  /// `group`: its failure fails what is pending.
+  /// A failure of `group` fails the pending reductions.
   Reducer(Make make, std::weak_ptr<GroupHandle> group);
   Reducer(Reducer const&) = delete;
   Reducer& operator=(Reducer const&) = delete;
   ~Reducer();
 
-  /// Starts `call`, after all earlier ones, as `work`. `fail_group` gets the reason if the backend cannot be made.
-  /// @throws what `call` throws, unless the backend is still being made; c10::DistBackendError if the thread that makes
-  /// it cannot be started: the next call tries again.
+  /// Starts `call` as `work`, after all earlier calls. `fail_group` is called with the reason if the backend cannot be
+  /// created.
+  /// @throws the exception of `call`, unless the backend is still being created; c10::DistBackendError if the creating
+  /// thread cannot be started. The next call then tries again.
   void start(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
              std::function<void(std::string const&)> fail_group);
-  /// The backend, made now if it was not; null if `timeout` passes first. @throws c10::DistBackendError if that failed.
+  /// The backend, created now if needed; null if `timeout` passes first.
+  /// @throws c10::DistBackendError if creating it failed.
   c10::intrusive_ptr<c10d::Backend> backend(std::chrono::milliseconds timeout);
-  /// Changes the backend's timeout, now or as soon as the backend is made.
+  /// Changes the backend's timeout, now or as soon as it exists.
   void set_timeout(std::chrono::milliseconds timeout);
-  /// Ends the backend if there is one: its pending work fails.
+  /// Aborts the backend if it exists: its pending work fails.
   void abort();
-  /// Leaves the backend if there is one, together with the other ranks.
+  /// Leaves the backend if it exists, together with the other ranks.
   void shutdown();
   /// Ends the backend and its threads with the program.
   void end_with_program();
-  /// Leaves everything as it is, for a forked child where the backend's threads do not exist.
+  /// Leaks all state, for a forked child, in which the backend's threads do not exist.
   void leak();
 
  private:
   struct State;
 
+  /// Calls the backend if it exists and the queue is empty; else queues the call.
   void start_or_queue(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
                       std::function<void(std::string const&)> fail_group);
 

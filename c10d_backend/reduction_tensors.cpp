@@ -52,7 +52,7 @@ GlooForm expect_form(std::string_view verb, c10d::ReduceOp const& operation, at:
   return *form;
 }
 
-/// NCCL looks at memory only.
+/// Throws for lazily conjugated or negated tensors: NCCL sees the memory only.
 void expects_resolved(std::string_view verb, std::vector<at::Tensor> const& tensors) {
   for (auto const& tensor : tensors) {
     TORCH_CHECK_VALUE(!tensor.is_conj() && !tensor.is_neg(), "headway: ", verb, " on ", tensor.device(),

@@ -11,26 +11,26 @@
 
 namespace headway::c10d_backend {
 
-/// The tensors of one reduction as its delegate gets them. Gloo reads and writes plain memory: it sees neither strides
-/// nor the bits of lazily conjugated or negated tensors. Stand-ins take the place of tensors that are more than that,
-/// or of a type that Gloo has no code for. NCCL checks shapes and types itself, and gets the tensors as they are.
+/// Tensors of one reduction in the form that the delegate takes. Gloo reads and writes plain memory: it ignores strides
+/// and the bits of lazily conjugated or negated tensors. So a stand-in replaces each tensor that is not plain or has a
+/// type without code in Gloo. NCCL checks shapes and types itself and gets the tensors unchanged.
 class ReductionTensors final {
  public:
-  /// Checks all that needs no communication. `tensors`: all inputs and outputs. @throws ValueError that names type and
-  /// operation if the delegate cannot reduce them; NotImplementedError for tensors elsewhere than on a CPU or a CUDA
-  /// device.
+  /// Checks everything that needs no communication. `tensors`: all inputs and outputs.
+  /// @throws ValueError naming type and operation if the delegate cannot reduce them; NotImplementedError if a tensor
+  /// is neither on a CPU nor on a CUDA device.
   ReductionTensors(std::string_view verb, c10d::ReduceOp operation, std::vector<at::Tensor> const& tensors);
 
-  /// Memory in which `tensor` is reduced: itself or a stand-in, whose result reaches it at the end.
+  /// Memory in which `tensor` is reduced: itself, or a stand-in whose result is copied to it at the end.
   at::Tensor in_place(at::Tensor const& tensor);
-  /// One-dimensional memory with the elements of `tensors` in order, whose result goes nowhere.
+  /// One-dimensional copy of the elements of `tensors`, in order. Its result is copied nowhere.
   at::Tensor scratch(at::ArrayRef<at::Tensor> tensors);
   /// Copies `part` of a scratch tensor to `output` at the end.
   void deliver(at::Tensor const& part, at::Tensor const& output);
 
-  /// Operation to ask the delegate for.
+  /// Operation to request from the delegate.
   [[nodiscard]] c10d::ReduceOp const& operation() const { return operation_; }
-  /// None: the delegate's result is all there is. `results`: the tensors that callers get.
+  /// Copies to run after the reduction; none if there are none. `results`: tensors for the caller.
   [[nodiscard]] std::optional<FinishingTouch> touch(std::vector<at::Tensor> results) const;
 
  private:
@@ -43,7 +43,7 @@ class ReductionTensors final {
   [[nodiscard]] bool is_plain(at::Tensor const& tensor) const;
 
   c10d::ReduceOp operation_;
-  std::optional<GlooForm> form_;  ///< None: the delegate takes the tensors as they are.
+  std::optional<GlooForm> form_;  ///< None if the delegate takes the tensors unchanged.
   bool has_stand_ins_ = false;
   std::vector<Delivery> deliveries_;
 };

@@ -1,3 +1,19 @@
+// Turns the failure of a group into the failure of its pending reductions.
+//
+// Idea: a reduction depends on a delegate (Gloo) that may wait for a dead rank until its own timeout. The headway group
+// learns of the death by itself. One thread per group polls the group's health while reductions are pending,
+// and completes their works with the group's error.
+//
+// Example: ranks 0, 1 and 2 start an all_reduce, and rank 2 dies. Gloo on rank 0 waits for rank 1, which waits for rank
+// 2. The groups of ranks 0 and 1 fail; within 100 ms their watches fail both works, and wait() and futures throw "lost
+// a peer".
+//
+// Invariants:
+// - An entry belongs to its work, which releases it when it settles. So `works_` holds pending works only.
+// - Works are completed without `mutex_`, because callbacks of futures run then.
+// - The watch holds the group weakly: it never keeps a group alive.
+// Complexity: one look per 100 ms while reductions are pending; a failure costs O(pending works).
+
 #include "reduction_watch.hpp"
 
 #include "delegated_work.hpp"

@@ -15,24 +15,25 @@ namespace headway::c10d_backend {
 
 class DelegatedWork;
 
-/// Fails the pending reductions of a group once the group has failed. A delegate notices the death of a rank only where
-/// it waits for that rank; elsewhere it waits until its timeout, and somebody who waits for a future asks no group.
+/// Fails the pending reductions of a group once the group has failed. A delegate notices a dead rank only where it
+/// waits for that rank; elsewhere it waits until its timeout. And a caller that waits for a future does not ask the
+/// group.
 ///
-/// The thread starts with the first reduction, looks at the group ten times a second while any is pending, and sleeps
-/// otherwise. It is detached and keeps nothing alive but the watch.
+/// The thread starts at the first reduction. It checks the group ten times a second while a reduction is pending, and
+/// sleeps otherwise. It is detached and keeps only the watch alive. reduction_watch.cpp explains the algorithm.
 class ReductionWatch final : public LivePart, public std::enable_shared_from_this<ReductionWatch> {
  public:
-  /// A work is watched until this is released.
+  /// A work is watched until its entry is released.
   using Entry = std::shared_ptr<void>;
 
   explicit ReductionWatch(std::weak_ptr<GroupHandle> group) : group_(std::move(group)) {}
 
-  /// @throws c10::DistBackendError if the thread cannot be started.
+  /// Starts to watch `work`. @throws c10::DistBackendError if the thread cannot be started.
   [[nodiscard]] Entry enter(c10::intrusive_ptr<DelegatedWork> work);
-  /// Ends the thread, soon, and lets go of all works.
+  /// Makes the thread end soon, and releases all works.
   void close();
 
-  // LivePart: the thread holds works, and they may hold what Python owns.
+  // LivePart: the thread holds works, which may hold what Python owns.
   [[nodiscard]] Order order() const override { return Order::kReducer; }
   void leave() override { close(); }
   [[nodiscard]] bool end(Deadline deadline) override;
@@ -45,12 +46,12 @@ class ReductionWatch final : public LivePart, public std::enable_shared_from_thi
   void look();
 
   std::weak_ptr<GroupHandle> group_;
-  std::mutex mutex_;  ///< Guards what follows; not held while the group or a work is called, or freed.
+  std::mutex mutex_;  ///< Guards the members below. Not held while the group or a work is called or freed.
   std::condition_variable changed_;
   Works works_;
   std::uint64_t next_number_ = 0;
   bool has_thread_ = false;
-  bool is_idle_ = false;  ///< The thread waits for a work to watch; otherwise it looks again by itself.
+  bool is_idle_ = false;  ///< True while the thread waits for a work; otherwise it checks again by itself.
   bool is_closed_ = false;
 };
 

@@ -6,7 +6,7 @@
 
 namespace headway::c10d_backend {
 
-/// Lets other Python threads run while this exists, if the calling thread holds the interpreter lock at all.
+/// Releases the interpreter lock for its lifetime, if the calling thread holds it.
 class ReleasedGil final {
  public:
   ReleasedGil() {

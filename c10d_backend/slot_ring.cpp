@@ -1,3 +1,23 @@
+// Exchanges of CUDA tensors without a local copy: the receive slot itself is the output tensor.
+//
+// Idea: a ring of slots in device memory that peers map. take() leases the next slot and wraps it as a tensor, whose
+// deleter ends the lease. The caller may write its own block there in place; exchange() lets peers write theirs. The
+// reader uses the tensor, and freeing it returns the slot.
+//
+// Example: num_slots = 2, max_lag = 0. Exchange 0 uses slot 0, exchange 1 slot 1. Exchange 2 needs slot 0 again: take()
+// succeeds if every tensor on it was freed, and the current stream then waits for the streams that read it. If a tensor
+// is still alive (autograd may have saved it), take() throws and names operation 0.
+//
+// Invariants:
+// - The lease, not the tensor object, owns the slot: views share the storage, so the deleter runs after the last of
+//   them.
+// - A running exchange does not hold the slot's tensor. Its work refers to the lease weakly, so the exchange does not
+//   prolong the lease; the slot is free only after both.
+// - Reuse is stream-ordered: no host waits for a device when a tensor is freed.
+// - A rank never sends from memory that peers write in the same exchange (expects_disjoint).
+// Complexity: take() and the end of a lease are O(leases * streams), without allocation of device memory.
+// Source: docs/decisions/cuda_streams.md.
+
 #include "slot_ring.hpp"
 
 #include "errors.hpp"
@@ -32,7 +52,7 @@ class SlotRing::Lease final {
     if (std::ranges::find(streams_, handle) == streams_.end()) streams_.push_back(handle);
   }
 
-  /// The last tensor is gone.
+  /// Ends the lease. Called when the last tensor on the slot is freed.
   void end() noexcept {
     if (handle_->is_inherited()) return;
     try {
@@ -45,7 +65,7 @@ class SlotRing::Lease final {
   }
 
  private:
-  std::shared_ptr<GroupHandle> handle_;  ///< The slots need it to live.
+  std::shared_ptr<GroupHandle> handle_;  ///< Keeps the group alive, which the slots need.
   std::shared_ptr<comm::DeviceSlots> slots_;
   std::uint64_t number_;
   at::Device device_;
@@ -55,7 +75,8 @@ class SlotRing::Lease final {
 
 namespace {
 
-/// Refuses to send from where peers write in the same exchange. A rank's own part of a slot is its own to write.
+/// Throws if a rank sends from memory that peers write in the same exchange. Its own part of a slot is its own to
+/// write.
 void expects_disjoint(SlotRing::Slot const& slot, std::vector<std::span<std::byte const>> const& sends,
                       std::size_t own_rank) {
   auto const memory = bytes_of(slot.output);
@@ -103,7 +124,7 @@ SlotRing::SlotRing(c10::intrusive_ptr<HeadwayBackend> backend, at::Device device
   });
   slots_ = std::shared_ptr<comm::DeviceSlots>(made.release(), [handle = handle_](comm::DeviceSlots* slots) {
     if (handle->is_inherited()) return;
-    ReleasedGil const released;  // It waits for the device.
+    ReleasedGil const released;  // Waits for the device.
     delete slots;
   });
 }
@@ -133,7 +154,8 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
                     "headway: an exchange of slots needs one input and one split for each of the ", size,
                     " ranks, not ", inputs.size(), " and ", output_splits.size());
   WorkTensors tensors;
-  tensors.set_device(device_);  // The slot's own tensor is not held: its lease ends after the exchange anyway.
+  // The slot's own tensor is not held: the lease outlasts the exchange on the device anyway.
+  tensors.set_device(device_);
   std::vector<std::span<std::byte const>> sends(size);
   std::vector<std::size_t> received_bytes(size);
   for (std::size_t peer = 0; peer < size; ++peer) {
@@ -155,7 +177,7 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
   auto const work = backend_->launch_in_slots(std::move(tensors), inputs, timeout, [&](comm::DeviceCall const& call) {
     return slots_->all_to_all_v(slot.number, sends, received_bytes, static_cast<comm::DataType>(dtype_), call);
   });
-  // Not through the slot's own tensor: that would keep it leased.
+  // The callback must not hold the slot's tensor, which would keep the slot leased.
   work->on_join([weak = std::weak_ptr(slot.lease)](c10::Stream const& stream) {
     if (auto const lease = weak.lock()) lease->add_stream(stream);
   });

@@ -12,8 +12,8 @@ void StoreAdaptor::set(std::string const& key, std::string_view value) {
   store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
 }
 
-// Looks for the key again and again: c10d's own wait() logs a warning each time that it runs out, and libcomm waits in
-// short slices to notice Ctrl-C.
+// Polls check() instead of calling wait(): c10d logs a warning each time wait() times out, and libcomm waits in short
+// slices to notice Ctrl-C.
 std::string StoreAdaptor::get(std::string const& key, std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kLongestPause{50};
   auto const deadline = std::chrono::steady_clock::now() + timeout;

@@ -10,7 +10,7 @@
 
 namespace headway::c10d_backend {
 
-/// A rendezvous store of torch.distributed, as libcomm wants it.
+/// Presents a store of torch.distributed as a comm::Store.
 class StoreAdaptor final : public comm::Store {
  public:
   explicit StoreAdaptor(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}

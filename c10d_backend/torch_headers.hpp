@@ -1,6 +1,6 @@
 #pragma once
 
-// What every file of this folder needs of torch, read by the compiler once (precompiled).
+// Precompiled header: the parts of torch that every file of this folder needs.
 
 #include <ATen/ATen.h>
 #include <c10/util/intrusive_ptr.h>

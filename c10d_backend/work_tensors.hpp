@@ -14,53 +14,54 @@
 
 namespace headway::c10d_backend {
 
-/// Type code of a tensor's elements, as messages carry it.
+/// Type code of a tensor's elements in messages.
 comm::DataType data_type_of(at::Tensor const& tensor);
-/// Name of a type code, as in Python: "float32".
+/// Name of a type code in Python: "float32".
 std::string data_type_name(comm::DataType type) noexcept;
 
 /// Memory of a contiguous tensor.
 std::span<std::byte> bytes_of(at::Tensor const& tensor);
 
-/// The tensors of one operation: keeps them alive, and stands contiguous temporaries in for those that are not plain
-/// memory (strided views, lazily conjugated or negated tensors).
+/// Tensors of one operation. Keeps them alive, and replaces those that are not plain memory (strided views, lazily
+/// conjugated or negated tensors) by contiguous temporaries.
 class WorkTensors final {
  public:
-  /// Bytes to send. @throws NotImplementedError for tensors that are not dense memory of a CPU or a CUDA device;
-  /// ValueError for one on another device than those before.
+  /// Bytes to send.
+  /// @throws NotImplementedError unless the tensor is dense memory of a CPU or a CUDA device; ValueError if it is on
+  /// another device than earlier ones.
   std::span<std::byte const> source(at::Tensor const& tensor);
-  /// Memory to receive into; reaches `tensor` at write_back() if that is not plain memory.
+  /// Memory to receive into. If `tensor` is not plain memory, write_back() copies the bytes to it.
   std::span<std::byte> destination(at::Tensor const& tensor);
-  /// Contiguous stand-in for `tensor`, or itself; its bytes may be cut at will.
+  /// `tensor` itself, or a contiguous stand-in. Its bytes may be cut anywhere.
   at::Tensor plain_source(at::Tensor const& tensor);
   at::Tensor plain_destination(at::Tensor const& tensor);
 
-  /// Where the tensors are; none: there are none.
+  /// Device of the tensors; none if there are no tensors.
   [[nodiscard]] std::optional<at::Device> device() const { return device_; }
-  /// For an operation that has none to hold.
+  /// Sets the device of an operation that holds no tensor.
   void set_device(at::Device device) { device_ = device; }
 
-  /// For operations of `verb` that write to `results`; outputs that are all plain memory are left to a BlockMap.
-  /// @throws ValueError if two results share memory, or one of them has several elements in one place.
+  /// Checks the results of `verb`. Does nothing if all outputs are plain memory: a BlockMap checks those.
+  /// @throws ValueError if two results share memory, or one has several elements in one place.
   void expect_disjoint_results(std::string_view verb) const;
-  /// Copies the temporaries to the tensors they stand for, on a CUDA device in the order of the current stream.
+  /// Copies the temporaries to their tensors; on a CUDA device in the order of the current stream.
   void write_back();
-  /// Drops all but the results: gives them to the caller, who frees them without any lock.
+  /// Moves everything except the results to the returned object, which the caller frees without any lock.
   [[nodiscard]] WorkTensors release();
-  /// What the future of the operation gives.
+  /// Value of the operation's future.
   [[nodiscard]] c10::IValue value() const;
-  /// Of all tensors that the operation reads or writes.
+  /// Storages of all tensors that the operation reads or writes.
   [[nodiscard]] std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages() const;
 
-  std::vector<at::Tensor> results;          ///< What Work::result() and the future give.
-  std::vector<std::size_t> result_lengths;  ///< Not empty: the future gives a list of lists of these lengths.
+  std::vector<at::Tensor> results;          ///< Returned by Work::result() and the future.
+  std::vector<std::size_t> result_lengths;  ///< If not empty, the future's value is a list of lists of these lengths.
 
  private:
   void expects_movable(at::Tensor const& tensor);
 
   std::optional<at::Device> device_;
   std::vector<at::Tensor> held_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> write_backs_;  ///< Output and its temporary.
+  std::vector<std::pair<at::Tensor, at::Tensor>> write_backs_;  ///< Pairs of output and its temporary.
 };
 
 }  // namespace headway::c10d_backend
