@@ -235,7 +235,6 @@ Connector::Outcome Connector::shake_hands(Attempt& attempt, std::string& error) 
   return Outcome::kElsewhere;
 }
 
-// Sends pending output. @returns whether the connection still accepts output.
 bool Connector::flush(Attempt& attempt) {
   std::size_t num_sent = 0;
   while (num_sent < attempt.output.size()) {

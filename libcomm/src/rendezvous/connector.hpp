@@ -51,6 +51,7 @@ class Connector {
   [[nodiscard]] std::string error() const;
 
  private:
+  /// A connection attempt to one address.
   struct Attempt {
     SocketAddress address;
     FileDescriptor socket;
@@ -68,10 +69,14 @@ class Connector {
   Outcome move_on(Attempt& attempt, std::string& error);
   Outcome finish_connect(Attempt& attempt, std::string& error);
   Outcome shake_hands(Attempt& attempt, std::string& error);
+  /// Postpones the next attempt: the peer is there, and most likely busy.
   void note_connected(Attempt& attempt);
+  /// Sends pending output. @returns whether the connection still accepts output.
   bool flush(Attempt& attempt);
   void watch(Attempt& attempt, bool wants_to_write);
+  /// Removes an attempt that has failed, and adds `error` to error_.
   void forget(std::size_t index, std::string const& error);
+  /// Local address to bind to for a connection to `address`; empty if any will do.
   [[nodiscard]] SocketAddress source_for(SocketAddress const& address) const;
 
   Handshake::Self self_;

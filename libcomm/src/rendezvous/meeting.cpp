@@ -207,7 +207,6 @@ void Meeting::handle(std::uint64_t label, std::uint32_t events) {
   }
 }
 
-// Slow-path work: interrupts, deadlines, and news in the store.
 void Meeting::tick() {
   auto const now = Clock::now();
   next_tick_ = now + kTick;
@@ -260,7 +259,6 @@ void Meeting::use_secret_of(Announcement const& announcement) {
   self_ = std::move(self);
 }
 
-// @returns whether rank 0 has announced a different attempt. This rank then follows it.
 bool Meeting::follow_newer_announcement() {
   auto found = board_.find_announcement(std::min(deadline_, Clock::now() + kTick));
   if (!found || found->generation() == generation()) return false;

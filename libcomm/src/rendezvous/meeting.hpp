@@ -83,41 +83,58 @@ class Meeting {
     std::chrono::milliseconds patience{5};
   };
 
+  /// Rank 0 publishes its announcement and opens its listeners.
   void begin();
+  /// One round of the event loop.
   void step();
+  /// Periodic work, every kTick: interrupts, deadlines, news in the store.
   void tick();
   [[nodiscard]] bool is_done() const;
+  /// Dispatches one epoll event.
   void handle(std::uint64_t label, std::uint32_t events);
   void watch(int fd, std::uint64_t label, std::uint32_t events, int operation);
   void open_listeners();
 
   // Find rank 0.
   void look_for_rank_0();
+  /// Drops the connection to an earlier rank 0, if any, and connects to the one of `announcement`.
   void adopt(Announcement announcement);
   void use_secret_of(Announcement const& announcement);
+  /// Reads the announcement again. @returns whether rank 0 has announced another attempt, which this rank then follows.
   [[nodiscard]] bool follow_newer_announcement();
+  /// @throws RendezvousError if rank 0 posted that this attempt failed.
   void find_failure_of_rank_0();
+  /// @throws SystemError if engine shm was chosen and `peer` is on another host.
   void expect_same_host(int peer, Contact const& contact) const;
 
   // Connect to lower ranks.
   void connect_with(int peer, Contact contact);
+  /// Advances the connector of `peer`, and joins it or schedules a retry when the connector is done.
   void advance(int peer);
+  /// Connects again after a failed try. @throws RefusedError if the peer rejected the secret.
   void retry(int peer, Wanted& wanted);
+  /// Advances connectors and retries whose time has come. Sets next_timer_.
   void advance_timers();
 
   // Accept higher ranks.
   void accept_from(Listener const& listener);
+  /// Drops the oldest unauthenticated connection if there are too many.
   void make_room();
+  /// Both return whether the connection is still open.
   bool read_handshake(Incoming& incoming);
   bool flush_output(Incoming& incoming);
   /// Advances one handshake. @returns whether the connection stays in incoming_.
   bool advance(Incoming& incoming);
+  /// Acts on the outcome of a handshake. @returns whether the connection stays in incoming_.
   bool conclude(Incoming& incoming);
   void count_refusal(std::string const& why);
 
   // Connected ranks.
+  /// Makes an authenticated connection a member.
   void join(int peer, InstanceId const& instance, FileDescriptor socket, bool local);
+  /// Reads at most one message.
   void read_messages(int peer);
+  /// True if both sides are ready: further input belongs to the transports.
   [[nodiscard]] static bool is_done_with(Member const& member);
   void leave_rest_to_engines(Member const& member);
   void on_message(int peer, Message const& message);
@@ -126,9 +143,11 @@ class Meeting {
   void on_closed(int peer);
   void send(int peer, MessageKind kind, std::span<std::byte const> body);
   void flush(int peer);
+  /// @throws SystemError if too few descriptors are left for the transports.
   void expect_files_for_transport() const;
   void tell_ready();
   void check_deadlines();
+  /// Keeps the first failure, which ends run().
   void record_failure(RendezvousFailure failure);
   void fail_here(std::string text) { record_failure({.origin = self_->rank, .text = std::move(text)}); }
   void tell_failure(RendezvousFailure const& failure) noexcept;

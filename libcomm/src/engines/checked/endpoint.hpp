@@ -64,25 +64,31 @@ class CheckedEndpoint final : public Endpoint {
   class Inspector;
   class HeldSignal;
 
+  /// Observed state of one peer.
   struct Peer {
     SourceLedger sources;
     std::uint64_t flushed = 0;  ///< Last value that the wrapped endpoint returned.
     bool lost = false;
   };
 
+  /// @throws UsageError if `peer` is not another rank.
   void check_peer(std::string const& call, int peer) const;
+  /// @throws UsageError if the arguments of a put are illegal.
   void check_put(std::string const& call, Destination const& destination, std::size_t header_bytes,
                  std::size_t payload_bytes) const;
+  /// Throws the breach that send_notice() stored, if any.
   void throw_deferred_breach() const;
   [[noreturn]] void throw_engine_breach(std::string const& text) const;
+  /// Checks flushed() and the checksums of all sources that it covers. @returns flushed().
   std::uint64_t settle_sources(int peer) const;
+  /// Passes due arrivals of the fault schedule to `sink`. @returns whether any were due or are still held back.
   bool deliver_due(ArrivalSink& sink);
 
   std::unique_ptr<Endpoint> inner_;
   std::size_t landing_bytes_;
   mutable CallGuard guard_;
-  mutable std::vector<Peer> peers_;  ///< (size) Mutable because flushed() settles sources.
-  std::set<std::pair<int, SegmentId>> exposed_;
+  mutable std::vector<Peer> peers_;              ///< (size) Mutable because flushed() settles sources.
+  std::set<std::pair<int, SegmentId>> exposed_;  ///< (peer, segment) between expose() and withdraw().
   std::optional<FaultSchedule> faults_;
   std::unique_ptr<HeldSignal> held_signal_;  ///< Null without faults.
   std::atomic<bool> holds_arrivals_{false};  ///< Read by sleep(), which may overlap poll().

@@ -39,7 +39,7 @@ class FaultSchedule {
  private:
   struct Original {
     Notification notification;
-    std::uint64_t due_poll;
+    std::uint64_t due_poll;  ///< Number of the poll in which it is delivered.
   };
   struct Repeat {
     Notification notification;
@@ -49,7 +49,9 @@ class FaultSchedule {
 
   std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
   bool one_in(std::uint64_t count) { return below(count) == 0; }
+  /// Removes the originals that are due, in random order.
   std::vector<Notification> take_due_originals();
+  /// Delivers an original, may schedule a repeat of it, and delivers repeats that must not be later.
   void release(Notification const& notification, std::vector<Notification>& due);
   template <typename Predicate>
   void release_repeats(Predicate is_due, std::vector<Notification>& due);

@@ -65,7 +65,7 @@ class CompositeEndpoint final : public Endpoint {
   }
 
   std::vector<std::unique_ptr<Endpoint>> engines_;
-  std::vector<std::size_t> engine_of_peer_;
+  std::vector<std::size_t> engine_of_peer_;  ///< (size) Index into engines_ by rank.
   Doorbell bell_;
   /// epoll descriptors that nest those of all engines. `activity_` also nests the bell.
   FileDescriptor lifelines_, activity_;

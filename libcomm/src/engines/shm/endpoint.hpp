@@ -74,7 +74,7 @@ class ShmEndpoint final : public Endpoint {
     shm::Inbox* inbox = nullptr;  ///< Lies in the peer's memory file. Null if this transport does not reach the peer.
     std::span<std::byte> part;    ///< This rank's part of the peer's landing segment.
     std::uint64_t num_put = 0, known_taken = 0;  ///< known_taken: last value read of Inbox::taken.
-    bool has_unsubmitted = false;
+    bool has_unsubmitted = false;                ///< True if the peer is in unsubmitted_.
 
     [[nodiscard]] shm::Cell& next_cell() const { return inbox->cells[num_put % shm::kCells]; }
   };
@@ -82,8 +82,8 @@ class ShmEndpoint final : public Endpoint {
   struct Source {
     int rank;
     shm::Inbox* inbox;
-    std::span<std::byte> part;  ///< The source's part of the own landing segment.
-    std::uint64_t num_taken = 0;
+    std::span<std::byte> part;    ///< The source's part of the own landing segment.
+    std::uint64_t num_taken = 0;  ///< Notifications consumed. The next one is in cell num_taken mod kCells.
 
     [[nodiscard]] shm::Cell const& next_cell() const { return inbox->cells[num_taken % shm::kCells]; }
     [[nodiscard]] bool has_next() const {
@@ -93,11 +93,15 @@ class ShmEndpoint final : public Endpoint {
   };
 
   [[nodiscard]] static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
+  /// Prefetches the next cell of every source, and payloads of messages that have arrived.
   void fetch_arrivals() const;
+  /// Reports all arrived notifications of `source`, then publishes how many were consumed.
   void take_cells(Source& source, ArrivalSink& sink);
+  /// Copies the header and payload of a cell to their place in `part`. Ignores cells with an invalid range.
   static void place_inline(shm::Cell const& cell, std::span<std::byte> part);
   /// Reports notices and lost peers to `sink`. @returns whether it reported anything.
   bool check_lifelines(ArrivalSink& sink);
+  /// Stops watching the peer and reports its loss.
   void report_loss(int peer, std::string_view reason, ArrivalSink& sink);
 
   int rank_, size_;

@@ -84,7 +84,6 @@ void TcpEndpoint::submit() {
   unsubmitted_.clear();
 }
 
-// @returns whether the kernel took anything.
 bool TcpEndpoint::flush(int peer) {
   Link& to = link(peer);
   if (!to.socket.valid()) return false;

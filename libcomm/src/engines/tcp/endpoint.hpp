@@ -60,6 +60,7 @@ class TcpEndpoint final : public Endpoint {
   [[nodiscard]] std::uint64_t num_bad_frames() const { return num_bad_frames_; }
 
  private:
+  /// State of the connection to one peer.
   struct Link {
     explicit Link(std::span<std::byte> landing) : reader(landing) {}
 
@@ -75,17 +76,25 @@ class TcpEndpoint final : public Endpoint {
 
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] Link const& link(int peer) const { return *links_[static_cast<std::size_t>(peer)]; }
+  /// @throws UsageError unless `peer` is a rank that tcp reaches.
   [[nodiscard]] Link& checked_link(int peer);
   void take_over(std::vector<Lifeline> lifelines);
   void watch_sockets();
   void mark_unsubmitted(int peer);
+  /// Sends queued frames until the socket is full or the peer's turn ends. @returns whether the kernel took anything.
   bool flush(int peer);
+  /// Records why sending failed and drops what is queued. The loss is reported once all input is read.
   void fail_sending(Link& broken, int error_number);
+  /// Adds EPOLLOUT to the events of the peer's socket, or removes it.
   void wait_for_room(int peer, bool waits);
+  /// Reads frames until the socket is empty or the peer's turn ends. @returns whether anything was read.
   bool read_from(int peer, ArrivalSink& sink);
+  /// Closes the socket and reports the loss to `sink`.
   void lose(int peer, std::string reason, ArrivalSink& sink);
   void start_silence_timer();
+  /// Loses peers whose host does not answer. Restarts the timer if data is still unacknowledged.
   void check_silence(ArrivalSink& sink);
+  /// Waits up to a second until the peers' kernels have all data.
   void linger() noexcept;
 
   int rank_;

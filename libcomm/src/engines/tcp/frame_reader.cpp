@@ -25,7 +25,6 @@ std::size_t FrameReader::gather(Pieces& pieces) {
   return count;
 }
 
-// Returns the contiguous memory for the body from byte `position` on.
 std::span<std::byte> FrameReader::next_piece(std::uint64_t position) const {
   if (position < frame_.header_bytes) return {header_place_ + position, frame_.header_bytes - position};
   return {payload_place_ + (position - frame_.header_bytes), body_bytes_ - position};

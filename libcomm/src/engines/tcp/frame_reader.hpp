@@ -54,22 +54,28 @@ class FrameReader {
  private:
   static constexpr std::size_t kStageBytes = 16 * 1024;
 
+  /// Contiguous memory for the body from byte `position` on: a body has a header and a payload, 64 bytes apart.
   [[nodiscard]] std::span<std::byte> next_piece(std::uint64_t position) const;
+  /// Parses all complete frames in the stage, and moves the rest to its start.
   void process_stage(FrameHandler& handler);
+  /// Copies body bytes from the stage to their place.
   void take_body();
+  /// Reads and checks a frame header from the stage. Sets error_ if it is bad.
   void start_frame();
+  /// Finds the destination of the body, or decides to drop it.
   void choose_place();
+  /// Reports the complete frame to `handler`.
   void finish_frame(FrameHandler& handler);
 
   std::span<std::byte> landing_;
   std::unordered_map<SegmentId, std::span<std::byte>> exposed_;
 
   std::vector<std::byte> stage_;
-  std::size_t stage_begin_ = 0, stage_end_ = 0;
+  std::size_t stage_begin_ = 0, stage_end_ = 0;  ///< Range of unparsed bytes in stage_.
 
-  FrameHeader frame_;
+  FrameHeader frame_;  ///< Frame whose body is being read.
   bool in_body_ = false;
-  bool drops_body_ = false;
+  bool drops_body_ = false;  ///< The frame's segment is not exposed: its body is read and discarded.
   std::uint64_t body_done_ = 0, body_bytes_ = 0;  ///< Bytes of the put's header and payload together.
   std::byte* header_place_ = nullptr;
   std::byte* payload_place_ = nullptr;

@@ -38,6 +38,7 @@ class SendQueue {
   std::uint64_t let_go_of_payloads();
 
  private:
+  /// One frame. `head` holds the frame header and the put's header.
   struct Entry {
     std::array<std::byte, sizeof(FrameHeader) + kMaxHeaderBytes> head;
     std::size_t head_bytes = 0;
@@ -51,6 +52,7 @@ class SendQueue {
   [[nodiscard]] Entry const& at(std::size_t index) const { return ring_[(first_ + index) % ring_.size()]; }
   Entry& push(FrameHeader const& frame, std::span<std::byte const> header);
   void grow();
+  /// Removes the first entry. @returns whether it was a put.
   bool pop();
 
   std::vector<Entry> ring_;

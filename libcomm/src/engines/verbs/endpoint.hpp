@@ -136,8 +136,11 @@ class VerbsEndpoint final : public Endpoint {
   /// Gives up a peer because its payload can neither be copied nor registered.
   Status refuse_payload(Link& to, int peer, std::span<std::byte const> payload);
   void take_over(std::vector<Lifeline> lifelines);
+  /// Registers library memory and creates the completion and receive queues. Sets credits_.
   void make_queues();
+  /// Creates the queue pairs for `peer` and fills in the hello for it.
   void make_rails(int peer, verbs::Hello& hello);
+  /// Exchanges hellos with all peers, connects all queue pairs, and waits until all peers have done so.
   void connect_peers();
   void watch_descriptors();
   /// Posts `count` receives. @returns an errno value, 0 on success.
@@ -156,20 +159,27 @@ class VerbsEndpoint final : public Endpoint {
   verbs::Request* add_mail(Link& to, int peer, std::size_t offset, std::span<std::byte const> bytes);
   /// Posts the consumed receives again, then writes their count to the peer. Null if there is no room now.
   verbs::Request* add_credits(Link& to, int peer);
+  /// Posts the collected writes of all rails of the peer, and its credits if half of them are owed.
   void post(Link& to, int peer);
   [[nodiscard]] bool wants_lifeline_check() const;
+  /// Polls and processes completions, a bounded number. A null `sink` drops arrivals. @returns whether there were any.
   bool take_completions(ArrivalSink* sink);
   /// Processes completions. @returns whether there were any.
   bool take(Completions const& done, int count, ArrivalSink* sink);
   [[gnu::always_inline]] inline void take_arrival(Link& from, int peer, std::uint32_t packed_tag, ArrivalSink* sink);
+  /// Handles a completion with an error: the connection is broken.
   void connection_failed(Link& link, ibv_wc_status status);
+  /// Posts as many receives as were consumed since the last call.
   void post_taken_receives();
   /// Writes the count to each peer that is owed at least `minimum` credits.
   void report_credits(std::uint64_t minimum);
   /// Stops sending to the peer. Its loss is reported after `patience`, in which a notice may still tell the reason.
   void break_link(Link& link, std::string reason, Clock::duration patience = {});
+  /// Reports notices and due losses to `sink`. @returns whether it looked at the lifelines.
   bool check_lifelines(ArrivalSink& sink);
+  /// Destroys the peer's queue pairs and reports its loss.
   void report_loss(int peer, std::string const& reason, ArrivalSink& sink);
+  /// Waits up to a second until the peers' devices have acknowledged all puts.
   void linger() noexcept;
 
   int rank_, size_;
