@@ -39,6 +39,7 @@ class ByteReader {
  public:
   explicit ByteReader(std::span<std::byte const> bytes) : bytes_(bytes) {}
 
+  /// Little-endian, 4 bytes.
   std::uint32_t integer() {
     std::uint32_t value = 0;
     auto const raw = take(4);
@@ -49,6 +50,7 @@ class ByteReader {
     auto const raw = take(out.size());
     if (!raw.empty()) std::memcpy(out.data(), raw.data(), raw.size());
   }
+  /// Text with a 4-byte length before it. A length above `max_bytes` is an error.
   std::string text(std::size_t max_bytes) {
     std::uint32_t const length = integer();
     if (length > max_bytes) ok_ = false;

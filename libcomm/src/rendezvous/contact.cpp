@@ -25,6 +25,8 @@ bool parse_hex(std::string_view text, std::span<std::byte> out) {
 
 }  // namespace
 
+// Format: one "key value" line each. "instance" (32 hexadecimal digits) is required; "host", "local" and any number of
+// "tcp" lines ("10.0.0.1:4711") are optional.
 std::string encode_contact(Contact const& contact) {
   std::string text = "instance " + to_hex(contact.instance) + "\n";
   if (!contact.host.empty()) text += "host " + contact.host + "\n";

@@ -101,6 +101,8 @@ void Handshake::on_message(Message const& message) {
   }
 }
 
+// Layout: role, own rank, own instance, rank and instance of the other side, nonce, fields. An acceptor knows the other
+// side from its hello, which comes first.
 void Handshake::send_hello() {
   ByteWriter writer;
   writer.integer(static_cast<std::uint32_t>(role_))

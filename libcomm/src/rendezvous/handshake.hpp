@@ -87,6 +87,7 @@ class Handshake {
   Handshake(Role role, Self self, int peer, InstanceId peer_instance);
   void send_hello();
   void send_proof();
+  /// Checks the order of messages and dispatches them.
   void on_message(Message const& message);
   void on_hello(std::span<std::byte const> body);
   void on_proof(std::span<std::byte const> body);
@@ -95,20 +96,22 @@ class Handshake {
   [[nodiscard]] std::string check_hello(std::span<std::byte const> body);
   /// Fields that differ, for an error message; empty if none do.
   [[nodiscard]] std::string differences() const;
+  /// The proof that the side in `role` must send.
   [[nodiscard]] Digest proof_of(Role role);
+  /// Ends the handshake without a message to the other side.
   void fail(Outcome outcome, std::string error);
   /// Fails and sends `told` to the other side.
   void refuse(Outcome outcome, std::string const& error, std::string const& told);
 
   Role role_;
   Self self_;
-  int peer_;
+  int peer_;  ///< Connector: the wanted rank. Acceptor: -1 until the hello has arrived.
   InstanceId peer_instance_;
   std::vector<AgreementField> peer_fields_;
   std::vector<std::byte> own_hello_;
-  std::vector<std::byte> peer_hello_;
-  std::optional<Digest> transcript_;  ///< Hash of both hellos in the order in which they were sent.
-  bool fields_agree_ = false;         ///< True if both field lists are equal byte by byte, the common case.
+  std::vector<std::byte> peer_hello_;  ///< Empty until it has arrived.
+  std::optional<Digest> transcript_;   ///< Hash of both hellos in the order in which they were sent.
+  bool fields_agree_ = false;          ///< True if both field lists are equal byte by byte, the common case.
   MessageReader reader_;
   std::vector<std::byte> output_;
   Outcome outcome_ = Outcome::kGoing;

@@ -47,9 +47,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kHandshakeTime(10);
-constexpr seconds kLingerTime(1);
-constexpr seconds kReconnectTime(3);
+constexpr seconds kHandshakeTime(10);  ///< Limit for the handshake of an accepted connection.
+constexpr seconds kLingerTime(1);      ///< Time in which a refused process may read the reason.
+constexpr seconds kReconnectTime(3);   ///< Time in which a higher rank may connect again after it closed.
 constexpr std::size_t kMaxStrangers = 64;
 /// Descriptors that a transport opens per peer on this host (doorbell and pidfd), and for itself.
 constexpr std::size_t kFilesPerLocalPeer = 2, kFilesOfTransport = 8;
@@ -64,6 +64,7 @@ constexpr seconds kFailureLook(1);
 /// Time after which an announcement that contradicts this rank's options counts as one of this attempt, not as an old
 /// one.
 constexpr seconds kStaleTime(2);
+/// Longest pause between two tries to connect to one rank.
 constexpr milliseconds kLongestPatience(100);
 
 /// Source of an epoll event: its kind, and an index, socket or rank.

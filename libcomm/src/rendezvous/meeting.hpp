@@ -72,15 +72,15 @@ class Meeting {
     MessageReader reader{kMaxMemberMessageBody};
     std::vector<std::byte> output{};
     bool waits_for_room = false;
-    bool told_ready = false;
-    bool is_ready = false;
+    bool told_ready = false;  ///< This rank has sent kReady.
+    bool is_ready = false;    ///< The peer has sent kReady.
   };
   /// A lower rank that this one is connecting to.
   struct Wanted {
     Contact contact;
-    std::optional<Connector> connector;
-    Deadline retry_at{};
-    std::chrono::milliseconds patience{5};
+    std::optional<Connector> connector;     ///< Empty between two tries.
+    Deadline retry_at{};                    ///< Time of the next try, if there is no connector.
+    std::chrono::milliseconds patience{5};  ///< Pause before the next try. Doubles with each failure.
   };
 
   /// Rank 0 publishes its announcement and opens its listeners.
@@ -154,6 +154,7 @@ class Meeting {
   [[nodiscard]] std::string who_is_missing() const;
   [[nodiscard]] std::vector<Lifeline> take_lifelines();
 
+  /// Replaced when the secret changes; handshakes in progress hold the old one.
   std::shared_ptr<HandshakeSelf> self_;
   bool const was_given_secret_;
   Contact const own_;
@@ -177,10 +178,11 @@ class Meeting {
   /// By rank: time at which a rank that closed its connection counts as gone.
   std::vector<std::optional<Deadline>> missed_from_;
   std::vector<std::string> notes_;  ///< By rank: reason why it is not connected yet.
+  /// Counts of members, of members that are ready, and (rank 0) of contacts received.
   int num_members_ = 0, num_ready_ = 0, num_contacts_ = 0;
   bool has_opened_listeners_ = false, has_contacts_ = false, has_told_ready_ = false;
   std::optional<RendezvousFailure> failure_;
-  std::uint64_t refusals_ = 0;
+  std::uint64_t refusals_ = 0;  ///< Incoming connections that failed the handshake.
   std::string last_refusal_;
 };
 

@@ -18,6 +18,7 @@ constexpr std::string_view kGiven = "secret given\n";
 constexpr std::string_view kDrawn = "secret drawn ";
 constexpr std::string_view kKey = "announcement";
 
+/// Parses "secret given" or "secret drawn HEX", followed by the contact of rank 0. @throws SystemError.
 Announcement parse_announcement(std::string_view text) {
   Announcement announcement;
   if (text.starts_with(kGiven)) {

@@ -32,6 +32,8 @@ struct PostedFailure {
 /// may destroy a group and create it again. Therefore only one key is read before it is known to belong to this
 /// attempt: the announcement of rank 0. It names a process and its secret, so an old one is detected because rank 0
 /// does not answer there, and it is read again. All other keys carry the generation of their attempt.
+///
+/// Keys: headway/GROUP/announcement, and headway/GROUP/GENERATION/failure.
 class Noticeboard {
  public:
   Noticeboard(Store& store, std::string const& group) : store_(store), prefix_("headway/" + group + "/") {}

@@ -20,6 +20,7 @@ std::chrono::system_clock::time_point process_start() {
   long long ticks = 0;
   timespec up{};
   if (!(fields >> ticks) || ::clock_gettime(CLOCK_BOOTTIME, &up) != 0) return {};
+  // Both are counted from boot, so their difference is the age of the process.
   double const age_s = static_cast<double>(up.tv_sec) + static_cast<double>(up.tv_nsec) * 1e-9 -
                        static_cast<double>(ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
   return system_clock::now() - std::chrono::duration_cast<system_clock::duration>(std::chrono::duration<double>(age_s));

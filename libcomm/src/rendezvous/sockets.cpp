@@ -40,6 +40,7 @@ SocketAddress address_from(int (*call)(int, sockaddr*, socklen_t*), char const* 
 FileDescriptor listen_on(SocketAddress const& address) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.valid()) throw SystemError("socket", errno, address.to_string());
+  // An IPv6 socket on "::" accepts IPv4 connections too.
   if (address.family() == AF_INET6) set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0, "IPV6_V6ONLY");
   if (::bind(socket.get(), address.raw(), address.length()) != 0) throw SystemError("bind", errno, address.to_string());
   if (::listen(socket.get(), SOMAXCONN) != 0) throw SystemError("listen", errno, address.to_string());

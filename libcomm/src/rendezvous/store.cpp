@@ -102,6 +102,7 @@ FileStore::FileStore(std::filesystem::path directory) : directory_(std::move(dir
   if (error) throw SystemError("creating a directory", error.value(), directory_.string());
 }
 
+// Writes a temporary file and renames it: readers see the old value or the new one, never a part.
 void FileStore::set(std::string const& key, std::string_view value) {
   std::string const temporary = (directory_ / ("new-" + to_hex(random_bytes<8>()))).string();
   std::string const final_path = (directory_ / file_name(key)).string();

@@ -13,7 +13,7 @@
 // - submit() starts the last engine first: networks come after shm, and their transfer overlaps with the copies on this
 //   host.
 // Complexity: one index look-up per put; poll() costs the sum of the engines' polls.
-// Source: one transport per pair of ranks, as in NCCL and UCX.
+// Source: one transport per pair of ranks, as in NCCL.
 
 #include "engines/composite/endpoint.hpp"
 

@@ -1,4 +1,4 @@
-// All-to-all notifications and copies through shared memory, without system calls or acknowledgements per message.
+// Shared-memory transport: puts are direct copies with a tag, without a system call per message.
 //
 // Idea: each rank owns one memory file with an Inbox per source and a landing segment; its peers map it. put() copies
 // the payload to its place in the receiver's landing segment, fills the next Cell of its Inbox there, and stores the

@@ -17,7 +17,7 @@
 //   while data is unacknowledged, so an idle endpoint wakes nobody.
 // Complexity: one sendmsg() for up to 32 puts, one readv() for many small frames, at most one staged copy of 16 KiB for
 // each large one. The queue holds up to SendQueue::kMaxPuts puts per peer.
-// Source: frames with a tag as in gloo's tcp transport; sendmsg(2), epoll(7), tcp(7) (TCP_INFO).
+// Source: sendmsg(2), epoll(7), tcp(7) (TCP_INFO).
 
 #include "engines/tcp/endpoint.hpp"
 
@@ -35,8 +35,8 @@
 namespace headway::comm {
 namespace {
 
-constexpr std::size_t kPiecesPerCall = 64;
-constexpr time_t kSilenceCheckSeconds = 5;
+constexpr std::size_t kPiecesPerCall = 64;  ///< iovec entries per sendmsg(), two per put.
+constexpr time_t kSilenceCheckSeconds = 5;  ///< Interval of the checks for silent peers.
 
 // Limits per peer and turn, so that it cannot starve the others. The next poll() continues.
 constexpr int kCallsPerTurn = 16;

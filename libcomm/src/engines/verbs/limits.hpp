@@ -7,10 +7,12 @@ namespace headway::comm::verbs {
 
 /// Credits: notifications in flight per pair of ranks. Each consumes one receive. Fewer if the device has no room.
 inline constexpr std::uint32_t kMaxCredits = 256;
+/// Consumed receives are posted again in batches of this size.
 inline constexpr std::size_t kReceivesPerPost = 16;
 inline constexpr std::uint32_t kSendRequests = 128;  ///< Per queue pair.
 /// Part of them reserved for credits, which must go even while puts wait.
 inline constexpr std::uint32_t kReservedRequests = 8;
+/// One of this many requests asks for a completion, which covers the earlier ones.
 inline constexpr std::uint64_t kRequestsPerSignal = 16;
 /// Wanted; the device may grant less. Requests up to this size carry their bytes inline.
 inline constexpr std::uint32_t kInlineBytes = 256;
