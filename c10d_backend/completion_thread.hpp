@@ -41,7 +41,7 @@ class CompletionThread final {
     std::condition_variable changed;
     std::deque<std::function<void()>> tasks;
     bool is_running = false;
-    bool is_closed = false;
+    bool is_closed = false;     ///< The thread ends once the queue is empty.
     bool is_abandoned = false;  ///< Set by end().
   };
   /// Not noexcept: during its own exit, Python ends threads that take its lock by unwinding them.

@@ -18,6 +18,7 @@ Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
   return timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
 }
 
+/// Message of an exception, without torch's C++ backtrace.
 std::string text_of(std::exception_ptr const& error) {
   try {
     std::rethrow_exception(error);
@@ -28,6 +29,7 @@ std::string text_of(std::exception_ptr const& error) {
   }
 }
 
+/// Interval of the checks whether the group has failed by itself.
 constexpr std::chrono::milliseconds kHealthPollTime{2};
 
 }  // namespace

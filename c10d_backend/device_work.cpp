@@ -16,6 +16,7 @@ namespace headway::c10d_backend {
 
 namespace {
 
+/// Pause between two queries of the device in wait(timeout).
 constexpr auto kPollTime = std::chrono::microseconds(100);
 
 }  // namespace

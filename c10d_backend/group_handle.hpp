@@ -63,6 +63,7 @@ class GroupHandle final : public LivePart {
   [[nodiscard]] bool end(Deadline deadline) override;
 
  private:
+  /// Tensors of operations that no work tracks any more.
   struct Kept {
     std::vector<comm::DeviceOperationPtr> operations;
     WorkTensors tensors;
@@ -70,6 +71,7 @@ class GroupHandle final : public LivePart {
 
   /// True if live peers may still write to the tensors; these are then never freed.
   static bool is_lost(Kept const& kept);
+  /// Leaks `tensors`.
   static void abandon(WorkTensors tensors);
 
   std::unique_ptr<comm::Group> group_;
@@ -79,7 +81,7 @@ class GroupHandle final : public LivePart {
   std::vector<Kept> kept_;
   std::shared_ptr<CompletionThread> completions_;
   std::shared_ptr<FlightDump> flight_dump_;
-  pid_t owner_;
+  pid_t owner_;  ///< Process that created the object.
 };
 
 /// Fails the group with `reason`, if it still exists.

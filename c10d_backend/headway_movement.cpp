@@ -129,6 +129,7 @@ auto all_gather_each(Mover& group, Sources const& blocks, std::vector<Destinatio
   return operations;
 }
 
+/// Match number of a message tag. @throws ValueError if the tag is negative.
 std::uint64_t match_of(int tag) {
   TORCH_CHECK_VALUE(tag >= 0, "headway: the tag of a message must be at least 0, not ", tag);
   return static_cast<std::uint64_t>(tag);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kLazyKeys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
+/// Operators of the c10d library that take tensors.
 constexpr auto kOperators = std::to_array<char const*>(
     {"allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_",
      "reduce_scatter_tensor_coalesced_", "broadcast_", "allgather_", "_allgather_base_", "allgather_coalesced_",
@@ -33,6 +34,7 @@ std::optional<at::Device> device_of(c10::IValue const& argument) {
   return std::nullopt;
 }
 
+/// True if the call's process group uses a headway backend for the device of its first tensor.
 bool is_for_headway(c10::ArrayRef<c10::IValue> arguments) {
   std::optional<at::Device> device;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
@@ -59,6 +61,7 @@ void resolve(c10::IValue& argument) {
   }
 }
 
+/// Boxed kernel of all operators: resolves the tensor arguments unless the backend is headway, then redispatches.
 void call_with_lazy_tensors(c10::OperatorHandle const& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   auto const arguments = torch::jit::last(*stack, operation.schema().arguments().size());
   if (!is_for_headway(arguments)) {

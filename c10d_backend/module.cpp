@@ -69,6 +69,7 @@ void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
 }
 
 constexpr char const* kAutomatic = "auto";
+/// max_lag_limit for max_lag="auto" if none is given.
 constexpr int kDefaultAutomaticLimit = 8;
 using LagOrAuto = std::variant<int, std::string>;
 
@@ -132,6 +133,7 @@ LagOrAuto max_lag_of(HeadwayOptions const& options) {
   return options.group.max_lag;
 }
 
+/// Getter of a property that reads a member of GroupOptions.
 template <typename Member>
 auto reader(Member comm::GroupOptions::*member) {
   return [member](HeadwayOptions const& options) { return options.group.*member; };

@@ -48,6 +48,7 @@ void set_timeout_of(c10d::Backend& backend, std::chrono::milliseconds timeout) {
 }  // namespace
 
 struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
+  /// A call that waits for the backend.
   struct Queued {
     c10::intrusive_ptr<DelegatedWork> work;
     Call call;
@@ -62,13 +63,15 @@ struct Reducer::State final : LivePart, std::enable_shared_from_this<State> {
   /// Set after the reducer was created; overrides the one in `make`.
   std::optional<std::chrono::milliseconds> timeout;
   c10::intrusive_ptr<c10d::Backend> backend;
-  std::string failure;
+  std::string failure;       ///< Reason why there is no backend and will be none; empty if there may be one.
   std::deque<Queued> queue;  ///< Calls that arrived before the backend existed.
   bool has_maker = false;    ///< True while a thread creates the backend or runs the queue.
   bool is_ending = false;    ///< True while a thread destroys the backend.
 
+  /// Starts the thread that creates the backend, once. Call it with the lock.
   void begin_making(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
   void make_backend(std::function<void(std::string const&)> const& fail_group);
+  /// Starts all queued calls in order.
   void run_queue();
   void refuse_queue(std::string const& reason);
 

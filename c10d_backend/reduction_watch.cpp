@@ -26,6 +26,7 @@ namespace headway::c10d_backend {
 
 namespace {
 
+/// Interval of the checks while a reduction is pending.
 constexpr std::chrono::milliseconds kLookTime{100};
 
 }  // namespace

@@ -36,10 +36,12 @@ namespace headway::c10d_backend {
 
 namespace {
 
+/// Unit of a rank's part of a slot, in bytes; comm::DeviceSlotsOptions::block_bytes demands it.
 constexpr std::size_t kBlockUnit = 512;
 
 }  // namespace
 
+/// Lease of one slot: collects the streams that use the slot, and returns the slot to the ring after them.
 class SlotRing::Lease final {
  public:
   Lease(std::shared_ptr<GroupHandle> handle, std::shared_ptr<comm::DeviceSlots> slots, std::uint64_t number,
@@ -69,7 +71,7 @@ class SlotRing::Lease final {
   std::shared_ptr<comm::DeviceSlots> slots_;
   std::uint64_t number_;
   at::Device device_;
-  std::mutex mutex_;
+  std::mutex mutex_;  ///< Guards streams_.
   std::vector<comm::DeviceStream> streams_;
 };
 
