@@ -15,7 +15,8 @@
 // - Credits, windows and notifications without bytes use the first rail: on one queue pair they are not overtaken.
 // - A completion covers all earlier requests of its queue pair. Requests are signalled every 16 requests, every quarter
 //   of the staging memory, and if they read a payload in place; failures always complete.
-// - After withdraw() or retract() the registration is gone, so no device can touch the caller's memory.
+// - After retract() no registration is left, so no device can touch the caller's memory. After withdraw() that holds
+//   except for memory of allocate(), which may stay registered.
 // - Notices of a peer are reported before its loss.
 // Complexity: one request per put, one ibv_post_send() per rail and submit(); 512 KiB of staging memory per rail.
 // Source: InfiniBand specification volume 1, reliable connections; measurements in docs/decisions/verbs_engine.md.
