@@ -1,4 +1,4 @@
-"""A bound that adapts against every fixed bound, for loops whose lateness differs in kind."""
+"""Compares an adaptive lag bound with every fixed bound, for several patterns of lateness."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points."""
+    """Measures all points."""
     return [point for ranks in options.ranks for point in measure_ranks(options, ranks)]
 
 

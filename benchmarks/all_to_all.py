@@ -19,7 +19,7 @@ DESCRIPTION = "all-to-all of 1 B to 256 MiB per rank against MPI_Alltoallv, even
 
 SIZES = "1,8,64,512,4K,32K,256K,2M,16M,128M,256M"
 SPLITS = ("even", "zipf", "incast")
-_COPY_FROM_BYTES = 256 << 10  #: below, a copy stays in the nearest cache and says nothing about the machine
+_COPY_FROM_BYTES = 256 << 10  #: Smaller copies stay in the nearest cache and say nothing about memory speed.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points, combined over rounds, and the machine's copy speed beside the large sizes."""
+    """Measures all points, combined over rounds. Large sizes get the copy speed of the machine beside them."""
     programs = Programs(options.programs, use_mpirun=not options.fork)
     systems = choose_systems(programs, options.against, OPENMPI)
     sizes = flat(options.sizes)

@@ -1,4 +1,4 @@
-"""``torch.distributed.all_to_all_single`` on GPUs over Headway and over NCCL, in turns in the same processes."""
+"""Compares ``torch.distributed.all_to_all_single`` on GPUs over Headway and NCCL, in turns in the same processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
 _HEADWAY = "headway"
 _NCCL = "nccl"
-#: Between GPUs of one host only; the last for even splits, not under ``--against none``.
+#: Systems that exist only between GPUs of one host. The last one needs even splits and is off with ``--against none``.
 _OF_ONE_HOST = ("headway_empty", "headway_slots", "nccl_copy_engines")
-#: Between hosts; as ``Options(engine=)`` names them.
+#: Transports between hosts, by their names in ``Options(engine=)``.
 WIRES = ("tcp", "shm")
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points, combined over rounds."""
+    """Measures all points, combined over rounds."""
     systems = [_HEADWAY, *_OF_ONE_HOST] if options.hosts == 1 else [_HEADWAY]
     if options.against == "none":
         systems = [each for each in systems if not each.startswith(_NCCL)]
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, split, size and way to wait."""
+    """The table: one row for each number of ranks, split, size and way of waiting."""
     others = {point.key: point for point in points if point.system == _NCCL}
     rows = []
     for point in points:

@@ -1,8 +1,9 @@
-"""Forward, backward and update of an embedding layer on a GPU: tables for unknown ids, and FBGEMM's static ones.
+"""Forward, backward and update of an embedding layer on a GPU: dynamic tables against FBGEMM's static tables.
 
-Both look up the same ids, of which FBGEMM's tables have a row each from the start; so have ours, before anything is
-timed. Both start with the same vectors and must agree after some steps. Times are those of the device: it is kept busy
-until the host has enqueued a step, whose own time is reported beside.
+Both systems look up the same ids. FBGEMM's tables have one row per id from the start. The dynamic tables insert all ids
+before anything is timed. Both start with the same embeddings and must agree after three steps. Times are device times:
+the GPU is kept busy until the host has enqueued the step. The time that the host needs to enqueue is reported beside
+them.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ _OPTIMIZERS: dict[str, Optimizer] = {
     "adam": Adam(lr=1e-3, eps=_EPS),
 }
 _POOLINGS = {"sum": "sum", "none": None}
-_ROWS_AT_ONCE = 1 << 17  #: of each table, where tables are filled
-_BUSY_MS = 10  #: of a GPU, about
+_ROWS_AT_ONCE = 1 << 17  #: Rows of each table inserted per call while the tables are filled.
+_BUSY_MS = 10  #: Milliseconds, roughly, for which the GPU is kept busy while the host enqueues a step.
 _PARAMS = ("tables", "rows", "dim", "batch", "length", "exponent")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One system's layer.
+    """One system's embedding layer.
 
-    Args:
-        forward: the outputs of a batch, by its number.
-        learn: takes gradients of the outputs, and updates.
-        vectors: makes of outputs what all systems have: (tables, rows, dim).
+    Attributes:
+        forward: maps the index of a batch to its outputs.
+        learn: takes the outputs of a batch, runs the backward pass and updates the tables.
+        vectors: brings the outputs into the form that all systems share: (tables, outputs, dim).
     """
 
     forward: Callable[[int], list[torch.Tensor]]
@@ -69,13 +70,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Work:
-    """What all systems are given."""
+    """Input of all systems."""
 
     options: argparse.Namespace
     optimizer: str
     pooling: str
-    rows_NTK: list[torch.Tensor]  #: of each batch
-    gradients_TBD: torch.Tensor  #: of outputs
+    rows_NTK: list[torch.Tensor]  #: One (T, K) tensor of rows per batch.
+    gradients_TBD: torch.Tensor  #: Gradients of the outputs.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,10 +101,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Every optimizer and kind of output, each system.
+    """Measures every optimizer and kind of output with each system.
 
     Raises:
-        BenchmarkError: there is no GPU, the two do not agree, or FBGEMM was asked for and is not installed.
+        BenchmarkError: there is no GPU, the two systems disagree, or FBGEMM was asked for and is not installed.
     """
     if not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
@@ -116,7 +117,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         gradients_TBD = torch.randn(options.tables, num_outputs, options.dim, device="cuda")
         points += _measure_layers(Work(options, optimizer, pooling, rows_NTK, gradients_TBD))
         gc.collect()
-        torch.cuda.empty_cache()  # For the next ones, of which some are not torch's.
+        torch.cuda.empty_cache()  # Some of the next layers allocate outside of torch's cache.
     return points
 
 
@@ -134,7 +135,7 @@ def _measure_layers(work: Work) -> list[Point]:
     for turn in range(num_batches + work.options.rounds):
         for name in layers if turn % 2 == 0 else reversed(layers):
             seconds = _time_step(layers[name], turn % num_batches)
-            if turn >= num_batches:  # Those before it are warm-up.
+            if turn >= num_batches:  # Earlier turns are warm-up.
                 for values, each in zip((forward[name], step[name], host[name]), seconds, strict=True):
                     values.append(each)
     params = {name: getattr(work.options, name) for name in _PARAMS}
@@ -147,7 +148,7 @@ def _measure_layers(work: Work) -> list[Point]:
 
 
 def _time_step(layer: Layer, batch: int) -> tuple[float, float, float]:
-    """Seconds of the forward pass and of the whole step on the device, and of the host."""
+    """Returns seconds of the forward pass and of the step on the device, and of the host to enqueue the step."""
     torch.cuda.synchronize()
     keep_busy(_BUSY_MS)
     begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -163,7 +164,7 @@ def _time_step(layer: Layer, batch: int) -> tuple[float, float, float]:
 
 
 def _fill(work: Work) -> HashTableCollection:
-    """Tables with a row for each id, as static ones have."""
+    """Makes dynamic tables that already hold every id, as static tables do."""
     collection = make_collection(work.options, _OPTIMIZERS[work.optimizer], _POOLINGS[work.pooling], device="cuda")
     for begin in range(0, work.options.rows, _ROWS_AT_ONCE):
         _vectors_of(work, collection, begin)
@@ -171,7 +172,7 @@ def _fill(work: Work) -> HashTableCollection:
 
 
 def _vectors_of(work: Work, collection: HashTableCollection, begin: int) -> list[torch.Tensor]:
-    """By table, of some rows from ``begin`` on."""
+    """Returns the embeddings of up to _ROWS_AT_ONCE rows from ``begin`` on, one tensor per table."""
     rows = torch.arange(begin, min(begin + _ROWS_AT_ONCE, work.options.rows), device="cuda")
     one_each = (rows * SCATTER, torch.ones_like(rows))
     with torch.no_grad():
@@ -219,7 +220,7 @@ def _make_fbgemm(work: Work, collection: HashTableCollection, fbgemm: Any) -> La
     collection.train()
     indices = [rows_TK.reshape(-1) for rows_TK in work.rows_NTK]
     offsets = torch.arange(0, options.tables * options.batch * options.length + 1, options.length, device="cuda")
-    # Of pooled vectors those of one list are beside each other, of others those of one table.
+    # FBGEMM's pooled output keeps the tables of one sample together. Its sequence output keeps a table together.
     gradients = work.gradients_TBD.transpose(0, 1).flatten(1) if is_pooled else work.gradients_TBD.flatten(0, 1)
 
     def vectors_of(outputs: list[torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""What exchanges cost the work that runs beside them on GPUs: nothing, bare copies, Headway, or NCCL.
+"""Slowdown of GPU work while exchanges run beside it: no exchange, bare copies, Headway, or NCCL.
 
-Bare copies are what the driver does between devices, without any local copy and without waiting for anybody: what no
-exchange by copy engines can do better.
+Bare copies are the driver's copies between devices, without any local copy and without waiting for peers. No exchange
+over copy engines can cost less.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points, combined over rounds and ranks; ``ratio`` is the speed of the work over that beside nothing."""
+    """Measures all points, combined over rounds and ranks. ``ratio``: speed of the work over that without exchanges."""
     points = []
     for ranks in options.ranks:
         settings = {
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def with_clock(point: Point, all_points: Sequence[Point]) -> Point:
-    """Adds medians of clock, of time x clock, and whether exchanges ran beside all of the work in every round."""
+    """Adds medians of the clock rate and of time x clock rate. Says if exchanges ran during all work in every round."""
     same = [each for each in all_points if each.key == point.key and each.system == point.system]
     point.extra["clock_mhz"] = statistics.median(each.extra["clock_mhz"] for each in same)
     point.extra["cycles"] = statistics.median((each.median_s or 0) * each.extra["clock_mhz"] * 1e6 for each in same)

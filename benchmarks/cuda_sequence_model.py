@@ -1,11 +1,11 @@
-"""Training steps of a model over sequences of ids on GPUs: dynamic tables, and TorchRec's managed collisions.
+"""Training steps of a model over id sequences on GPUs: dynamic tables against TorchRec's managed collisions.
 
-Both are TorchRec models, sharded over ranks with a GPU each, under NCCL: ``headway.torchrec``, whose table takes any
-id, with a limit on its rows and without, and a static table of as many rows behind ``MCHManagedCollisionModule``, which
-gives ids a row each as long as there are any, with TorchRec's search for duplicates and without. Each rank has lists of
-its own; ids are the same for all systems, and the layers above begin alike. Every step brings ids that were not there
-before, so that tables with a limit evict and managed collisions choose ids anew. Nothing is compared but time, which is
-that of the slowest rank: which ids have a row differs.
+Both are TorchRec models, sharded over ranks with one GPU each, under NCCL. ``headway.torchrec`` has a table that takes
+any id, with and without a limit on its rows. TorchRec has a static table with as many rows behind
+``MCHManagedCollisionModule``, which gives one row to each id while rows last; it runs with and without TorchRec's
+deduplication. Each rank draws lists of its own. All systems get the same ids, and their dense layers start with the
+same weights. Every step brings new ids, so limited tables evict rows and managed collisions reassign them. Only time is
+compared, namely that of the slowest rank, because the systems keep rows for different ids.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from benchmarks.harness.torch_ranks import run_torch_ranks
 DESCRIPTION = "training steps over sequences of unknown ids on GPUs, against TorchRec's managed collisions"
 
 _SYSTEMS = (HEADWAY, UNLIMITED, *PEERS)
-_TABLE_BYTES = 4 << 30  #: of a table with a limit, where that leaves it less than --slots
-_MAX_VALUES = (1 << 31) - 1  #: of all vectors of a step: kernels of others may count in 32 bits
-_WAIT_S = 60  #: of a rank for another: no step takes nearly as long
+_TABLE_BYTES = 4 << 30  #: Upper limit for the bytes of a limited table. It may leave the table fewer rows than --slots.
+#: Limit for the elements of all embeddings of a step: other libraries' kernels may count in 32 bits.
+_MAX_VALUES = (1 << 31) - 1
+_WAIT_S = 60  #: Seconds that a rank waits for another one. No step takes nearly as long.
 _SETTINGS = ("device", "length", "warm_up", "ids", "exponent", "optimizer", "eviction_interval", "rounds")
 
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """A point for each number of ranks, dimension and system. What fails is told and left out.
+    """Measures a point for each number of ranks, dimension and system. A system that fails is reported and left out.
 
     Raises:
         BenchmarkError: there are fewer GPUs than ranks, or nothing could be measured.
@@ -98,13 +99,14 @@ def _measure_run(options: argparse.Namespace, num_ranks: int, dim: int) -> list[
     ).splitlines()  # fmt: skip
     for line in lines:
         if not line.startswith("{"):
-            print(line, file=sys.stderr, flush=True)  # Of systems that are left out.
+            print(line, file=sys.stderr, flush=True)  # Other lines name the systems that are left out.
     return [parse_point(line) for line in lines if line.startswith("{")]
 
 
 def _num_lists(options: argparse.Namespace, dim: int, num_ranks: int) -> int:
-    """Of a rank that fit into what kernels of others may count."""
-    # A rank looks up what all ranks want of its rows, which may be nearly twice its share where the most popular are.
+    """Lists per rank and step: as asked for, or fewer, so that other kernels can count the elements in 32 bits."""
+    # An owner looks up the ids of all ranks. With the most popular ids it may get nearly twice its share, hence the
+    # half.
     most = _MAX_VALUES if num_ranks == 1 else _MAX_VALUES // 2
     return int(min(options.batch, most // (dim * options.length)))
 

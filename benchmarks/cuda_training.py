@@ -1,4 +1,4 @@
-"""A training step as TorchRec shapes it on GPUs: ids, rows and gradients exchanged by Headway, or by NCCL."""
+"""A training step in the shape of TorchRec's on GPUs: ids, rows and gradients exchanged by Headway or by NCCL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points, combined over rounds and ranks."""
+    """Measures all points, combined over rounds and ranks."""
     points = []
     if options.trace is not None:
         options.trace.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def with_medians(point: Point, all_points: Sequence[Point]) -> Point:
-    """Adds the median of the exposed waiting, and the loss after the last round, the mean of all ranks."""
+    """Adds the median of the exposed waiting time, and the loss after the last round as the mean over ranks."""
     same = [each for each in all_points if each.key == point.key and each.system == point.system]
     point.extra["exposed_s"] = statistics.median(each.extra["exposed_s"] for each in same)
     point.extra["loss"] = statistics.fmean(each.extra["loss"] for each in same[-point.params["ranks"] :])

@@ -1,7 +1,7 @@
-"""Steps of a table that ranks share, by where duplicates of ids are found: nowhere, before the exchange, behind, both.
+"""Steps of a sharded table with duplicates removed nowhere, before the exchange, after it, or both.
 
-A step looks a batch up, hands a vector to each id, and learns from a gradient of each. The four ways take turns in the
-same processes, with the same ids; those of MTGRBoost's figure 16.
+A step looks up a batch, expands the embeddings to all ids, and applies one gradient per id. The four settings take
+turns in the same processes with the same ids. They are the settings of figure 16 of the MTGRBoost paper.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """A point for each number of ranks, dim and way.
+    """Measures a point for each number of ranks, dim and setting of deduplication.
 
     Raises:
         BenchmarkError: there are fewer GPUs than ranks, or a rank failed.
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, dim and way."""
+    """The table: one row for each number of ranks, dim and setting of deduplication."""
     rows = [
         (
             f"{point.params['ranks']} ranks, dim {point.params['dim']}",

@@ -1,7 +1,8 @@
-"""What deduplication before and behind the exchange saves, by the number of ranks: bytes and lookups, counted.
+"""Bytes and lookups that deduplication before and after the exchange saves, by the number of ranks.
 
-Nothing is timed and no rank is started: the batches of all ranks go, one after the other, through the functions that
-``headway.embedding`` finds duplicates and owners with. The four ways are those of MTGRBoost's figure 16.
+Everything is counted: nothing is timed and no rank is started. The batches of all ranks go, one after the other,
+through the deduplication and routing functions of ``headway.embedding``. The four settings are those of figure 16 of
+the MTGRBoost paper.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from dlrm_examples.bls_dlrm.zipf import draw_zipf
 DESCRIPTION = "bytes and lookups that two-stage deduplication saves, counted; times nothing"
 
 DEDUPS = ("none", "first", "second", "both")
-KEY_BYTES = 16  # id, table and count
+KEY_BYTES = 16  # Bytes: id, table and count.
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of a forward and backward pass, the mean of ranks; what a rank sends to itself is not counted."""
+    """Traffic of a forward and backward pass as the mean over ranks. It leaves out what a rank sends to itself."""
 
     id_bytes: float
-    vector_bytes: float  # there are as many of gradients
-    lookups: float  # of an owner in its tables
+    vector_bytes: float  # Bytes of embeddings in the forward pass. Gradients take as many in the backward pass.
+    lookups: float  # Lookups of an owner in its tables.
 
 
 def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table: str = "items") -> Traffic:
-    """Traffic of one table of that name in which each rank looks up its ids, float32 vectors of ``dim`` values.
+    """Counts the traffic of lookups in one table named ``table``, whose embeddings have ``dim`` float32 values.
 
     Raises:
         ValueError: ``dedup`` is none of ``DEDUPS``.
@@ -69,7 +70,7 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
 
 
 def draw_batches(*, num_ranks: int, keys: int, num_ids: int, exponent: float, seed: int) -> list[torch.Tensor]:
-    """Each rank's ids of a step: (K,) int64, drawn from one popularity for all."""
+    """Draws one batch of ids per rank: (K,) int64, with the same popularity of ids on all ranks."""
     random = np.random.default_rng(seed)
     return [
         torch.from_numpy(draw_zipf(random, num_values=num_ids, exponent=exponent, size=keys)) for _ in range(num_ranks)
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """A point for each number of ranks, dim and way."""
+    """Counts a point for each number of ranks, dim and setting of deduplication."""
     points = []
     for num_ranks in options.ranks:
         batches = draw_batches(
@@ -119,7 +120,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks and dim, bytes and, in brackets, lookups of each way."""
+    """The table: one row for each number of ranks and dim, with bytes and, in brackets, lookups of each setting."""
     by_key: dict[object, dict[str, Point]] = {}
     for point in points:
         by_key.setdefault(point.key, {})[point.system] = point

@@ -1,4 +1,4 @@
-"""DLRM inference under every setting of the paper: synchronous, and with bounded lag over Gloo and over Headway."""
+"""DLRM inference under every setting of the paper: synchronous, and bounded lag over Gloo and over Headway."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ DESCRIPTION = "DLRM inference: random delays, heterogeneous lookups, a straggler
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line of the grid in ``dlrm_examples``; returns the exit status."""
-    # Imported here: it loads torch, which the list of benchmarks does without.
+    """Runs the grid of ``dlrm_examples``; returns the exit status."""
+    # Imported here because it loads torch, which ``headway bench --list`` does not need.
     from dlrm_examples.bls_dlrm.grid import main as run_grid
 
     return run_grid(list(argv))

@@ -1,7 +1,7 @@
-"""Forward, backward and update of an embedding layer on the CPU: tables for unknown ids, and FBGEMM's static ones.
+"""Forward, backward and update of an embedding layer on the CPU: dynamic tables against FBGEMM's static tables.
 
-Both look up the same ids, of which FBGEMM's tables have a row each from the start. Before anything is timed both start
-with the same vectors and must agree after some steps. The layer has as many rows a table as there are ids.
+Both systems look up the same ids. Each table has one row per id: FBGEMM's from the start, the dynamic ones before
+anything is timed. Both start with the same embeddings and must agree after three steps.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Pooled and sequence output, each system.
+    """Measures pooled and sequence output with each system.
 
     Raises:
-        BenchmarkError: the two do not agree, or FBGEMM is not installed and ``--against`` names it.
+        BenchmarkError: the two systems disagree, or ``--against`` names FBGEMM and it is not installed.
     """
     torch.set_num_threads(options.threads)
     fbgemm = find_fbgemm(options)
@@ -108,7 +108,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
         collection.optimizer.step()
         return torch.stack([outputs[name].detach() for name in names])
 
-    # All rows are there, as those of the static tables are.
+    # Inserts every id: static tables have all their rows from the start.
     with torch.no_grad():
         for first in range(0, options.rows, 1 << 14):
             rows = torch.arange(first, min(first + (1 << 14), options.rows)) * SCATTER
@@ -117,7 +117,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
 
 
 def _make_fbgemm(options: argparse.Namespace, pooling: str | None, fbgemm: Any) -> Step:
-    # Its kernel for the CPU has no sequence output: bags of one id each give it.
+    # FBGEMM's CPU kernel has no sequence output, so each id becomes a bag of its own.
     width = options.length if pooling else 1
     layer = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
         [(options.rows, options.dim, fbgemm.EmbeddingLocation.HOST, fbgemm.ComputeDevice.CPU)] * options.tables,
@@ -138,7 +138,7 @@ def _make_fbgemm(options: argparse.Namespace, pooling: str | None, fbgemm: Any) 
 
 
 def _start_alike(options: argparse.Namespace, weights_T: Sequence[torch.Tensor]) -> None:
-    """Gives static tables the vectors that dynamic ones begin with."""
+    """Copies the initial embeddings of the dynamic tables into the static ones."""
     names = table_names(options)
     fresh = make_collection(options, Sgd(lr=_LR), None).eval()
     ids = torch.arange(options.rows) * SCATTER

@@ -1,4 +1,4 @@
-"""Memory of a group: what it reserves, and what of that is in use after exchanges."""
+"""Memory of a group: reserved bytes, and bytes in use after exchanges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """One point for each number of ranks, slot size, bound and size."""
+    """Measures one point for each number of ranks, slot size, bound and size."""
     programs = Programs(options.programs, use_mpirun=False)
     return [
         point
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: bytes of each rank, the mean over ranks."""
+    """The table: bytes per rank, as the mean over ranks."""
     rows = [
         (
             f"{point.params['ranks']} ranks",

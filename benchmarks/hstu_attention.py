@@ -1,13 +1,13 @@
 """HSTU attention, forward and backward: Headway's kernels, plain PyTorch, and on a GPU Meta's Triton kernels.
 
-Operations are counted as published figures count them: 4 H D sum(n^2) / 2 forward for causal sequences of n tokens, 2.5
-times as many backward. Before anything is timed, outputs and gradients of all systems must agree. On a GPU times are
-the device's: its L2 cache is overwritten before each call, and it is kept busy until both passes are enqueued. Beside
-them stands what the device takes at least: to copy as many bytes as a pass must move, or for an empty kernel and the
-pass's operations at the rate of long sequences.
+Operations are counted as in published figures: 4 H D sum(n^2) / 2 for the forward pass over causal sequences of n
+tokens, and 2.5 times as many for the backward pass. Outputs and gradients of all systems must agree before anything is
+timed. On a GPU times are device times: the L2 cache is overwritten before each call, and the GPU is kept busy until
+both passes are enqueued. Each time stands beside two lower limits: a copy of as many bytes as the pass must move, and
+an empty kernel plus the operations of the pass at the rate of long sequences.
 
-Triton's kernels are measured in four forms: with and without tensor descriptors (``enable_tma``) and with sequences
-sorted by length or not. Each is tuned at each length by itself, and ratios are taken to the fastest form of a pass.
+Triton's kernels run in four forms: with and without tensor descriptors (``enable_tma``), and with and without sorting
+the sequences by length. Each form is tuned separately at each length. Ratios compare with the fastest form of a pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from benchmarks.harness.table import format_ratio, format_table, format_time
 DESCRIPTION = "HSTU attention over jagged sequences, forward and backward, against plain PyTorch or Triton"
 
 HEADWAY, EAGER, TRITON = "headway", "eager", "triton"
-#: Forms of Triton's kernels: their suffix and options.
+#: Forms of Triton's kernels: suffix of the system's name, and options.
 _TRITON_FORMS = {
     "": {},
     "_tma": {"enable_tma": True},
@@ -49,13 +49,14 @@ _TRITON_FORMS = {
 LONG_TAIL = "long_tail"
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-_BACKWARD_SHARE = 2.5  #: of the operations of a forward pass
-_BUSY_MS = 2  #: of a GPU, about
+_BACKWARD_SHARE = 2.5  #: Operations of a backward pass over those of the forward pass.
+_BUSY_MS = 2  #: Milliseconds, roughly, for which the GPU is kept busy while the host enqueues.
 _LIMIT_ROUNDS = 15
-_CACHE_BYTES = 256 << 20  #: above the L2 cache of any GPU
-_LEAST = "least_s_by_"  #: a point's extra fields with the limits of its pass
-_LONG_BATCH, _LONG_LENGTH = 32, "4096"  #: where operations alone decide
-_TENSORS_MOVED = {"forward": 4, "backward": 7}  #: at least: Q, K, V and the output; all gradients, Q, K and V
+_CACHE_BYTES = 256 << 20  #: Bytes written to flush the L2 cache; more than the L2 cache of any GPU.
+_LEAST = "least_s_by_"  #: Prefix of a point's extra fields that hold the lower limits of its pass.
+_LONG_BATCH, _LONG_LENGTH = 32, "4096"  #: A size at which operations alone decide the time.
+#: Tensors read or written at least: Q, K, V, output; output's gradient, Q, K, V and their gradients.
+_TENSORS_MOVED = {"forward": 4, "backward": 7}
 
 Attention = Callable[..., Tensor]
 
@@ -89,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """A batch that all systems are given."""
+    """A batch, the same for all systems."""
 
     lengths: tuple[int, ...]
     heads_QKV: list[Tensor]
@@ -102,7 +103,7 @@ class Work:
         return max(self.lengths)
 
     def operations(self, part: str) -> float:
-        """Of a pass over causal sequences."""
+        """Floating-point operations of a pass over causal sequences."""
         num_heads, dim = self.heads_QKV[0].shape[1:]
         forward = 2.0 * num_heads * dim * sum(length**2 for length in self.lengths)
         return forward * (_BACKWARD_SHARE if part == "backward" else 1)
@@ -110,13 +111,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a GPU can do at most, measured in this run."""
+    """Lower limits of a GPU's times, measured in this run."""
 
-    launch_s: float  #: of an empty kernel
+    launch_s: float  #: Seconds of an empty kernel.
     rates: dict[str, float]  #: FLOP/s of the passes over long sequences
 
     def least_seconds(self, work: Work, part: str) -> dict[str, float]:
-        """Of a pass, for each of its limits, as extra fields of a point."""
+        """Returns the seconds that a pass takes at least, one per limit, as extra fields of a point."""
         num_bytes = _TENSORS_MOVED[part] * work.grad_out.nbytes
         source, target = torch.empty((2, num_bytes // 2), dtype=torch.uint8, device=work.grad_out.device)
         return {
@@ -126,10 +127,10 @@ class Limits:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All lengths, each system.
+    """Measures all lengths with each system.
 
     Raises:
-        BenchmarkError: a device or a system is not there, or systems do not agree.
+        BenchmarkError: a device or a system is missing, or systems disagree.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
@@ -145,7 +146,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
             systems |= _import_triton(options.triton)
         _check(work, systems)
         if TRITON in systems:
-            del systems[EAGER]  # Minutes of small kernels on a GPU, and not what one would use there.
+            del systems[EAGER]  # It runs minutes of small kernels on a GPU, and nobody would use it there.
         points += _measure_batch(options, length, work, systems, limits)
     return points
 
@@ -161,7 +162,7 @@ def _measure_limits(options: argparse.Namespace) -> Limits:
 def _make_work(options: argparse.Namespace, length: str, batch: int) -> Work:
     random = np.random.default_rng(1)
     if length == LONG_TAIL:
-        drawn = random.lognormal(np.log(options.longest) - 2.06, 1.0, batch)  # A mean near a fifth of it.
+        drawn = random.lognormal(np.log(options.longest) - 2.06, 1.0, batch)  # The mean is near a fifth of the longest.
         lengths = tuple(int(each) for each in np.clip(drawn, 1, options.longest))
     elif length.isdecimal() and int(length) > 0:
         lengths = (int(length),) * batch
@@ -180,7 +181,7 @@ def _make_bias(kind: str, longest: int, tokens: int, device: str) -> dict[str, T
         return {}
     if kind == "position":
         return {"position_weights": (0.1 * torch.randn(2 * longest - 1, device=device)).requires_grad_()}
-    times = torch.randint(1, 100_000, (tokens,), device=device).cumsum(0)  # Seconds: up to a day apart.
+    times = torch.randint(1, 100_000, (tokens,), device=device).cumsum(0)  # Seconds between tokens: up to about a day.
     return {
         "time_weights": (0.1 * torch.randn(129, device=device)).requires_grad_(),
         "time_bounds": torch.arange(1, 129, device=device).mul(0.301).exp(),
@@ -190,12 +191,12 @@ def _make_bias(kind: str, longest: int, tokens: int, device: str) -> dict[str, T
 
 
 def _import_triton(folder: Path) -> dict[str, Attention]:
-    """All forms of the kernels, by the name of a system."""
+    """Imports Triton's kernels; returns every form of them by the name of its system."""
     sys.path.insert(0, str(folder))
     try:
         import triton.language
 
-        # Newer compilers of Triton look up the names in branches that are not taken.
+        # Newer Triton compilers look up these names even in branches that are not taken.
         for name in ("_experimental_descriptor_load", "_experimental_descriptor_store"):
             if not hasattr(triton.language, name):
                 setattr(triton.language, name, None)
@@ -206,7 +207,7 @@ def _import_triton(folder: Path) -> dict[str, Attention]:
 
     def make_form(number: int, options: dict[str, bool]) -> Attention:
         def attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, *, max_length: int, alpha: float) -> Tensor:
-            # The kernels keep what they tuned by this length alone: a length of its own for each form.
+            # The kernels cache their tuning by this length alone, so each form gets a length of its own.
             set_static_max_seq_lens([max_length * len(_TRITON_FORMS) + number])
             return triton_hstu_mha(N=max_length, alpha=alpha, q=q, k=k, v=v, seq_offsets=offsets, **options)
 
@@ -277,7 +278,7 @@ def _time_call(options: argparse.Namespace, work: Work, attention: Attention) ->
 
 
 def _time_on_gpu(enqueue: Callable[[], object]) -> float:
-    """Seconds of the device, a median."""
+    """Returns the median of the device's seconds."""
     seconds = []
     for _ in range(_LIMIT_ROUNDS):
         keep_busy(_BUSY_MS)
@@ -321,7 +322,7 @@ def _points_of(
 
 def format_points(points: Sequence[Point]) -> str:
     """The table: one row for each point of Headway."""
-    others: dict[Any, Point] = {}  # The fastest.
+    others: dict[Any, Point] = {}  # The fastest system besides Headway, by parameters.
     for point in points:
         if point.system != HEADWAY and (point.key not in others or point.median_s < others[point.key].median_s):
             others[point.key] = point
@@ -345,7 +346,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _format_least(point: Point) -> str:
-    """What binds a pass, and the time that it takes at least for that; nothing on a CPU."""
+    """Formats the limit that binds a pass and its seconds; "-" on a CPU."""
     limits = [(value, name.removeprefix(_LEAST)) for name, value in point.extra.items() if name.startswith(_LEAST)]
     if not limits:
         return "-"

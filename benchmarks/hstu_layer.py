@@ -1,6 +1,8 @@
-"""One HSTU layer, forward and backward: PyTorch's operations one by one beside the layer, by what it recomputes instead
-of keeping, and both compiled. All have the same attention, and layers must agree with PyTorch in output and gradients
-before anything is timed. On a GPU times are the device's: it is kept busy until both passes are enqueued.
+"""One HSTU layer, forward and backward, against PyTorch's operations one by one.
+
+Systems differ in the activations that they recompute instead of keeping them. ``--compile`` also compiles two of them.
+All use the same attention. Layers must agree with PyTorch in output and gradients before anything is timed. On a GPU
+times are device times: the GPU is kept busy until both passes are enqueued.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from benchmarks.harness.table import format_ratio, format_table, format_time
 
 DESCRIPTION = "HSTU layer over jagged sequences, forward and backward, against PyTorch's operations one by one"
 
-EAGER = "eager"  #: PyTorch's operations one by one; other systems are named by what they recompute
+EAGER = "eager"  #: PyTorch's operations one by one. The other systems are named by the activations that they recompute.
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "norm_and_gate", "projection", "all")
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_BUSY_MS = 4  #: of a GPU, about
+_BUSY_MS = 4  #: Milliseconds, roughly, for which the GPU is kept busy while the host enqueues.
 _DEFINITIONS = {"research": HSTUConfig.research, "production": HSTUConfig.production}
 
 
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """A batch that all layers are given."""
+    """A batch, the same for all layers."""
 
     x: Tensor
     grad_out: Tensor
@@ -78,10 +80,10 @@ Layer = Callable[[Tensor, Sequences], Tensor]
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Each system, in turns.
+    """Measures each system, in turns.
 
     Raises:
-        BenchmarkError: a device is not there, heads do not fit, or systems do not agree.
+        BenchmarkError: a device is missing, heads do not divide the columns, or systems disagree.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
@@ -119,7 +121,7 @@ def _make_work(options: argparse.Namespace) -> Work:
 
 
 def _make_layers(options: argparse.Namespace) -> dict[str, HSTULayer]:
-    """By what they recompute, with the same weights."""
+    """Makes one layer per setting of ``recompute``, all with the same weights."""
     head_dim = options.dim // options.heads
     config = _DEFINITIONS[options.definition](
         dim=options.dim, max_length=options.length, num_heads=options.heads, qk_dim=head_dim, v_dim=head_dim
@@ -133,7 +135,7 @@ def _make_layers(options: argparse.Namespace) -> dict[str, HSTULayer]:
 
 
 def _eager(layer: HSTULayer) -> Layer:
-    """The same with the operations of PyTorch, for the definitions that are measured."""
+    """Returns the same layer built from PyTorch's operations, for the two definitions that are measured."""
     config, width, eps = layer.config, layer.config.gate_width, layer.config.norm_eps
 
     def linear(x: Tensor, weight: Tensor, summand: Tensor | None) -> Tensor:
@@ -168,9 +170,9 @@ def _step(work: Work, layer: HSTULayer, call: Layer) -> tuple[Tensor, ...]:
 
 
 def _check(work: Work, systems: dict[str, tuple[HSTULayer, Layer]]) -> None:
-    """Layers are held against float32, as PyTorch's own gradients of norms are the less exact ones in 16 bits.
+    """Compares layers with a float32 run: in 16 bits PyTorch's own gradients of norms are the less exact ones.
 
-    Also compiles what is to be compiled, and warms up.
+    Also compiles the compiled systems and warms up.
     """
     layer = copy.deepcopy(systems[EAGER][0]).float()
     expected = _step(Work(work.x.detach().float().requires_grad_(), work.grad_out.float(), work.sequences),
@@ -184,7 +186,7 @@ def _check(work: Work, systems: dict[str, tuple[HSTULayer, Layer]]) -> None:
 
 
 def _time_step(work: Work, layer: HSTULayer, call: Layer) -> tuple[float, int]:
-    """Seconds, and on a GPU the bytes that there are more after the forward pass than before, output included."""
+    """Returns seconds and, on a GPU, the bytes that the forward pass adds to the allocated memory, output included."""
     if work.x.is_cuda:
         return _time_on_device(work, layer, call)
     begin = time.perf_counter()

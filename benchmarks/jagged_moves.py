@@ -1,9 +1,9 @@
-"""Moves and sums of jagged rows: Headway's operators, plain PyTorch, and FBGEMM's where it has them.
+"""Moves and sums of jagged rows: Headway's operators, plain PyTorch, and FBGEMM's operators where it has them.
 
-Plain PyTorch dispatches with one ``narrow`` for each rank and feature and one ``cat``, with all offsets known to the
-host beforehand; Headway's time has the lengths moved as well and offsets made of them. All systems must agree before
-anything is timed. On a GPU a sample is the time of several calls one after the other, until the device is done.
-What memory does for the ids and vectors of an exchange, whole and in their order, is "copy".
+Plain PyTorch dispatches with one ``narrow`` per rank and feature and one ``cat``; the host knows all offsets
+beforehand. Headway's time includes moving the lengths and computing their offsets. All systems must agree before
+anything is timed. On a GPU a sample is the time of several calls in a row, until the device is done. The operation
+"copy" copies the ids and vectors of an exchange in one piece and in order: the memory's limit.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ DESCRIPTION = "moves and sums of jagged rows, against plain PyTorch and FBGEMM's
 
 HEADWAY, EAGER, FBGEMM = "headway", "eager", "fbgemm"
 _PARAMS = ("features", "samples", "length", "dim", "threads", "device")
-_MOST_CALLS = 20  #: of a sample on a GPU
+_MOST_CALLS = 20  #: Upper limit for the calls of one sample on a GPU.
 _EXCHANGES, _PERMUTATION, _SAMPLES, _UNIQUE = "exchanges", "permutation", "samples", "unique"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What each system does, and how many bytes it reads and writes at least."""
+    """One operation: a function per system, and the bytes that it reads and writes at least."""
 
     name: str
     params: Params
@@ -49,7 +49,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Work:
-    """Features of samples with long tails: ids, weights and vectors of N rows."""
+    """Features of samples with long-tailed lengths: ids, weights and vectors of N rows."""
 
     lengths: Tensor
     ids: Tensor
@@ -88,10 +88,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """The operations asked for, each system.
+    """Measures the chosen operations with each system.
 
     Raises:
-        BenchmarkError: a device is not there, or FBGEMM where ``--against`` names it, or systems do not agree.
+        BenchmarkError: a device is missing, ``--against`` names FBGEMM and it is missing, or systems disagree.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
@@ -111,17 +111,18 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def _runs_fbgemm(operation: Operation, options: argparse.Namespace) -> bool:
-    """Whether FBGEMM has the operation for the device: a package for CPUs has none for CUDA.
+    """Whether FBGEMM has the operation for the device. A CPU package has no kernels for CUDA.
 
     Raises:
-        BenchmarkError: it has not, and ``--against`` names it.
+        BenchmarkError: FBGEMM lacks the operation, and ``--against`` names FBGEMM.
     """
     run = operation.systems.get(FBGEMM)
     if run is None:
         return False
     try:
         run()
-    except (NotImplementedError, AttributeError) as error:  # torch's errors for a missing kernel and operator
+    # torch raises these for a missing kernel and for a missing operator.
+    except (NotImplementedError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         if options.against is not None:
             raise BenchmarkError(f"{FBGEMM} has no {operation.name} for {options.device}: {reason}") from error
@@ -159,7 +160,7 @@ def _operations(work: Work, options: argparse.Namespace) -> Iterator[Operation]:
 
 
 def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
-    """Ids and vectors before and after an all-to-all; ranks have equally many samples."""
+    """Yields the moves of ids and vectors before and after an all-to-all. All ranks have equally many samples."""
     num_features = len(work.lengths)
     bounds = torch.linspace(0, work.num_samples, num_ranks + 1).long().to(work.ids.device)
     values = [work.ids, work.vectors]
@@ -167,7 +168,7 @@ def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
     begins_FR = offsets[torch.arange(num_features, device=bounds.device)[:, None] * work.num_samples + bounds].tolist()
     runs_RF = [
         [(row[rank], row[rank + 1] - row[rank]) for row in begins_FR] for rank in range(num_ranks)
-    ]  # Where each run is among rows by feature.
+    ]  # (begin, size) of each run among the rows in feature order.
     dispatched, by_rank, _ = ops.ranged_dispatch(values, work.lengths, bounds)
     sizes_RF = [size for runs in runs_RF for _, size in runs]
     starts_RF = np.cumsum([0, *sizes_RF]).tolist()
@@ -199,7 +200,7 @@ def _copy(work: Work) -> Operation:
 
 
 def _permutation(work: Work) -> Operation:
-    """Ids and weights of features in another order, which is what FBGEMM has an operator for."""
+    """Permutes the features of ids and weights; FBGEMM has an operator for it."""
     order = torch.randperm(len(work.lengths)).to(work.ids.device)
     sizes, order_list = work.lengths.sum(1).tolist(), order.tolist()
 
@@ -229,7 +230,7 @@ def _permutation(work: Work) -> Operation:
 
 
 def _sample_operations(work: Work) -> Iterator[Operation]:
-    """Vectors of all features as if they were of one."""
+    """Yields operations on the vectors of all features as if they belonged to one feature."""
     lengths = work.lengths.reshape(-1)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     longest, dim = int(lengths.max()), work.vectors.shape[1]
@@ -299,7 +300,7 @@ def _measure_operation(options: argparse.Namespace, operation: Operation) -> dic
 
 
 def _calls_of_sample(options: argparse.Namespace, run: Callable[[], Sequence[Tensor]]) -> int:
-    """As many as take 10 ms, so that few fast ones are not timed by their launches alone."""
+    """Calls that take about 10 ms together, so that launch overhead does not decide the time of a fast operation."""
     once_s = _time_calls(options, run, 1)
     return 1 if options.device == "cpu" else max(1, min(_MOST_CALLS, int(0.01 / once_s)))
 

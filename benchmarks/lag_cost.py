@@ -1,8 +1,7 @@
-"""What a bound k > 0 costs when no rank is late: groups of different bounds take turns in the same processes.
+"""Cost of a bound k > 0 when no rank is late: groups with different bounds take turns in the same processes.
 
-All bounds walk through the same sets of buffers, one more than the largest bound, so that the bound alone differs. A
-row of its own tells what blocking calls save by using one set over and over, which a program with calls in flight
-cannot.
+All bounds cycle through the same sets of buffers, one set more than the largest bound. So only the bound differs. One
+more row shows blocking calls that reuse a single set: a program with calls in flight cannot do that.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """One point for each number of ranks, size and bound, and one for bound 0 with a single set of buffers."""
+    """Measures one point for each number of ranks, size and bound, and one for bound 0 with a single set of buffers."""
     programs = Programs(options.programs)
     sizes = flat(options.sizes)
     points = []
@@ -64,11 +63,11 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """Points of one size and bound put together, and compared with bound 0 turn by turn.
+    """Merges the points of one size and bound, and compares them with bound 0 turn by turn.
 
     Returns:
-        points whose ``extra`` has ``time_ratio``, ``time_ratio_low`` and ``time_ratio_high``: the median over turns
-        of this point's time over that of bound 0 on the same buffers, with its 95% interval.
+        points whose ``extra`` has ``time_ratio``, ``time_ratio_low`` and ``time_ratio_high``: the median over turns of
+        this point's time over that of bound 0 on the same buffers, with its 95% interval.
     """
     num_sets = max(point.params["sets"] for points in rounds for point in points)
     turns_s: dict[tuple[int, int, int], list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""More ranks than cores: all-to-alls against Open MPI that yields, and the processor time that idle ranks burn."""
+"""More ranks than cores: all-to-alls against Open MPI that yields, and the CPU time that idle ranks use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Points named ``oversubscribed`` and ``idle``."""
+    """Measures points named ``oversubscribed`` and ``idle``."""
     programs = Programs(options.programs)
     systems = choose_systems(programs, options.against, OPENMPI)
     cores = first_cores(options.num_cores)
@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def first_cores(count: int) -> frozenset[int]:
-    """Processors of different cores, of those that this process may use.
+    """Returns ``count`` hardware threads of different cores, among those that this process may use.
 
     Raises:
         BenchmarkError: there are fewer cores.

@@ -1,8 +1,21 @@
-"""What an exchange over RDMA takes on N nodes, by a model: nothing here is measured on RDMA hardware.
+"""Model of an all-to-all over RDMA on N nodes. Nothing here is measured on RDMA hardware.
 
-A message of s bytes takes ``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a row of many: LogGP
-(Alexandrov et al., SPAA 1995) with o and g in one. ``fit`` finds the three from the points of ``bench_put``. They hold
-where they were measured, which for the guest means: under emulation. ``Assumptions`` has those of real nodes.
+Idea: the host thread works through messages and copies one after the other, while the port sends and receives the
+bytes. An exchange takes the longer of the two. A blocking exchange (k = 0) adds the latency of one message; a bound
+above 0 hides it. A message of s bytes takes ``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a
+stream. This is LogGP with o and g merged into one overhead.
+
+Example: 8 nodes, 256 KiB per rank, so 7 blocks of 32 KiB leave each rank. Messages take 0.5 us + 7 * 0.4 us = 3.3 us.
+Blocks of 32 KiB go from user memory in place and are copied once, out of the slot: 224 KiB at 12e9 B/s take 19.1 us.
+The port takes 18.9 us. The thread is slower, so an exchange takes 22.4 us in a steady stream and 24.6 us if blocking.
+
+Invariants: no time falls with more nodes; ``blocking_s - steady_s`` is exactly one latency; the constants equal those
+of libcomm (``tests/benchmarks/test_put_model.py`` compares most of them). More bytes can take less time, namely where a
+larger block saves a copy.
+Complexity: O(1) per prediction. ``fit`` solves one least-squares problem with three unknowns for latency, overhead and
+bandwidth, from the points of ``bench_put``. They hold where they were measured: in the guest, under emulation.
+``Assumptions`` holds the values for real nodes.
+Source: Alexandrov et al., LogGP, SPAA 1995.
 """
 
 from __future__ import annotations
@@ -20,7 +33,7 @@ from benchmarks.harness.table import format_bytes, format_table, format_time
 
 DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
 
-# As in libcomm/src/engines/verbs/limits.hpp, landing_layout.hpp and endpoint.hpp.
+# Constants of libcomm: src/engines/verbs/limits.hpp, src/landing_layout.hpp and include/headway/comm/endpoint.hpp.
 MAX_CREDITS = 256
 SEND_REQUESTS = 128
 STAGING_BYTES = 512 << 10
@@ -30,17 +43,17 @@ HEADER_BYTES = 64
 PAIR_SLOTS, PAIR_SLOT_BYTES = 16, 8 << 10
 TRANSFER_FRAGMENTS, TRANSFER_FRAGMENT_BYTES = 4, 64 << 10
 SLOT_BYTES = 256 << 10
-# What many devices give as max_srq_wr, we believe.
+# Assumed max_srq_wr: we believe that many devices report this value.
 MAX_SHARED_RECEIVES = 32767
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Parameters that the points of one system have in common.
+    """Parameters fitted to the points of one system.
 
     Attributes:
-        latency_s: one message of no bytes, from the call to its discovery by the receiver.
-        overhead_s: time between messages of no bytes that follow each other.
+        latency_s: seconds of a message of no bytes, from the call to its discovery by the receiver.
+        overhead_s: seconds between messages of no bytes in a stream.
         bandwidth: bytes per second.
         errors: relative error of each point, model over measurement less 1, in the order of the points.
     """
@@ -52,7 +65,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """Least squares of the relative error over the points named ``put_ping_pong`` and ``put_stream``.
+    """Minimises the squared relative errors over the points named ``put_ping_pong`` and ``put_stream``.
 
     Raises:
         ValueError: fewer than three points, or only one of the two kinds.
@@ -75,17 +88,17 @@ def fit(points: Sequence[Point]) -> Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """One rank a node, one thread a rank, one port of 100 Gbit/s a node, full bisection bandwidth.
+    """Values for real nodes: one rank each, one thread per rank, one 100 Gbit/s port, full bisection bandwidth.
 
     Attributes:
         latency_s: 0.6 us (ConnectX-5 EN product brief: sub-600 ns), three switches of 0.3 us each (assumed) and 0.7 us
             for doorbell, PCIe and poll (assumed).
-        send_overhead_s, receive_overhead_s: of the thread, a message: 300 instructions each (counted for engine shm,
-            see docs/performance.md) and 0.1 us for a doorbell or a completion (assumed).
-        call_overhead_s: of an operation, 1900 instructions (counted for shm).
-        bandwidth: bytes per second of payload: 12.5e9 less headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
-        message_bytes: on the wire beside the payload: header area (64) and one packet's headers (110).
-        copy_bandwidth: of the thread, bytes per second. 12e9: memcpy of 2 MiB a rank, 8 ranks at once
+        send_overhead_s, receive_overhead_s: thread time per message: 300 instructions each (counted for engine shm, see
+            docs/performance.md) and 0.1 us for a doorbell or a completion (assumed).
+        call_overhead_s: thread time per operation: 1900 instructions (counted for shm).
+        bandwidth: payload bytes per second: 12.5e9 less the headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
+        message_bytes: bytes on the wire besides the payload: header area (64) and one packet's headers (110).
+        copy_bandwidth: bytes per second that the thread copies. 12e9: memcpy of 2 MiB per rank, 8 ranks at once
             (benchmarks/results, machine B: 11.5e9 and 12.8e9).
     """
 
@@ -104,13 +117,13 @@ class Assumptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Parts of an exchange of a rank, in seconds.
+    """Parts of one rank's exchange, in seconds.
 
     Attributes:
-        messages_s: the thread's time for messages, those that return credits included.
-        copies_s: the thread's time for copies.
-        wire_s: time in which the port sends (and, at once, receives) the bytes.
-        latency_s: one message's latency.
+        messages_s: thread time for messages, including those that return credits.
+        copies_s: thread time for copies.
+        wire_s: time in which the port sends the bytes. It receives as many at the same time.
+        latency_s: latency of one message.
     """
 
     messages_s: float
@@ -120,17 +133,17 @@ class Prediction:
 
     @property
     def steady_s(self) -> float:
-        """Time per exchange where a bound above 0 keeps thread and port busy."""
+        """Seconds per exchange with a bound above 0, which keeps the thread and the port busy."""
         return max(self.messages_s + self.copies_s, self.wire_s)
 
     @property
     def blocking_s(self) -> float:
-        """Time of an exchange with k = 0."""
+        """Seconds of an exchange with k = 0."""
         return self.steady_s + self.latency_s
 
     @property
     def bounded_by(self) -> str:
-        """The largest part."""
+        """Name of the largest part."""
         parts = {
             "messages": self.messages_s,
             "copies": self.copies_s,
@@ -141,11 +154,12 @@ class Prediction:
 
 
 def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction:
-    """An even all-to-all.
+    """Predicts an even all-to-all.
 
     Args:
-        nodes: at least 2.
+        nodes: number of nodes, at least 2.
         bytes_per_rank: total over all destinations, a rank's own block included.
+        assumed: parameters of the nodes.
     Raises:
         ValueError: fewer than 2 nodes.
     """
@@ -153,7 +167,7 @@ def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction
         raise ValueError(f"an exchange needs 2 nodes, not {nodes}")
     peers = nodes - 1
     remote_bytes = bytes_per_rank * peers / nodes
-    credit_messages = peers / (credits(nodes) / 2)  # One for each half of a pair's credits.
+    credit_messages = peers / (credits(nodes) / 2)  # One message returns half of a pair's credits.
     return Prediction(
         messages_s=assumed.call_overhead_s
         + peers * (assumed.send_overhead_s + assumed.receive_overhead_s)
@@ -165,24 +179,26 @@ def predict(nodes: int, bytes_per_rank: int, assumed: Assumptions) -> Prediction
 
 
 def copies_of_a_byte(block_bytes: float) -> int:
-    """How often the thread copies, where source and output are memory of ``headway.empty()``: into staging memory and
-    out of the slot; out of the slot alone; or not at all."""
+    """Copies of each byte by the thread if source and output come from ``headway.empty()``.
+
+    Two: into staging memory and out of the slot. One: out of the slot alone. None: neither.
+    """
     return (block_bytes < MIN_IN_PLACE_BYTES) + (block_bytes <= SLOT_BYTES)
 
 
 def credits(nodes: int) -> int:
-    """Messages under way from one node to another: what the device's queue of receives allows."""
+    """Messages in flight from one node to another. The receives of the device's shared queue limit them."""
     return min(MAX_CREDITS, MAX_SHARED_RECEIVES // (nodes - 1))
 
 
 def credit_rate(nodes: int, assumed: Assumptions) -> float:
-    """Messages per second that one pair can carry: half of its credits are on their way back at worst."""
+    """Messages per second that one pair can carry. In the worst case half of its credits are on their way back."""
     return credits(nodes) / 2 / (2 * assumed.latency_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one rank. Staging and landing memory are registered, hence pinned and resident from the start."""
+    """Bytes of one rank's memory. Staging and receive memory are registered: pinned and resident from the start."""
 
     receives: int
     completions: int
@@ -196,10 +212,10 @@ class Memory:
 
 
 def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Memory:
-    """What engine verbs takes on each rank of ``nodes``, for one all-to-all channel.
+    """Memory of the verbs transport on each rank of ``nodes``, for one all-to-all channel.
 
-    Queue entries as in mlx5, assumed: a receive of the shared queue 32 B, a completion 64 B, a send request with 256 B
-    inline 320 B.
+    Sizes of queue entries are assumed, as in mlx5: 32 B for a receive of the shared queue, 64 B for a completion, 320 B
+    for a send request with 256 B inline.
     """
     peers = nodes - 1
     slots = 2 * (max_lag + 1) * (HEADER_BYTES + slot_bytes)
@@ -215,9 +231,10 @@ def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Mem
 
 
 def waiting_for_the_last(nodes: int) -> float:
-    """How late the last of ``nodes`` is, in means, where lateness is drawn anew each time with an exponential law.
+    """Expected lateness of the last of ``nodes``, in units of the mean, for independent exponential lateness each
+    time.
 
-    k = 0 waits for the last each time; a bound above 0 hides up to all of it but one mean.
+    k = 0 waits for the last rank each time. A bound above 0 hides at most all of it but one mean.
     """
     return sum(1.0 / i for i in range(1, nodes + 1))
 
@@ -249,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def format_fits(points: Sequence[Point]) -> str:
-    """A line for each system and boot: another boot may be another speed."""
+    """Formats one line per system and boot: the speed may differ between boots."""
     rows = []
     programs = [point for point in points if point.system in ("headway", "libibverbs")]
     for system, boot in sorted({(point.system, point.extra.get("boot", 1)) for point in programs}):

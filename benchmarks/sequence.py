@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """One point for each system, number of ranks, size and count, combined over rounds."""
+    """Measures one point for each system, number of ranks, size and count, combined over rounds."""
     programs = Programs(options.programs)
     systems = choose_systems(programs, options.against, OPENMPI)
     arguments = ["--mode", "sequence", "--lag", str(options.lag)]

@@ -1,8 +1,8 @@
-"""A table that takes new ids at every step: times of steps while it doubles, its memory, and its checkpoint.
+"""A table that gets new ids at every step: step times while it grows, its memory, and its checkpoint.
 
-Ids come from a stream whose universe grows: a part of each batch is new, a part repeats the batch before, the rest
-falls with age as a power law, so that popularity decays. A step is what a trainer does with a rank's own keys:
-deduplicate, find or insert, gather, add gradients up and update.
+Ids come from a stream whose universe grows. Some ids of each batch are new and some repeat the batch before. The others
+follow a power law over age, so popularity decays. A step is a trainer's work on the keys of one rank: deduplicate, find
+or insert, gather, sum gradients, and update.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dlrm_examples.bls_dlrm.zipf import draw_zipf
 
 DESCRIPTION = "step times, memory and checkpoint of a table that grows"
 
-_BYTES_OF_KEY = 12  # id and table
+_BYTES_OF_KEY = 12  # Bytes: id and table.
 _SCATTER = 0x1E3779B97F4A7C15
 
 
 class IdStream:
-    """Batches of ids: every one of them newer on average than the one before.
+    """Draws batches of ids; each batch is newer on average than the one before.
 
     Args:
-        num_first: ids that are known at the start.
-        keys: of a batch.
-        new: part of a batch that was never seen.
-        repeated: part that the batch before had, too.
-        exponent: of popularity over age.
+        num_first: ids that exist at the start.
+        keys: ids in a batch.
+        new: fraction of a batch that was never seen.
+        repeated: fraction of a batch that is drawn from the batch before.
+        exponent: exponent of the power law of popularity over age.
     """
 
     def __init__(self, *, num_first: int, keys: int, new: float, repeated: float, exponent: float) -> None:
@@ -56,7 +56,7 @@ class IdStream:
         self._last = np.arange(max(1, num_first))
 
     def draw(self) -> torch.Tensor:
-        """(keys,) int64."""
+        """Draws the next batch: (keys,) int64."""
         num_new, num_repeated = self._sizes
         new = np.arange(self.num_ids, self.num_ids + num_new)
         self.num_ids += num_new
@@ -92,10 +92,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """One point for the steps, with memory; and one for each, save, load and a plain copy, with ``--checkpoint``.
+    """Measures one point for the steps, with memory; ``--checkpoint`` adds one each for save, load and a plain copy.
 
     Raises:
-        BenchmarkError: the table has not the rows that it was given.
+        BenchmarkError: the table does not hold the rows that it was given.
     """
     tables = _make(options)
     stream = IdStream(
@@ -182,7 +182,7 @@ def _checkpoint_points(
 
 
 def _copy(folder: Path) -> None:
-    """What the disk allows: the same bytes read from the page cache, and written and synchronised as a save does."""
+    """Copies the files of a checkpoint: the disk's limit. Reads hit the page cache; writes are synced as in a save."""
     for path in list(folder.glob("*.bin")):
         with path.open("rb") as source, (folder / "copy").open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 22)
@@ -198,7 +198,7 @@ def _time(call: object) -> float:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table of step times and memory, and that of checkpoints."""
+    """The table of step times and memory, and the table of checkpoints."""
     growth = points[0]
     extra = growth.extra
     lines = [

@@ -1,4 +1,4 @@
-"""``torch.distributed.all_to_all_single`` over Headway and over Gloo, in turns in the same processes."""
+"""Compares ``torch.distributed.all_to_all_single`` over Headway and over Gloo, in turns in the same processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """All points, combined over rounds."""
+    """Measures all points, combined over rounds."""
     return measure_exchanges("benchmarks.torch_ranks.all_to_all_rank", options, systems=[_HEADWAY], reference=_GLOO)
 
 
