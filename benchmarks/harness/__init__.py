@@ -1,1 +1,1 @@
-"""What the benchmarks share: starting the programs, pairing runs, tables, plots and JSON lines."""
+"""Shared parts of the benchmarks: starting the programs, pairing runs, tables, plots and JSON lines."""

@@ -16,15 +16,15 @@ class OneLineParser(argparse.ArgumentParser):
     """Reports a wrong argument in one line, without repeating the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program."""
+        """Ends the program with one line on stderr."""
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def size(text: str) -> int:
-    """A number of bytes as ``512``, ``32K`` or ``2MiB``; units are binary.
+    """Parses a number of bytes such as ``512``, ``32K`` or ``2MiB``; units are binary.
 
     Raises:
-        argparse.ArgumentTypeError: it is not one.
+        argparse.ArgumentTypeError: the text is not a number of bytes.
     """
     digits = text.rstrip("KkMmGgIiBb")
     unit = text[len(digits) :].lower()
@@ -34,7 +34,7 @@ def size(text: str) -> int:
 
 
 def whole_number(lowest: int) -> Callable[[str], int]:
-    """Type of an integer argument with a lower bound."""
+    """Returns the argparse type of an integer that is at least ``lowest``."""
 
     def parse(text: str) -> int:
         if not text.removeprefix("-").isdecimal():
@@ -56,9 +56,9 @@ def make_parser(
     rounds: int | None = None,
     epilog: str | None = None,
 ) -> OneLineParser:
-    """Parser with the options that this benchmark has: where a default is None, the option is left out.
+    """Makes a parser with the options of this benchmark. A default of None leaves the option out.
 
-    ``--sizes`` and ``--against`` take values apart by commas or spaces.
+    ``--sizes`` and ``--against`` accept values separated by commas or spaces.
     """
     started = Path(sys.argv[0]).name
     program = sys.argv[0] if started.startswith("headway ") else f"python -m benchmarks.{name}"
@@ -105,7 +105,7 @@ def make_parser(
 
 
 def add_program_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the benchmarks that start the C++ programs."""
+    """Adds the options of the benchmarks that start the C++ programs."""
     parser.add_argument(
         "--programs", type=Path, metavar="DIR", help="folder of the C++ programs (default: build/ of the checkout)"
     )
@@ -118,7 +118,7 @@ def add_program_options(parser: argparse.ArgumentParser) -> None:
 
 
 def flat(values: Sequence[list[int]]) -> list[int]:
-    """Sizes of all groups, ``[[8, 512], [4096]]``, in order and each once."""
+    """Flattens groups of sizes such as ``[[8, 512], [4096]]``, in order and without repeats."""
     return list(dict.fromkeys(value for group in values for value in group))
 
 

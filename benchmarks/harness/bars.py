@@ -1,4 +1,4 @@
-"""Compares measured points with the bars of the project: the least ratio that a release must have, and the aim."""
+"""Compares measured points with the bars of the project: the minimum ratio of a release, and the ratio aimed at."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _FEWEST_CORES_RANKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """``value(point)`` of every point that ``applies`` is measured against ``must`` and ``aim``.
+    """One bar: compares ``value(point)`` of every point that ``applies`` with ``must`` and ``aim``.
 
     Attributes:
-        higher_is_better: the value must be at least ``must``; otherwise at most.
+        what: name of the bar in the table.
+        must: limit that a release has to meet.
+        aim: limit that the project aims at; None if there is none.
+        higher_is_better: a value meets a limit by reaching it; if False, by not exceeding it.
     """
 
     what: str
@@ -78,7 +81,7 @@ BARS = [
 
 
 def judge(points: Sequence[Point]) -> list[tuple[str, ...]]:
-    """Rows of bar, point, must, aim, value and verdict; a bar that was not measured has one row that says so."""
+    """Returns rows of bar, point, must, aim, value and verdict. A bar without points has one row that says so."""
     rows: list[tuple[str, ...]] = []
     for bar in BARS:
         judged = [(point, value) for point in points if bar.applies(point) and (value := bar.value(point)) is not None]
@@ -105,7 +108,7 @@ def _place(point: Point) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``bars FOLDER``: judges the points of all ``*.jsonl`` files there; the status is 0 whatever they say."""
+    """``bars FOLDER``: judges the points of all ``*.jsonl`` files there. The status is 0 for any verdict."""
     if len(argv) != 1 or not Path(argv[0]).is_dir():
         print("usage: python -m benchmarks.harness.bars FOLDER", file=sys.stderr)
         return 2

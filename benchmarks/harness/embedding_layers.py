@@ -1,4 +1,4 @@
-"""What benchmarks of embedding layers share: tables for unknown ids beside FBGEMM's static ones, which know them."""
+"""Shared parts of the benchmarks of embedding layers: dynamic tables beside FBGEMM's static tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.harness.table import format_ratio, format_table, format_time
 from dlrm_examples.bls_dlrm.zipf import draw_zipf
 
 FBGEMM, HEADWAY = "fbgemm", "headway"
-#: Makes ids out of rows of a static table: odd, so that no two are the same.
+#: Multiplier that turns rows of a static table into ids. It is odd, so no two ids are equal.
 SCATTER = 0x1E3779B97F4A7C15
 
 
@@ -31,7 +31,7 @@ def table_names(options: argparse.Namespace) -> list[str]:
 
 
 def draw_rows(options: argparse.Namespace, random: np.random.Generator) -> torch.Tensor:
-    """(tables, batch * length) int64: rows that are looked up."""
+    """Draws the rows to look up: (tables, batch * length) int64."""
     size = options.tables * options.batch * options.length
     rows = draw_zipf(random, num_values=options.rows, exponent=options.exponent, size=size)
     return torch.from_numpy(rows).view(options.tables, -1)
@@ -40,7 +40,7 @@ def draw_rows(options: argparse.Namespace, random: np.random.Generator) -> torch
 def make_collection(
     options: argparse.Namespace, optimizer: Optimizer, pooling: Any, **more: Any
 ) -> HashTableCollection:
-    """Tables that merge into one, with a feature each; ``more`` are options of the collection."""
+    """Makes mergeable tables with one feature each. ``more`` holds further options of the collection."""
     names = table_names(options)
     return HashTableCollection(
         tables=[
@@ -52,12 +52,12 @@ def make_collection(
 
 
 def import_fbgemm() -> Any:
-    """What is used of FBGEMM.
+    """Imports the used parts of FBGEMM.
 
     Raises:
-        BenchmarkError: it is not installed.
+        BenchmarkError: FBGEMM is not installed.
     """
-    logging.getLogger().setLevel(logging.ERROR)  # It warns of a table of versions without an entry.
+    logging.getLogger().setLevel(logging.ERROR)  # FBGEMM warns about a table of versions without an entry.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -84,10 +84,10 @@ def import_fbgemm() -> Any:
 
 
 def find_fbgemm(options: argparse.Namespace) -> Any | None:
-    """The same, or None where it is to be left out: with ``--against none``, or where it is missing, with a note.
+    """Imports FBGEMM, or returns None with ``--against none``. If FBGEMM is missing, prints a note and returns None.
 
     Raises:
-        BenchmarkError: ``--against`` names it, and it is not installed.
+        BenchmarkError: ``--against`` names FBGEMM and it is not installed.
     """
     if options.against == "none":
         return None
@@ -108,12 +108,14 @@ def make_points(
     reference: str = FBGEMM,
     **extra: Mapping[str, Any],
 ) -> list[Point]:
-    """One of each system.
+    """Makes one point for each system.
 
     Args:
-        params: ``tables``, ``batch`` and ``length`` among them; with ``ranks``, a batch is that of one.
-        seconds: by system, of each turn.
-        reference: the system that ratios are taken to, where it was measured.
+        name: name of the benchmark.
+        params: parameters, among them ``tables``, ``batch`` and ``length``. With ``ranks``, a batch belongs to one
+            rank.
+        seconds: seconds of each turn, by system.
+        reference: ratios compare with this system if it was measured.
         extra: further fields, each by system.
     """
     num_ids = params.get("ranks", 1) * params["tables"] * params["batch"] * params["length"]
@@ -137,7 +139,7 @@ def make_points(
 
 
 def format_layers(points: Sequence[Point], columns: Sequence[str]) -> str:
-    """The table: one row for each point, by the parameters ``columns``."""
+    """The table: one row for each point, with the parameters ``columns``."""
     others = {point.key: point for point in points if point.system == FBGEMM}
     rows = []
     for point in points:

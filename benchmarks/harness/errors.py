@@ -1,7 +1,7 @@
-"""What can go wrong in a benchmark that its user can do something about."""
+"""Errors that the user of a benchmark can act on."""
 
 from __future__ import annotations
 
 
 class BenchmarkError(RuntimeError):
-    """One line that says what is missing or which program failed, and how."""
+    """One line that says what is missing, or which program failed and how."""

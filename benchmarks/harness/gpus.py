@@ -1,4 +1,4 @@
-"""The GPUs of a benchmark: whether a host has them, and what keeps one busy."""
+"""Checks that a host has enough GPUs, and keeps a GPU busy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.harness.errors import BenchmarkError
 
-_CYCLES_PER_MS = 2_000_000  #: about what clocks of data centre GPUs make
+_CYCLES_PER_MS = 2_000_000  #: Approximate clock rate of data centre GPUs.
 
 
 def expect_gpu_each(ranks: Sequence[int]) -> None:
-    """For numbers of ranks that are measured one after the other.
+    """Checks that each rank can have a GPU, for each number of ranks.
 
     Raises:
         BenchmarkError: there are fewer GPUs than ranks.
@@ -23,5 +23,5 @@ def expect_gpu_each(ranks: Sequence[int]) -> None:
 
 
 def keep_busy(milliseconds: float) -> None:
-    """Gives the current stream about so much to do, while the host enqueues behind it what is timed."""
+    """Occupies the current stream for about this long, so that the host can enqueue the timed work behind it."""
     torch.cuda._sleep(int(milliseconds * _CYCLES_PER_MS))

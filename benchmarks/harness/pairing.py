@@ -1,4 +1,17 @@
-"""Ratios of two systems measured in turns: each round is compared with itself, so that slow drifts cancel."""
+"""Ratios of two systems that are measured in turns, so that slow drifts of the machine cancel.
+
+Idea: in every round each system runs once, one right after the other. A round is compared with itself: its ratio is the
+reference's time over the system's time. The result is the median of these ratios, not the ratio of two medians.
+
+Example: three rounds, reference 10, 100, 12 us and system 5, 50, 12 us. The machine was ten times slower in the second
+round. The ratios are 2, 2, 1, so ``ratio`` = 2, ``ratio_low`` = 1 and ``ratio_high`` = 2. The ratio of the medians
+would be 12 / 12 = 1.
+
+Invariants: a factor that slows a whole round leaves its ratio unchanged. A round in which one of the two has no time
+gives no ratio. The bootstrap has a fixed seed, so the same values give the same interval.
+Complexity: O(rounds * points); O(4000 * values) time and memory for an interval.
+Source: percentile bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +30,7 @@ _SEED = 20
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A median with its 95% interval."""
+    """Median and 95% interval."""
 
     median: float
     low: float
@@ -25,7 +38,7 @@ class Interval:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Median of ``values`` and its 95% interval by the bootstrap (4000 resamples, fixed seed).
+    """Computes the median of ``values`` and its 95% interval by the bootstrap (4000 resamples, fixed seed).
 
     Raises:
         ValueError: ``values`` is empty.
@@ -39,15 +52,15 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def combine_rounds(rounds: Sequence[Sequence[Point]], *, reference: str | None) -> list[Point]:
-    """One point for each system and set of parameters out of those of all rounds.
+    """Merges the points of all rounds into one for each system and set of parameters.
 
     Args:
         rounds: the points of each round, of all systems.
-        reference: the system that ratios are taken to, where it was measured.
+        reference: ratios compare with this system, for the points that it has; None: no ratios.
     Returns:
         points in the order of the first round. Times are medians over rounds. ``ratio`` is the median over rounds of
-        the reference's median time over this system's, ``ratio_low`` and ``ratio_high`` are its extremes;
-        ``mean_ratio`` is the same of mean times.
+        the reference's median time over this system's; ``ratio_low`` and ``ratio_high`` are its extremes.
+        ``mean_ratio`` is the same for mean times.
     """
     by_key: dict[tuple[object, str], list[Point | None]] = defaultdict(lambda: [None] * len(rounds))
     for index, points in enumerate(rounds):

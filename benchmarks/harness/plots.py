@@ -14,7 +14,7 @@ _COLORS = {"headway": "#1565c0", "openmpi": "#d17b0f", "gloo": "#6a8f3c", "memcp
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One set of axes: ``label(point)`` names the line that a point belongs to, and ``x(point)`` is its place."""
+    """One set of axes. ``label(point)`` names the line of a point, and ``x(point)`` is its position."""
 
     title: str
     points: Sequence[Point]
@@ -28,7 +28,7 @@ class Panel:
 
 
 def save_plot(path: Path, panels: Sequence[Panel]) -> bool:
-    """Writes ``path`` with the panels side by side; returns False, with a note, where matplotlib is not installed."""
+    """Writes ``path`` with the panels side by side. Returns False and prints a note if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def save_plot(path: Path, panels: Sequence[Panel]) -> bool:
         print("no plots: matplotlib is not installed")
         return False
     figure = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)  # the figure draws itself on this, whatever display the user has
+    FigureCanvasAgg(figure)  # Draws without a display.
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for label, points in _lines(panel).items():
             color = _COLORS.get(label)

@@ -1,4 +1,4 @@
-"""One measured point: parameters, system, times; as the benchmark programs print it and as it is written to files."""
+"""One measured point (parameters, system, times), in the form that programs print and files hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Point:
 
     Attributes:
         ratio: speed of this system over that of the reference system, paired by round; None without a reference.
-        extra: fields beyond those that all benchmarks have.
+        extra: fields that only some benchmarks have.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Point:
 
     @property
     def key(self) -> tuple[tuple[str, Any], ...]:
-        """Equal for points of different systems that are to be compared."""
+        """Key of the comparison: points of different systems with equal keys are compared."""
         return (("name", self.name), *sorted(self.params.items()))
 
 
 def parse_point(line: str) -> Point:
-    """A line that a program or an earlier run wrote.
+    """Parses a line that a program or an earlier run wrote.
 
     Raises:
         ValueError: the line is not a JSON object with the fields of a point.
@@ -66,7 +66,7 @@ def parse_point(line: str) -> Point:
 
 
 def fields_of(point: Point) -> dict[str, Any]:
-    """What ``parse_point`` makes a point of, once it is JSON."""
+    """Returns the fields of the JSON object of a point; ``parse_point`` reads it back."""
     return {
         "name": point.name,
         "params": point.params,
@@ -83,7 +83,7 @@ def fields_of(point: Point) -> dict[str, Any]:
 
 
 def write_json_lines(path: Path, points: Iterable[Point]) -> None:
-    """One line a point, with the commit of the checkout and the machine."""
+    """Writes one line per point, with the commit of the checkout and the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     origin = {"commit": current_commit(), "machine": describe_machine()}
     with path.open("w", encoding="utf-8") as file:
@@ -92,12 +92,12 @@ def write_json_lines(path: Path, points: Iterable[Point]) -> None:
 
 
 def read_json_lines(path: Path) -> list[Point]:
-    """The points of a file that ``write_json_lines`` wrote."""
+    """Reads the points of a file that ``write_json_lines`` wrote."""
     return [parse_point(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def current_commit() -> str:
-    """Commit of the checkout that holds this file, with ``+`` after it if files differ; ``unknown`` outside of one."""
+    """Returns the commit of this file's checkout: with ``+`` if files differ, ``unknown`` outside of a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -106,7 +106,7 @@ def current_commit() -> str:
 
 
 def describe_machine() -> str:
-    """Processor and number of processors that this process may use."""
+    """Names the processor and the number of processors that this process may use."""
     model = platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -119,5 +119,5 @@ def describe_machine() -> str:
 
 
 def systems_of(points: Sequence[Point]) -> list[str]:
-    """Systems in the order of their first point."""
+    """Returns the systems in the order of their first point."""
     return list(dict.fromkeys(point.system for point in points))

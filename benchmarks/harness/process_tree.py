@@ -1,4 +1,4 @@
-"""Runs a program and ends it together with all processes it started, whatever ends this one."""
+"""Runs a program, and ends it with all processes that it started even if this process is ended."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_process_tree(
     """Waits for ``command`` and returns its status and output.
 
     Raises:
-        BenchmarkError: it cannot be started, or took longer than ``timeout_s``.
+        BenchmarkError: the command cannot be started, or took longer than ``timeout_s``.
     """
     try:
-        # A session of its own: a key typed at the terminal ends this process, which then ends the others.
+        # A session of its own: Ctrl-C then ends this process, which ends the others.
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
                                    start_new_session=True)  # fmt: skip
     except OSError as error:
@@ -43,7 +43,7 @@ def run_process_tree(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    # mpirun gives each rank a session of its own and ends them all when it is asked to end.
+    # mpirun gives each rank a session of its own. It ends the ranks when it gets SIGTERM.
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_GRACE_S)

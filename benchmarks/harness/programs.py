@@ -22,13 +22,13 @@ _FILES = {HEADWAY: "bench_all_to_all_headway", OPENMPI: "bench_all_to_all_mpi"}
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How the ranks of a run are started.
+    """Start options of the ranks of a run.
 
     Attributes:
         ranks: number of processes.
         cores: processors that all ranks share; None: all that this process may use.
-        bind: each rank has a core of its own. Only with at most as many ranks as cores.
-        yield_when_idle: Open MPI gives up its core while it waits (it has no effect on Headway).
+        bind: pin each rank to a core of its own. Needs at least as many cores as ranks.
+        yield_when_idle: Open MPI gives up its core while it waits. No effect on Headway.
     """
 
     ranks: int
@@ -41,12 +41,13 @@ class Programs:
     """The built programs of one folder."""
 
     def __init__(self, folder: Path | None, *, use_mpirun: bool = True) -> None:
-        """
+        """Looks for the programs.
+
         Args:
-            folder: where the programs are; None: where this checkout's ``make build`` puts them.
-            use_mpirun: start Headway's ranks by mpirun too where there is one, so that both systems are placed alike.
+            folder: folder of the programs; None: the output folder of this checkout's ``make build``.
+            use_mpirun: start Headway's ranks by mpirun too if it is there, so that both systems are placed alike.
         Raises:
-            BenchmarkError: the program for Headway is not there.
+            BenchmarkError: the program for Headway is missing.
         """
         self._folder = folder if folder is not None else _ROOT / "build" / "benchmarks" / "all_to_all"
         self._mpirun = shutil.which("mpirun")
@@ -59,7 +60,7 @@ class Programs:
         return self._path(system).is_file() and (system == HEADWAY or self._mpirun is not None)
 
     def run(self, system: str, arguments: Sequence[str], launch: Launch, *, timeout_s: float = 300) -> list[Point]:
-        """Starts all ranks, waits for their end and returns what rank 0 printed.
+        """Starts all ranks, waits for their end and returns the points that rank 0 printed.
 
         Raises:
             BenchmarkError: a rank failed, gave a wrong result or took too long.
@@ -86,7 +87,7 @@ class Programs:
 
 
 def num_cores(cpus: frozenset[int] | None = None) -> int:
-    """Cores among ``cpus`` (None: those this process may use); hardware threads of one core count once."""
+    """Counts the cores among ``cpus`` (None: those this process may use). Hardware threads of a core count once."""
     allowed = os.sched_getaffinity(0) if cpus is None else cpus
     siblings = set()
     for cpu in allowed:

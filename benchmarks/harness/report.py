@@ -1,4 +1,4 @@
-"""What a benchmark does with its points."""
+"""Measures, prints, saves and plots the points of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def measure_and_report(
     format_points: Callable[[Sequence[Point]], str],
     panels: Callable[[Sequence[Point]], list[Panel]],
 ) -> int:
-    """Measures, prints the table, and keeps points (``--json``) and, of panels, a plot (``NAME.png`` in ``--out``).
+    """Measures, prints the table, and saves the points (``--json``) and a plot of the panels (``NAME.png`` in
+    ``--out``).
 
     Returns:
         the exit status: 1, after one line that says why, if the measurement failed.

@@ -1,4 +1,4 @@
-"""Models of a table and three layers over each id's vector: with dynamic tables, or TorchRec's managed collisions."""
+"""Models of one table and three layers per embedding, with dynamic tables or with TorchRec's managed collisions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.harness.errors import BenchmarkError
 
 HEADWAY, UNLIMITED = "headway", "headway_unlimited"
 TORCHREC = "torchrec_mch"
-TORCHREC_DEDUP = "torchrec_mch_dedup"  #: each rank finds its duplicates before ids are exchanged
+TORCHREC_DEDUP = "torchrec_mch_dedup"  #: Like TORCHREC, and each rank removes duplicates before ids are exchanged.
 PEERS = (TORCHREC, TORCHREC_DEDUP)
-ID_BITS = 62  #: of ids: managed collisions take none below 0
+ID_BITS = 62  #: Bits of an id: managed collisions accept no negative ids.
 
 _TABLE, _FEATURE = "item", "ids"
 _HIDDEN = 64
@@ -26,18 +26,18 @@ _LR, _EPS = 0.01, 1e-8
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What all systems are given; ``slots``: rows of the table, of all ranks together, where it has a limit."""
+    """Options of all systems. ``slots`` is the number of rows of a limited table, over all ranks."""
 
     dim: int
     slots: int
     optimizer: str  #: row_wise_adagrad or adam
-    eviction_interval: int  #: batches after which managed collisions choose their ids anew
+    eviction_interval: int  #: Batches after which managed collisions reassign their rows.
     device: torch.device
-    group: dist.ProcessGroup  #: for tensors of the device
+    group: dist.ProcessGroup  #: Group that exchanges tensors of the device.
 
 
 class SequenceModel(nn.Module):
-    """A vector for each id, three layers over each, in bfloat16 on a GPU, and a loss."""
+    """One embedding per id, three layers over each, in bfloat16 on a GPU, and a loss."""
 
     def __init__(self, embeddings: nn.Module, options: ModelOptions) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SequenceModel(nn.Module):
 
     def forward(self, features: Any) -> torch.Tensor:
         found = self.embeddings(features)
-        by_feature = found[0] if isinstance(found, tuple) else found  # Managed collisions give ids, too.
+        by_feature = found[0] if isinstance(found, tuple) else found  # Managed collisions also return the remapped ids.
         vectors = by_feature[_FEATURE].values()
         with torch.autocast(self.device_type, torch.bfloat16):
             logits = self.over(vectors)
@@ -63,8 +63,12 @@ class SequenceModel(nn.Module):
 
 
 def import_torchrec() -> None:
-    """Raises: BenchmarkError: it is not installed, or without FBGEMM."""
-    logging.getLogger().setLevel(logging.ERROR)  # Both say much while they are imported.
+    """Imports TorchRec and FBGEMM.
+
+    Raises:
+        BenchmarkError: TorchRec or FBGEMM is not installed.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # Both packages log much while they are imported.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -74,7 +78,7 @@ def import_torchrec() -> None:
 
 
 def make_features(ids_BL: torch.Tensor) -> Any:
-    """Lists of equal length; it knows how many ids there are, as that of a data loader may."""
+    """Makes lists of equal length. The result knows the number of ids, as that of a data loader may."""
     from torchrec import KeyedJaggedTensor
 
     num_lists, length = ids_BL.shape
@@ -85,14 +89,14 @@ def make_features(ids_BL: torch.Tensor) -> Any:
 
 
 def make_model(system: str, options: ModelOptions) -> Any:
-    """The sharded model of a system; all ranks of the group must call it."""
+    """Makes the sharded model of a system. Collective: all ranks of the group must call it."""
     if system in PEERS:
         return _make_torchrec(options, has_dedup=system == TORCHREC_DEDUP)
     return _make_headway(options, is_limited=system == HEADWAY)
 
 
 def table_counts(system: str, model: Any) -> dict[str, int]:
-    """What this rank's part of a dynamic table has and did."""
+    """Returns counters of this rank's shard of a dynamic table; empty for TorchRec's systems."""
     import headway.torchrec
 
     if system in PEERS:
@@ -117,7 +121,8 @@ def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
 
     limit: dict[str, Any] = {}
     if is_limited:
-        # With several ranks each may have a tenth more than its share: together they then have as many as others.
+        # A shard may grow a tenth above its share. With this limit all shards together have as many rows as other
+        # systems.
         max_rows = options.slots if options.group.size() == 1 else options.slots * 10 // 11
         limit = {"max_rows": max_rows, "eviction": Eviction(policy="lru", high_water=0.95, low_water=0.85)}
     is_adam = options.optimizer == "adam"
@@ -154,7 +159,7 @@ def _make_torchrec(options: ModelOptions, *, has_dedup: bool) -> Any:
         device=options.device,
         eviction_policy=DistanceLFU_EvictionPolicy(),
         eviction_interval=options.eviction_interval,
-        # Each rank has a range of ids: of the default, 2^63, the first half of ranks would have them all.
+        # Ranks own ranges of ids. With the default range of 2^63, the first half of the ranks would own all ids.
         input_hash_size=1 << ID_BITS,
     )
     module = ManagedCollisionEmbeddingCollection(

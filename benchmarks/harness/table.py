@@ -1,4 +1,4 @@
-"""Tables for the terminal, and sizes and times as people write them."""
+"""Tables for the terminal, and sizes and times in readable units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
+    """Aligns columns, the first to the left and the others to the right."""
     lines = [tuple(headings), *map(tuple, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     return "\n".join(
@@ -19,7 +19,7 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Three digits or fewer and a binary unit: 32 KiB."""
+    """Formats a size with up to three digits and a binary unit, such as 32 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.4g} {unit}"
@@ -28,7 +28,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_time(seconds: float | None) -> str:
-    """Three digits and a unit from ns to s."""
+    """Formats a time with three digits and a unit from ns to s."""
     if seconds is None:
         return "-"
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
@@ -38,7 +38,7 @@ def format_time(seconds: float | None) -> str:
 
 
 def format_ratio(ratio: float | None, low: float | None = None, high: float | None = None) -> str:
-    """``2.10x (1.95 to 2.30)``."""
+    """Formats a ratio with its interval, such as ``2.10x (1.95 to 2.30)``."""
     if ratio is None:
         return "-"
     return f"{ratio:.2f}x" if low is None or high is None else f"{ratio:.2f}x ({low:.2f} to {high:.2f})"

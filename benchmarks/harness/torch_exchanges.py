@@ -1,4 +1,4 @@
-"""What the benchmarks of ``torch.distributed.all_to_all_single`` share: options, and points of all numbers of ranks."""
+"""Shared parts of the benchmarks of ``torch.distributed.all_to_all_single``: options and points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.torch_ranks.block_sizes import DEFAULT_UNIT, SPLITS
 
 
 def add_exchange_options(parser: OneLineParser, *, splits: Sequence[str]) -> None:
-    """Options besides those of ``make_parser()``; ``splits`` is the default of ``--split``."""
+    """Adds options besides those of ``make_parser()``. ``splits`` is the default of ``--split``."""
     parser.add_argument("--split", nargs="+", choices=SPLITS, default=list(splits),
                         help=f"how a rank's bytes are spread (default: {' '.join(splits)})")  # fmt: skip
     parser.add_argument("--unit", type=whole_number(1), default=DEFAULT_UNIT, metavar="BYTES",
@@ -28,12 +28,13 @@ def add_exchange_options(parser: OneLineParser, *, splits: Sequence[str]) -> Non
 def measure_exchanges(
     module: str, options: argparse.Namespace, *, systems: Sequence[str], reference: str, **further: Any
 ) -> list[Point]:
-    """All points, combined over rounds.
+    """Measures all points, combined over rounds.
 
     Args:
-        module: one rank of the benchmark; see ``run_torch_ranks()``.
-        systems: measured besides ``reference``, which ``--against none`` leaves out.
-        reference: the system that ratios are taken to.
+        module: module of one rank of the benchmark; see ``run_torch_ranks()``.
+        options: the parsed command line.
+        systems: systems to measure besides ``reference``, which ``--against none`` leaves out.
+        reference: ratios compare with this system.
         further: settings of this benchmark's ranks.
     """
     settings = {

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark at torch's level, one Python process each, and gives back what rank 0 printed."""
+"""Starts the ranks of a torch benchmark, one Python process each, and returns the output of rank 0."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int,
     """Runs all ranks to their end.
 
     Args:
-        module: started with one argument, a JSON object: ``settings`` with ``rank``, ``ranks`` and ``store``, a file
-            that the ranks meet at.
+        module: started with one argument, a JSON object: ``settings`` with ``rank``, ``ranks`` and ``store``, the file
+            of the ranks' rendezvous.
         settings: the same for all ranks.
-        num_ranks: processes.
-        time_limit_s: of the whole run.
+        num_ranks: number of processes.
+        time_limit_s: limit of the whole run.
     Raises:
         BenchmarkError: a rank failed or the time is over.
     """
@@ -54,12 +54,12 @@ def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int,
 def measure_torch_ranks(
     module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int, reference: str
 ) -> list[Point]:
-    """The points that rank 0 printed, each with its ``round``, combined over rounds.
+    """Returns the points that rank 0 printed, each with its ``round``, combined over rounds.
 
     Args:
-        reference: the system that ratios are taken to.
+        reference: ratios compare with this system.
     Raises:
-        BenchmarkError: as ``run_torch_ranks()``.
+        BenchmarkError: see ``run_torch_ranks()``.
     """
     rounds = run_torch_rounds(module, settings, num_ranks=num_ranks, time_limit_s=time_limit_s)
     return combine_rounds(rounds, reference=reference)
@@ -68,10 +68,10 @@ def measure_torch_ranks(
 def run_torch_rounds(
     module: str, settings: Mapping[str, Any], *, num_ranks: int, time_limit_s: int
 ) -> list[list[Point]]:
-    """The points that rank 0 printed, by their ``round``.
+    """Returns the points that rank 0 printed, grouped by their ``round``.
 
     Raises:
-        BenchmarkError: as ``run_torch_ranks()``.
+        BenchmarkError: see ``run_torch_ranks()``.
     """
     by_round: dict[int, list[Point]] = defaultdict(list)
     for line in run_torch_ranks(module, settings, num_ranks=num_ranks, time_limit_s=time_limit_s).splitlines():
@@ -83,7 +83,7 @@ def run_torch_rounds(
 
 def _start(command: Sequence[str], output: IO[str], errors: IO[str]) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
-    # Gloo else looks up the host's name, which not every container can resolve.
+    # Without it, Gloo looks up the host's name, which not every container can resolve.
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
@@ -94,7 +94,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, time_limit
     deadline = time.monotonic() + time_limit_s
     while True:
         is_running = any(process.poll() is None for process in processes)
-        # The first to fail: others may fail in consequence.
+        # Report the first rank to fail: others may fail because of it.
         failed = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)]
         if failed or not is_running or time.monotonic() > deadline:
             break
@@ -107,6 +107,6 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path, time_limit
 
 
 def _reason_in(errors: str) -> str:
-    """The last line that is no warning of torch: of groups of NCCL it warns after the exception that ends a process."""
+    """Returns the last line that is not a torch warning: NCCL groups warn after the exception that ends a process."""
     lines = [line for line in errors.splitlines() if line.strip() and not _TORCH_WARNING.match(line)]
     return lines[-1] if lines else "no message"

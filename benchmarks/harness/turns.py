@@ -11,10 +11,12 @@ from benchmarks.harness.programs import HEADWAY, Programs
 
 
 def choose_systems(programs: Programs, against: str | None, default: str) -> list[str]:
-    """Headway and what it is compared with.
+    """Returns Headway and the system that it is compared with.
 
     Args:
-        against: the user's choice; None: ``default`` where it can be run, with a note where not.
+        programs: the programs that can be started.
+        against: the user's choice. None: ``default`` if it can be run; otherwise a note says that it cannot.
+        default: the system to compare with if the user chose none.
     Raises:
         BenchmarkError: the user's choice cannot be run.
     """
@@ -33,7 +35,7 @@ def choose_systems(programs: Programs, against: str | None, default: str) -> lis
 def take_turns(
     systems: Sequence[str], num_rounds: int, run: Callable[[str], list[Point]], *, title: str
 ) -> list[list[Point]]:
-    """The points of each round; ``run(system)`` measures one system once."""
+    """Returns the points of each round. ``run(system)`` measures one system once."""
     rounds = []
     for index in range(num_rounds):
         started = time.monotonic()

@@ -1,1 +1,1 @@
-"""One rank of the benchmarks at torch's level."""
+"""Programs that run one rank of a torch benchmark."""

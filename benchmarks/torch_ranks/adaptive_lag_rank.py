@@ -1,4 +1,4 @@
-"""One rank of the benchmark of a bound that adapts: loops that are late in several ways, under fixed bounds and "auto".
+"""One rank of the adaptive-lag benchmark: loops with several patterns of lateness, under fixed bounds and "auto".
 
 Started by ``benchmarks.adaptive_lag`` with one argument, a JSON object with the fields of ``RankSettings``.
 """
@@ -28,12 +28,12 @@ Delays = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """What this rank measures; see the options of ``benchmarks.adaptive_lag``.
+    """Settings of one rank; see the options of ``benchmarks.adaptive_lag``.
 
     Attributes:
-        store: file that the ranks meet at; it must not exist.
+        store: file of the ranks' rendezvous; it must not exist.
         bounds: fixed bounds and "auto".
-        limit: of "auto".
+        limit: largest bound that "auto" may choose.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class RankSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of this rank; seconds and exchanges."""
+    """Results of one run of this rank: seconds of the run, mean seconds from request to completion, mean bound."""
 
     elapsed_s: float
     request_latency_s: float
@@ -57,7 +57,7 @@ class Run:
 
 
 def draw_delays(pattern: str, *, rank: int, num_ranks: int, num_steps: int, seed: int) -> Delays:
-    """Seconds for which a rank is busy in each step; the same for every bound.
+    """Draws the seconds for which a rank is busy in each step; the same for every bound.
 
     Raises:
         ValueError: there is no such pattern.
@@ -65,7 +65,7 @@ def draw_delays(pattern: str, *, rank: int, num_ranks: int, num_steps: int, seed
     own = np.random.default_rng((seed, rank))
     if pattern == "random":
         return own.uniform(0.0, 0.010, num_steps)
-    if pattern == "drifting":  # The slow rank is another one every few steps, before it has fallen far behind.
+    if pattern == "drifting":  # Another rank is slow every few steps, before it has fallen far behind.
         turn = np.random.default_rng(seed).integers(0, num_ranks, num_steps // 2 + 1).repeat(2)[:num_steps]
         return np.where(turn == rank, 0.008, 0.002)
     if pattern == "bursts":
@@ -78,7 +78,7 @@ def draw_delays(pattern: str, *, rank: int, num_ranks: int, num_steps: int, seed
 
 
 def run_loop(group: dist.ProcessGroup, bound: Bound, delays_s: Delays, num_ranks: int) -> Run:
-    """Works and exchanges once a step, as far ahead as the bound allows."""
+    """Works and exchanges once per step, as far ahead as the bound allows."""
     sent = torch.zeros(num_ranks * _ROW_BYTES, dtype=torch.uint8)
     queue: headway.LagQueue[float] = headway.LagQueue(group, max_lag=bound)
     latencies_s: list[float] = []
@@ -98,7 +98,7 @@ def run_loop(group: dist.ProcessGroup, bound: Bound, delays_s: Delays, num_ranks
 
 
 def measure(settings: RankSettings, pattern: str, index: int) -> None:
-    """Prints one point a bound at rank 0: the means over ranks."""
+    """Prints one point per bound at rank 0, with means over ranks."""
     order = np.random.default_rng((index, len(pattern))).permutation(len(settings.bounds))
     for place in order:
         bound = settings.bounds[place]

@@ -1,4 +1,4 @@
-"""How all ranks of a benchmark give a system up together, where it fails at some of them."""
+"""Lets all ranks of a benchmark drop a system together if it fails at some of them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _Result = TypeVar("_Result")
 
 
 class _Failure(NamedTuple):
-    """As text, which holds no tensors as an exception does."""
+    """An error as text. Unlike an exception, it keeps no tensors alive."""
 
-    reason: str  #: a line
+    reason: str  #: One line.
     traceback: str
 
 
 class _Outcome(NamedTuple):
-    """Of an action on one rank."""
+    """Result or error of an action on one rank."""
 
     result: Any
     failure: _Failure | None
 
 
 class SystemFailure(Exception):
-    """A system failed at a rank, and all ranks know; says which rank, and its traceback."""
+    """A system failed at a rank, and all ranks know it. The message holds the rank and its traceback."""
 
 
 def on_all_ranks(action: Callable[[], _Result], device: torch.device) -> list[_Result]:
-    """Calls ``action`` on all ranks, which begin together, and waits until the devices of all have nothing to do.
+    """Calls ``action`` on all ranks at the same time, and waits until the devices of all ranks are idle.
 
-    Every rank must call it at the same point. ``action`` must leave the default group, whose timeout bounds each wait
-    here, alone, and its own groups should wait longer: then a rank that fails is the first to give up.
+    Every rank must call it at the same point. ``action`` must not use the default group: its timeout bounds each wait
+    here. The timeouts of other groups should be longer, so that a rank that fails is the first to give up.
 
     Returns:
-        what it gave on each rank, the same everywhere.
+        the result of each rank, the same list everywhere.
     Raises:
-        SystemFailure: it failed at a rank, and each rank is through with it: all may go on with something else.
-        BenchmarkError: it failed here, and another rank still waits for this one, or the device is lost.
+        SystemFailure: the action failed at a rank, and each rank has ended it: all may go on with something else.
+        BenchmarkError: the action failed here, and another rank still waits for this one, or the device is lost.
     """
     dist.barrier()
     outcome = _call(action)
     outcomes = [outcome] * dist.get_world_size()
     try:
         if device.type == "cuda":
-            torch.cuda.synchronize()  # What was enqueued of an exchange that others have not joined never ends.
+            torch.cuda.synchronize()  # Kernels of an exchange that other ranks have not joined never end.
         dist.all_gather_object(outcomes, outcome)
     except RuntimeError as error:
         if outcome.failure is None:
@@ -64,6 +64,6 @@ def on_all_ranks(action: Callable[[], _Result], device: torch.device) -> list[_R
 def _call(action: Callable[[], Any]) -> _Outcome:
     try:
         return _Outcome(action(), None)
-    except Exception as error:  # Whatever it is: a peer's, or one that says that there is no memory.
+    except Exception as error:  # Any error, such as a lost peer or a lack of memory.
         reason = traceback.format_exception_only(error)[0].splitlines()[0]
         return _Outcome(None, _Failure(reason, traceback.format_exc()))

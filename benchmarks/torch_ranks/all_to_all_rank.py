@@ -23,13 +23,13 @@ _REPETITIONS_ABOVE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """What this rank measures; see the options of ``benchmarks.torch_all_to_all``.
+    """Settings of one rank; see the options of ``benchmarks.torch_all_to_all``.
 
     Attributes:
-        store: file that the ranks meet at; it must not exist.
+        store: file of the ranks' rendezvous; it must not exist.
         systems: backends, in the order of the first round.
-        unit: bytes that blocks are multiples of.
-        repetitions: timed calls; None: by size.
+        unit: block sizes are multiples of this number of bytes.
+        repetitions: timed calls; None: chosen by size.
     """
 
     rank: int
@@ -45,11 +45,11 @@ class RankSettings:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return torch.device("cpu")
 
     def blocks_by_source(self, split: str, bytes_per_rank: int) -> list[list[int]]:
-        """Bytes that each rank sends to each."""
+        """Returns the bytes from each rank to each rank, by source and destination."""
         return [
             block_sizes(split, bytes_per_rank, source=source, num_ranks=self.ranks, unit=self.unit)
             for source in range(self.ranks)
@@ -58,7 +58,7 @@ class RankSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Tensors and splits of one call; B bytes in all."""
+    """Tensors and splits of one call, with B bytes in all."""
 
     input_B: torch.Tensor
     output_B: torch.Tensor
@@ -66,16 +66,16 @@ class Blocks:
     output_splits: list[int] | None
 
     def exchange(self, group: dist.ProcessGroup) -> None:
-        """One blocking call."""
+        """Does one blocking call."""
         dist.all_to_all_single(self.output_B, self.input_B, self.output_splits, self.input_splits, group=group)
 
     def exchange_into_output(self, group: dist.ProcessGroup) -> None:
-        """The same, and what was received is in ``output_B`` at the end."""
+        """Does one blocking call that leaves the received blocks in ``output_B``."""
         self.exchange(group)
 
 
 def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Blocks:
-    """Tensors for one size; splits are left out where torch needs none."""
+    """Makes the tensors of one size. Splits are None if torch does not need them."""
     by_source = settings.blocks_by_source(split, bytes_per_rank)
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     is_even = len({size for sizes in by_source for size in sizes}) == 1
@@ -88,13 +88,13 @@ def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Bloc
 
 
 def block_contents(size: int, *, source: int, destination: int, salt: int, device: torch.device) -> torch.Tensor:
-    """(size,) uint8 that differ between blocks, places and salts; values stay below 251, so 255 is none of them."""
+    """Makes a block: (size,) uint8 below 251 that differ between blocks, positions and salts. So 255 never occurs."""
     index = torch.arange(size, dtype=torch.int64, device=device)
     return ((index * 131 + (index >> 8) * 7 + source * 31 + destination * 17 + salt * 101) % 251).to(torch.uint8)
 
 
 def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group: dist.ProcessGroup, salt: int) -> None:
-    """One call whose every byte is compared.
+    """Does one call and compares every byte.
 
     Raises:
         RuntimeError: a block is wrong; names the ranks.
@@ -121,7 +121,7 @@ def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group
 
 
 def time_calls(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> torch.Tensor:
-    """(calls,) float64 seconds of calls back to back."""
+    """Times calls back to back: (calls,) float64 seconds."""
     ends = [time.perf_counter()]
     for _ in range(calls):
         blocks.exchange(group)
@@ -130,7 +130,7 @@ def time_calls(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> torch.Te
 
 
 def measure(settings: RankSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
-    """Prints one point a round and system at rank 0."""
+    """Prints one point per round and system at rank 0."""
     blocks = make_blocks(settings, split, size)
     calls = settings.repetitions or next((count for limit, count in _STEPS if size <= limit), _REPETITIONS_ABOVE)
     for index in range(settings.rounds):
@@ -150,7 +150,7 @@ def measure(settings: RankSettings, groups: dict[str, dist.ProcessGroup], split:
 def make_point(
     settings: RankSettings, system: str, split: str, size: int, index: int, durations_s: torch.Tensor
 ) -> dict[str, Any]:
-    """The fields of a point, with its round."""
+    """Returns the fields of a point, with its round."""
     return {
         "name": "torch_all_to_all",
         "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "unit": settings.unit},
@@ -162,7 +162,7 @@ def make_point(
 
 
 def summary_of(durations_s: torch.Tensor, size: int) -> dict[str, Any]:
-    """Fields of a point about calls that took (calls,) float64 seconds, of ``size`` bytes a rank."""
+    """Summarises calls of ``size`` bytes per rank that took (calls,) float64 seconds, as fields of a point."""
     quantiles = torch.quantile(durations_s, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return {
         "median_s": quantiles[1],
@@ -179,7 +179,7 @@ def main() -> None:
     settings = RankSettings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     if "headway" in settings.systems:
-        import headway  # noqa: F401  importing registers the backend
+        import headway  # noqa: F401  Importing headway registers the backend.
     timeout = join(settings)
     groups = {system: dist.new_group(backend=system, timeout=timeout) for system in settings.systems}
     for split in settings.splits:

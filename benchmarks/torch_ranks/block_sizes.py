@@ -1,7 +1,7 @@
-"""How a rank's bytes are spread over the destinations: evenly, by popularity, or so that one rank receives more.
+"""Distributions of a rank's bytes over the destinations: even, by popularity, or skewed towards one receiver.
 
-Blocks are multiples of ``unit`` bytes, as rows of embeddings are. A block of an odd number of bytes costs NCCL its fast
-path, so a comparison over odd blocks says nothing about rows.
+Blocks are multiples of ``unit`` bytes, as rows of embeddings are. NCCL leaves its fast path for blocks of an odd number
+of bytes, so a comparison over odd blocks says nothing about rows.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Sequence
 #: Bytes that rank 0 receives from others, over the mean of all ranks.
 _SKEWS = {"skew1.5": 1.5, "skew3": 3.0}
 SPLITS = ("even", "zipf", *_SKEWS)
-#: Rows of float32 or of 16-bit types have such sizes where the dim is a multiple of 4, or of 8.
+#: Rows of float32 or of 16-bit types are multiples of this size if the dim is a multiple of 4 or 8.
 DEFAULT_UNIT = 16
 
 
 def block_sizes(split: str, bytes_per_rank: int, *, source: int, num_ranks: int, unit: int = DEFAULT_UNIT) -> list[int]:
-    """Bytes that ``source`` sends to each rank; they add up to ``bytes_per_rank``. Deterministic.
+    """Returns the bytes that ``source`` sends to each rank. They add up to ``bytes_per_rank``. Deterministic.
 
     Args:
         split: ``even``; ``zipf``: exponent 1.0, each source with a popularity order of its own; ``skew1.5`` and
-            ``skew3``: the link into rank 0 carries 1.5 or 3 times the mean of all links, which is that of ``even``, the
-            other links share the rest, and a rank keeps what is left of its bytes.
-        bytes_per_rank: of all blocks, the rank's own included.
+            ``skew3``: the link into rank 0 carries 1.5 or 3 times the mean over all links. The mean is that of
+            ``even``. The other links share the rest, and a rank keeps what is left of its bytes.
+        bytes_per_rank: bytes of all blocks, the rank's own included.
         source: the rank that sends.
         num_ranks: ranks of the group.
-        unit: borders between blocks are multiples of it, the end excepted.
+        unit: borders between blocks are multiples of it, except for the end.
 
     Raises:
-        ValueError: ``split`` is unknown, or so few ranks cannot have such a skew.
+        ValueError: ``split`` is unknown, or the group is too small for such a skew.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: one of {', '.join(SPLITS)}")
@@ -46,8 +46,7 @@ def block_sizes(split: str, bytes_per_rank: int, *, source: int, num_ranks: int,
 
 
 def _skewed_weights(split: str, num_ranks: int) -> list[float]:
-    """By destination. Weights of all sources are the same, so that rank ``i`` receives the ``i``-th times an even block
-    from each."""
+    """Weights by destination, relative to an even block and the same for all sources."""
     skew = _SKEWS[split]
     if num_ranks < max(2.0, skew):
         raise ValueError(f"split {split}: {num_ranks} ranks cannot have a link with {skew} times the mean")
@@ -55,7 +54,7 @@ def _skewed_weights(split: str, num_ranks: int) -> list[float]:
 
 
 def _round_borders(weights: Sequence[float], total: int, unit: int) -> list[int]:
-    """Rounds the borders between blocks, not the blocks, so that these add up."""
+    """Splits ``total`` by weights. It rounds the borders between blocks, so that the blocks still add up."""
     whole = sum(weights)
     inner = [round(total * sum(weights[:count]) / whole / unit) * unit for count in range(len(weights))]
     borders = [*(min(border, total) for border in inner), total]

@@ -32,29 +32,29 @@ from benchmarks.torch_ranks.cuda_ranks import (
 )
 from benchmarks.torch_ranks.joining import leave
 
-#: A host that waits after each call, and one that waits after many.
+#: The host waits after each call, or after many calls.
 WAITS = ("each", "last")
 
 _STEPS = ((1 << 20, 200), (16 << 20, 60), (128 << 20, 16))
 _CALLS_ABOVE = 6
-#: Calls of which one time is taken, where the host waits for the last.
+#: Calls per timed sample if the host waits for the last one.
 _CALLS_A_SAMPLE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class CudaSettings(RankSettings):
-    """The same, on the GPU of this rank.
+    """Settings of one rank with a GPU.
 
     Attributes:
-        hosts: as many as the ranks act as if they were on, in even parts.
-        wire: between these; an engine of Headway's.
+        hosts: number of hosts that the ranks pretend to run on, in even parts.
+        wire: transport of Headway between these hosts.
     """
 
     hosts: int
     wire: str
 
     def act_on_hosts(self) -> None:
-        """Keeps ranks of different hosts from what they share in truth; before any group is made."""
+        """Hides what ranks of different hosts share in truth. Call it before any group is made."""
         if self.hosts == 1:
             return
         os.environ["HEADWAY_HOST_ID"] = str(self.rank * self.hosts // self.ranks)
@@ -64,36 +64,36 @@ class CudaSettings(RankSettings):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return device_of(self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricBlocks(Blocks):
-    """The same blocks, even ones, in symmetric memory."""
+    """Even blocks in symmetric memory."""
 
     def exchange(self, group: dist.ProcessGroup) -> None:
-        """One call, by NCCL's copy engines."""
+        """Does one call over NCCL's copy engines."""
         exchange_by_copy_engines(self.output_B, self.input_B, group)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotBlocks(Blocks):
-    """The same blocks, exchanged in slots: the own one is left out, as whoever makes it writes it into the slot."""
+    """Blocks exchanged in slot tensors. The own block is not copied, since its producer writes it into the slot."""
 
     rank: int
     ring: headway.slots.Ring
     received: list[torch.Tensor]
 
     def exchange(self, group: dist.ProcessGroup) -> None:
-        """One call; what the last one received stays until the next."""
+        """Does one call. The received blocks stay until the next call."""
         self.received.clear()
         slot = self.ring.take()
         slot.exchange(self.input_B.split(self.input_splits), self.output_splits or [])
         self.received.extend(slot.received())
 
     def exchange_into_output(self, group: dist.ProcessGroup) -> None:
-        """The same, and what was received is in ``output_B`` at the end."""
+        """Does one call that leaves the received blocks in ``output_B``."""
         self.exchange(group)
         self.received[self.rank] = self.input_B.split(self.input_splits)[self.rank]
         torch.cat(self.received, out=self.output_B)
@@ -101,7 +101,7 @@ class SlotBlocks(Blocks):
 
 
 def make_slot_blocks(settings: CudaSettings, split: str, bytes_per_rank: int, group: dist.ProcessGroup) -> SlotBlocks:
-    """Tensors, splits and a ring for one size."""
+    """Makes tensors, splits and a ring for one size."""
     by_source = settings.blocks_by_source(split, bytes_per_rank)
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     largest = max(size for sizes in by_source for size in sizes)
@@ -119,7 +119,7 @@ def make_slot_blocks(settings: CudaSettings, split: str, bytes_per_rank: int, gr
 
 
 def time_each(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[list[float], float]:
-    """Seconds of each call until the device is done, and the host's seconds in a call."""
+    """Returns the seconds of each call until the device is done, and the host's mean seconds per call."""
     durations_s, host_s = [], 0.0
     for _ in range(calls):
         started = time.perf_counter()
@@ -131,7 +131,11 @@ def time_each(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[lis
 
 
 def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[list[float], float]:
-    """The same of calls that follow each other on the stream; a duration is the mean of a few of them."""
+    """Times calls that follow each other on the stream: a sample is the mean over ``_CALLS_A_SAMPLE`` calls.
+
+    Returns:
+        the samples, and the host's mean seconds per call.
+    """
     durations_s, host_s = [], 0.0
     num_samples = max(2, calls // _CALLS_A_SAMPLE)
     for _ in range(num_samples):
@@ -145,9 +149,9 @@ def time_last(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> tuple[lis
 
 
 def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split: str, size: int) -> None:
-    """Prints one point a round, system and way to wait at rank 0."""
+    """Prints one point per round, system and way of waiting at rank 0."""
     plain = make_blocks(settings, split, size)
-    # NCCL's copy engines take even blocks only.
+    # NCCL uses copy engines for even blocks only.
     systems = [each for each in settings.systems if each != NCCL_COPY_ENGINES or plain.input_splits is None]
     blocks_of: dict[str, Blocks] = dict.fromkeys(systems, plain)
     if "headway_slots" in settings.systems:
@@ -180,7 +184,7 @@ def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split:
 def make_point(
     settings: CudaSettings, system: str, split: str, size: int, wait: str, durations_s: list[float]
 ) -> dict[str, Any]:
-    """The fields of a point."""
+    """Returns the fields of a point."""
     return {
         "name": "cuda_all_to_all",
         "params": {

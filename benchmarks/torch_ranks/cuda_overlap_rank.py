@@ -1,4 +1,4 @@
-"""One rank of the benchmark of work beside exchanges: products on one stream, exchanges on another.
+"""One rank of the overlap benchmark: work on one stream, exchanges on another.
 
 Started by ``benchmarks.cuda_overlap`` with one argument, a JSON object with the fields of ``OverlapSettings``.
 """
@@ -32,7 +32,7 @@ from benchmarks.torch_ranks.joining import leave
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapSettings:
-    """What this rank measures; see the options of ``benchmarks.cuda_overlap``."""
+    """Settings of one rank; see the options of ``benchmarks.cuda_overlap``."""
 
     rank: int
     ranks: int
@@ -50,7 +50,7 @@ class OverlapSettings:
 
 
 class ClockLog:
-    """Reads the clock of a GPU's multiprocessors again and again."""
+    """Samples the clock rate of a GPU's multiprocessors."""
 
     def __init__(self, device: torch.device) -> None:
         pynvml.nvmlInit()
@@ -72,12 +72,12 @@ class ClockLog:
             self._mhz.append(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
 
     def median_mhz(self) -> float:
-        """Of all readings."""
+        """Returns the median of all samples in MHz."""
         return statistics.median(self._mhz)
 
 
 def make_work(name: str, device: torch.device) -> Callable[[], None]:
-    """Some 10 ms of work: bf16 products of 8192 x 8192, or fused attention, causal, over 32 sequences of 4096."""
+    """Makes about 10 ms of work: bf16 products of 8192 x 8192, or fused causal attention over 32 sequences of 4096."""
     if name == "products":
         left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
         out = torch.empty_like(left)
@@ -97,7 +97,7 @@ def make_work(name: str, device: torch.device) -> Callable[[], None]:
 
 
 def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]) -> Callable[[], None]:
-    """One even exchange of a rank's bytes."""
+    """Makes a function that does one even exchange of a rank's bytes."""
     if system == "none":
         return lambda: None
     block = settings.bytes_per_rank // settings.ranks
@@ -125,12 +125,12 @@ def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]
 
 
 def make_copies(blocks: Sequence[torch.Tensor], settings: OverlapSettings) -> Callable[[], None]:
-    """The copies between devices that an exchange takes, and nothing else: none inside a device, nobody waits."""
+    """Makes a function that does the exchange's copies between devices, without local copies and without waiting."""
     peers = [(settings.rank + step) % settings.ranks for step in range(1, settings.ranks)]
     outputs = [torch.empty_like(blocks[peer], device=device_of(peer)) for peer in peers]
 
     for peer, output in zip(peers, outputs, strict=True):
-        output.copy_(blocks[peer])  # By torch, which lets the devices reach each other.
+        output.copy_(blocks[peer])  # torch enables peer access between the devices.
     driver = ctypes.CDLL("libcuda.so.1")
     contexts = {}
     for rank in {settings.rank, *peers}:
@@ -138,7 +138,7 @@ def make_copies(blocks: Sequence[torch.Tensor], settings: OverlapSettings) -> Ca
         check_driver(driver.cuDevicePrimaryCtxRetain(ctypes.byref(contexts[rank]), device_of(rank).index))
 
     def copy() -> None:
-        # By the driver: torch's copies between devices may be kernels.
+        # The driver copies: torch's copies between devices may be kernels.
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         for peer, output in zip(peers, outputs, strict=True):
             to, source = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (output, blocks[peer]))
@@ -149,13 +149,13 @@ def make_copies(blocks: Sequence[torch.Tensor], settings: OverlapSettings) -> Ca
 
 
 def check_driver(result: int) -> None:
-    """Raises what a call of the driver returned, unless that is 0."""
+    """Raises an error unless the driver's result is 0."""
     if result != 0:
         raise RuntimeError(f"libcuda: error {result}")
 
 
 def time_alone(run: Callable[[], None], count: int) -> float:
-    """Seconds of one of ``count`` runs in a row."""
+    """Returns the mean seconds of ``count`` runs in a row."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -168,13 +168,13 @@ def time_alone(run: Callable[[], None], count: int) -> float:
 def time_beside(
     work: Callable[[], None], exchange: Callable[[], None], exchanges: int, stream: torch.cuda.Stream
 ) -> tuple[float, float]:
-    """Seconds of the work while exchanges run on ``stream``, and of these."""
+    """Returns the seconds of the work while exchanges run on ``stream``, and the seconds of an exchange."""
     begin, end, first, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     torch.cuda.synchronize()
     dist.barrier()
     with torch.cuda.stream(stream):
         first.record()
-        for _ in range(3):  # They are under way when the work begins.
+        for _ in range(3):  # Exchanges are under way when the work begins.
             exchange()
     begin.record()
     work()
@@ -188,7 +188,7 @@ def time_beside(
 
 
 def measure(settings: OverlapSettings, groups: dict[str, Any], work_name: str) -> None:
-    """Prints one point a round and system at rank 0."""
+    """Prints one point per round and system at rank 0."""
     work = make_work(work_name, settings.device)
     exchanges = {system: make_exchange(system, settings, groups) for system in settings.systems}
     stream = torch.cuda.Stream()
@@ -222,7 +222,7 @@ def print_point(
     exchanges: int,
     clock_mhz: float,
 ) -> None:
-    """One JSON line, of this rank."""
+    """Prints one JSON line with this rank's point."""
     point = {
         "name": "cuda_overlap",
         "params": {"ranks": settings.ranks, "bytes_per_rank": settings.bytes_per_rank, "work": work},

@@ -1,7 +1,7 @@
 """One rank of the benchmark of training steps over sequences of ids.
 
 Started by ``benchmarks.cuda_sequence_model`` with one argument, a JSON object with the fields of ``SequenceSettings``.
-Rank 0 prints a JSON line a point, and in other lines which systems are left out and why.
+Rank 0 prints one JSON line per point. Its other lines name the systems that are left out, and why.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _PARAMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSettings:
-    """What this rank measures; see the options of ``benchmarks.cuda_sequence_model``.
+    """Settings of one rank; see the options of ``benchmarks.cuda_sequence_model``.
 
     Attributes:
-        systems: in the order of their turns.
-        dim: values of a vector, ``factor`` times as many as the smallest.
+        systems: systems in the order of their turns.
+        dim: columns of an embedding: ``factor`` times the base dimension.
         batch: lists of this rank in a step.
-        warm_up: steps that are not timed, so many that tables with a limit are full.
-        slots: rows of tables with a limit, of all ranks together.
-        timeout_s: of a wait for another rank.
+        warm_up: steps that are not timed: enough to fill tables with a limit.
+        slots: rows of a limited table, over all ranks.
+        timeout_s: limit of a wait for another rank.
     """
 
     rank: int
@@ -77,11 +77,11 @@ class SequenceSettings:
 
 
 class Step(NamedTuple):
-    """What was measured of one."""
+    """Times and loss of one step."""
 
-    device_s: float  #: between two events on the device
-    wall_s: float  #: until the device has nothing to do
-    host_s: float  #: until the host had enqueued all
+    device_s: float  #: Seconds between two events on the device.
+    wall_s: float  #: Seconds until the device was idle.
+    host_s: float  #: Seconds until the host had enqueued everything.
     loss: float
 
 
@@ -95,7 +95,7 @@ class System:
 
 
 class Turns:
-    """Systems that take steps in turns, on all ranks alike. What fails on a rank is told and left out on all."""
+    """Systems that take steps in turns, on all ranks alike. A failure is reported and drops the system on all ranks."""
 
     def __init__(self, settings: SequenceSettings, options: ModelOptions) -> None:
         self.systems: dict[str, System] = {}
@@ -104,7 +104,7 @@ class Turns:
     def measure(self, draw: Callable[[], Any]) -> None:
         """Makes the systems, and times their steps after the warm-up.
 
-        All systems have the batch that ``draw`` gives for a turn; no batch comes twice.
+        ``draw`` makes one new batch per turn. All systems get this batch.
         """
         for name in self._settings.systems:
             self._try(name, partial(self._make, name))
@@ -116,7 +116,7 @@ class Turns:
                     self.systems[name].steps.append(_slowest(of_ranks))
 
     def _try(self, name: str, action: Callable[[], Any]) -> list[Any] | None:
-        """What ``action``, which must not hold the system itself, gave on each rank; None: the system is left out."""
+        """Returns the results of all ranks, or None if the system was dropped. ``action`` must not hold the system."""
         try:
             return on_all_ranks(action, self._options.device)
         except SystemFailure as failure:
@@ -136,7 +136,7 @@ class Turns:
         self.systems[name] = System(model, torch.optim.SGD(dense, lr=0.01))
 
     def _step(self, name: str, features: Any) -> Step:
-        """A training step alone on the device."""
+        """Does one training step with no other work on the device."""
         system, timer = self.systems[name], _Timer(self._options.device)
         system.dense.zero_grad()
         loss = system.model(features)
@@ -148,7 +148,7 @@ class Turns:
         return step
 
     def points(self) -> list[Point]:
-        """One of each system that is left; all ranks must call it."""
+        """Makes one point per remaining system. Collective: all ranks must call it."""
         if not self.systems:
             return []
         steps = {name: system.steps for name, system in self.systems.items()}
@@ -167,19 +167,19 @@ class Turns:
         )
 
     def _table_counts(self, name: str) -> dict[str, int]:
-        """Of the parts of all ranks."""
+        """Sums the table counters over all ranks."""
         of_ranks = on_all_ranks(partial(table_counts, name, self.systems[name].model), self._options.device)
         return {count: sum(of_rank[count] for of_rank in of_ranks) for count in of_ranks[0]}
 
 
 def _slowest(of_ranks: Sequence[Step]) -> Step:
-    """Each time is that of the slowest rank; the loss is the mean."""
+    """Merges the ranks' steps: maximum of each time, mean of the losses."""
     device_s, wall_s, host_s, losses = zip(*of_ranks, strict=True)
     return Step(max(device_s), max(wall_s), max(host_s), statistics.fmean(losses))
 
 
 class _Timer:
-    """Seconds between two events on the device, until it has nothing to do, and until the host had enqueued all."""
+    """Measures the device between two events, the time until it is idle, and the time until the host has enqueued."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -201,13 +201,13 @@ class _Timer:
 def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # For tables, whose memory is not torch's.
+        torch.cuda.empty_cache()  # Frees memory for the tables, which do not allocate through torch.
 
 
 def _draw_ids(settings: SequenceSettings, random: np.random.Generator, device: torch.device) -> torch.Tensor:
     size = settings.batch * settings.length
     popularity = draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size)
-    # An odd factor leaves all of them different.
+    # An odd factor keeps the ids distinct.
     return (torch.from_numpy(popularity) * SCATTER & (1 << ID_BITS) - 1).to(device).view(-1, settings.length)
 
 

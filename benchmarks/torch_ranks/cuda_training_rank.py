@@ -36,7 +36,7 @@ _TRACED_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What this rank measures; see the options of ``benchmarks.cuda_training``."""
+    """Settings of one rank; see the options of ``benchmarks.cuda_training``."""
 
     rank: int
     ranks: int
@@ -52,7 +52,7 @@ class TrainingSettings:
 
 @dataclass
 class Course:
-    """One system and schedule: a trainer, and where it is among the batches."""
+    """One system and schedule: a trainer and its position among the batches."""
 
     trainer: Trainer
     schedule: Schedule
@@ -61,13 +61,13 @@ class Course:
     losses: list[torch.Tensor] = field(default_factory=list)
 
     def step(self) -> None:
-        """The next one."""
+        """Does the next step."""
         now, following = (self.batches[(self.num_steps + ahead) % len(self.batches)] for ahead in (0, 1))
         self.losses.append(self.trainer.step(now, following, self.schedule))
         self.num_steps += 1
 
     def measure(self, steps: int) -> tuple[list[float], float]:
-        """Seconds of each step, and those of a step in which the stream waited, in the mean."""
+        """Returns the seconds of each step, and the mean seconds per step for which the stream waited."""
         assert self.trainer.waits is not None, "only GPUs are measured"
         torch.cuda.synchronize()
         dist.barrier()
@@ -83,7 +83,7 @@ class Course:
 
 
 def report(settings: TrainingSettings, system: str, course: Course, number: int) -> None:
-    """Measures a round, and prints a point of each rank at rank 0."""
+    """Measures a round. Rank 0 prints one point for each rank."""
     times, exposed_s = course.measure(settings.steps)
     point = {
         "name": "cuda_training",
@@ -109,19 +109,20 @@ def report(settings: TrainingSettings, system: str, course: Course, number: int)
 
 
 def further_group(settings: TrainingSettings, system: str) -> dist.ProcessGroup:
-    """One more group of a system's backend."""
+    """Makes one more group with a system's backend."""
     backend = "nccl" if system == "nccl" else "headway"
     return dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=settings.timeout_s))
 
 
 def exchange_of(system: str) -> type[Exchange]:
-    """How a system exchanges rows."""
+    """Returns the class that exchanges a system's rows."""
     return SlotExchange if system == "headway_slots" else Exchange
 
 
 def write_trace(path: Path, course: Course) -> None:
-    """A few steps as torch's profiler sees the device, for ui.perfetto.dev."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]  # Without the host's, which would make it slower.
+    """Writes a trace of a few steps on the device by torch's profiler, for ui.perfetto.dev."""
+    # Host activities are off: recording them would slow the host down.
+    activities = [torch.profiler.ProfilerActivity.CUDA]
     dist.barrier()
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(_TRACED_STEPS):

@@ -1,4 +1,4 @@
-"""One rank of the benchmark of ways to find duplicates.
+"""One rank of the benchmark of deduplication settings.
 
 Started by ``benchmarks.dedup_steps`` with one argument, a JSON object with the fields of ``DedupSettings``.
 """
@@ -27,7 +27,7 @@ _NUM_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DedupSettings:
-    """What this rank measures; see the options of ``benchmarks.dedup_steps``."""
+    """Settings of one rank; see the options of ``benchmarks.dedup_steps``."""
 
     rank: int
     ranks: int
@@ -44,7 +44,7 @@ class DedupSettings:
 
 
 class Course:
-    """A collection with one way to find duplicates, and the batches that take turns."""
+    """A collection with one setting of deduplication, and its batches."""
 
     def __init__(self, settings: DedupSettings, dedup: str, batches: list[torch.Tensor], group: dist.ProcessGroup):
         self._device = batches[0].device
@@ -59,7 +59,7 @@ class Course:
         self._lengths = torch.full((len(batches[0]) // settings.length,), settings.length, device=self._device)
 
     def step(self, gradients: torch.Tensor) -> float:
-        """Looks a batch up and learns; seconds until the device is done, from when all ranks were ready."""
+        """Looks up a batch and applies gradients. Returns the seconds from a barrier until the device is done."""
         ids = self._batches[self._num_steps % len(self._batches)]
         self._num_steps += 1
         dist.barrier()
@@ -72,7 +72,7 @@ class Course:
 
 
 def main() -> None:
-    """Connects, measures every way in turns, leaves."""
+    """Connects, measures every setting in turns, leaves."""
     settings = DedupSettings(**json.loads(sys.argv[1]))
     is_cuda = settings.device == "cuda"
     device = device_of(settings.rank) if is_cuda else torch.device("cpu")
@@ -90,7 +90,7 @@ def main() -> None:
     courses = {dedup: Course(settings, dedup, batches, group) for dedup in DEDUPS}
     for course in courses.values():
         for _ in range(_NUM_BATCHES):
-            course.step(gradients)  # So that all ids are known.
+            course.step(gradients)  # Inserts all ids.
     for number in range(settings.rounds):
         for dedup in DEDUPS if number % 2 == 0 else reversed(DEDUPS):
             times = [courses[dedup].step(gradients) for _ in range(settings.steps)]
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _report(settings: DedupSettings, dedup: str, median_s: float, number: int) -> None:
-    """Prints a point at rank 0: the slowest rank's time."""
+    """Prints a point at rank 0 with the time of the slowest rank."""
     of_ranks: list[float] = [0.0] * settings.ranks
     dist.all_gather_object(of_ranks, median_s)
     if settings.rank != 0:

@@ -1,4 +1,4 @@
-"""How a rank of a benchmark joins the default group, and leaves all groups."""
+"""Joins the default group of a benchmark's ranks, and leaves all groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class JoinSettings(Protocol):
-    """What every benchmark's settings of a rank hold."""
+    """Fields that the settings of every benchmark's ranks have."""
 
     @property
     def rank(self) -> int: ...
@@ -22,7 +22,7 @@ class JoinSettings(Protocol):
 
 
 def join(settings: JoinSettings) -> datetime.timedelta:
-    """Joins the default group, of Gloo; returns the time limit, for further groups."""
+    """Joins the default group (Gloo). Returns the timeout, for further groups."""
     timeout = datetime.timedelta(seconds=settings.timeout_s)
     dist.init_process_group(
         "gloo",
@@ -35,6 +35,6 @@ def join(settings: JoinSettings) -> datetime.timedelta:
 
 
 def leave() -> None:
-    """Leaves all groups, once every rank is done."""
+    """Leaves all groups after every rank is done."""
     dist.barrier()
     dist.destroy_process_group()

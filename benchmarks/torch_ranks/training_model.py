@@ -1,6 +1,6 @@
-"""A training step as TorchRec shapes it: tables spread over ranks, ids and their rows exchanged, dense part replicated.
+"""A training step in the shape of TorchRec's: sharded tables, exchanges of ids and rows, a replicated dense part.
 
-Shapes: R ranks, B rows of a rank's batch, T tables in all, L = T / R of a rank, D columns, N ids.
+Shapes: R ranks, B samples of a rank's batch, T tables in all, L = T / R tables of a rank, D columns, N ids.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class ModelSizes:
     rows_per_table: int = 200_000
     dim: int = 128
     batch: int = 8192
-    most_ids: int = 8  # of a row in a table; from 1
+    most_ids: int = 8  # Largest number of ids of a sample in a table; the smallest is 1.
     widths: tuple[int, ...] = (4096, 4096, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One rank's batch; tables of one owner lie side by side.
+    """One rank's batch. Tables of one owner lie side by side.
 
     Attributes:
-        lengths: (T, B) int64, ids of each row in each table.
-        ids: (N,) int64, ordered by table, then by row.
+        lengths: (T, B) int64, number of ids of each sample in each table.
+        ids: (N,) int64, ordered by table, then by sample.
         labels: (B,) float32.
     """
 
@@ -47,7 +47,7 @@ class Batch:
 
 
 def make_batch(sizes: ModelSizes, rank: int, step: int, device: torch.device) -> Batch:
-    """A random batch; few ids are frequent, most are rare."""
+    """Makes a random batch with few frequent ids and many rare ones."""
     generator = torch.Generator().manual_seed(step * 1009 + rank)
     lengths = torch.randint(1, sizes.most_ids + 1, (sizes.tables, sizes.batch), generator=generator)
     ids = (torch.rand(int(lengths.sum()), generator=generator) ** 4 * sizes.rows_per_table).long()
@@ -57,11 +57,11 @@ def make_batch(sizes: ModelSizes, rank: int, step: int, device: torch.device) ->
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedIds:
-    """The ids that all ranks ask of this one's tables, by source, table and row.
+    """Ids that all ranks look up in this rank's tables, ordered by source, table and sample.
 
     Attributes:
         ids: (N,) int64 rows of the stacked tables.
-        lengths: (R * L * B,) int64, ids of each bag.
+        lengths: (R * L * B,) int64, number of ids of each bag.
     """
 
     ids: torch.Tensor
@@ -69,13 +69,13 @@ class OwnedIds:
 
 
 class Waits:
-    """The times that the current stream of a GPU waits for exchanges."""
+    """Measures how long the current stream of a GPU waits for exchanges."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def wait(self, work: Any) -> None:
-        """Makes the stream wait for a work."""
+        """Makes the stream wait for a Work."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work.wait()
@@ -83,28 +83,28 @@ class Waits:
         self._pairs.append((begin, end))
 
     def take_seconds(self) -> float:
-        """In all since the last call; the device must be done."""
+        """Returns the seconds waited since the last call. The device must be idle."""
         seconds = sum(begin.elapsed_time(end) for begin, end in self._pairs) / 1e3
         self._pairs.clear()
         return seconds
 
 
 class Exchange:
-    """Even exchanges of rows, through ordinary tensors."""
+    """Even exchanges of rows through ordinary tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def start(self, blocks: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Starts one of (R, ..., D) blocks; returns its work, and the blocks that come."""
+        """Starts an exchange of (R, ..., D) blocks; returns its Work and the received blocks."""
         received = torch.empty_like(blocks)
         return dist.all_to_all_single(received, blocks, group=self.group, async_op=True), received
 
 
 class SlotExchange(Exchange):
-    """The same through slots: nothing is copied inside the device but what a rank has for itself."""
+    """Even exchanges of rows through slot tensors: only the rank's own block is copied inside the device."""
 
-    _NUM_SLOTS = 4  # Of an overlapped step: rows and gradients of both halves.
+    _NUM_SLOTS = 4  # An overlapped step needs four: rows and gradients of both halves.
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -131,9 +131,9 @@ class SlotExchange(Exchange):
 class Trainer:
     """One rank's part of the model.
 
-    A ``serial`` step does one thing after the other. An ``overlapped`` one cuts the batch in two, so that rows of the
-    second half and gradients of the first are under way while the dense part of the other half runs; meanwhile the ids
-    of the next batch are exchanged on a stream of their own. Both descend the same way.
+    A ``serial`` step runs its parts one after the other. An ``overlapped`` step splits the batch into two halves. While
+    the dense part of one half runs, rows of the second half or gradients of the first are in flight. Meanwhile a side
+    stream exchanges the ids of the next batch. Both schedules give the same update.
     """
 
     def __init__(
@@ -142,11 +142,12 @@ class Trainer:
         """Makes the model.
 
         Args:
-            sizes: of the model.
-            of_rows: exchanges rows and their gradients; its group also adds up the dense gradients.
-            of_ids: exchanges ids; over another group, as they would wait for gradients that are not there yet.
-            device: of this rank.
-            seed: of the weights.
+            sizes: sizes of the model.
+            of_rows: exchanges rows and their gradients; its group also reduces the dense gradients.
+            of_ids: exchanges ids. It should use another group, since in one group ids would wait for gradients that do
+                not exist yet.
+            device: device of this rank.
+            seed: seed of the initial weights.
         """
         self.waits = Waits() if device.type == "cuda" else None
         self._sizes = sizes
@@ -172,12 +173,12 @@ class Trainer:
         self._owned: OwnedIds | None = None
 
     def step(self, batch: Batch, following: Batch, schedule: Schedule) -> torch.Tensor:
-        """Learns from a batch; returns this rank's mean loss, on the device.
+        """Trains on a batch; returns this rank's mean loss, on the device.
 
         Args:
-            batch: to learn from; after an overlapped step, what ``following`` was then.
-            following: the next step's, whose ids an overlapped step exchanges.
-            schedule: how.
+            batch: the batch to train on; after an overlapped step, the ``following`` of that step.
+            following: the batch of the next step. An overlapped step exchanges its ids.
+            schedule: ``serial`` or ``overlapped``.
         """
         owned = self._exchange_ids(batch) if self._owned is None else self._take_owned(self._owned)
         parts = self._sizes.batch // (1 if schedule == "serial" else 2)
@@ -205,13 +206,13 @@ class Trainer:
             self.waits.wait(work)
 
     def _exchange_ids(self, batch: Batch) -> OwnedIds:
-        """What TorchRec does in three calls: how many ids there are, how they share out among bags, and the ids."""
+        """Exchanges ids in three calls, as TorchRec does: number of ids, lengths of the bags, ids."""
         by_owner = batch.lengths.view(self._ranks, -1)
         counts = by_owner.sum(dim=1)
         counted, their_counts = self._of_ids.start(counts)
         shared_out, lengths = self._of_ids.start(by_owner)
         self._wait(counted)
-        sent, received = torch.stack([counts, their_counts]).tolist()  # The host must know the sizes.
+        sent, received = torch.stack([counts, their_counts]).tolist()  # The host needs the sizes.
         ids = batch.ids.new_empty(sum(received))
         exchanged = dist.all_to_all_single(ids, batch.ids, received, sent, group=self._of_ids.group, async_op=True)
         self._wait(shared_out)
@@ -221,7 +222,7 @@ class Trainer:
         return OwnedIds(ids=ids + first_row, lengths=lengths)
 
     def _exchange_ids_beside(self, batch: Batch) -> OwnedIds:
-        """The same on the side stream; what it waits for there does not count."""
+        """Exchanges ids on the side stream. Its waits there do not count."""
         waits, self.waits = self.waits, None
         with nullcontext() if self._side is None else torch.cuda.stream(self._side):
             owned = self._exchange_ids(batch)
@@ -237,12 +238,12 @@ class Trainer:
         return owned
 
     def _look_up(self, owned: OwnedIds) -> torch.Tensor:
-        """(R * L * B, D) sums of the bags' rows."""
+        """Returns the (R * L * B, D) sums of the bags' rows."""
         offsets = owned.lengths.cumsum(0) - owned.lengths
         return F.embedding_bag(owned.ids, self.rows, offsets, mode="sum")
 
     def _learn(self, received: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The dense part, forward and backward, for (R, L, b, D) bags; returns the loss and the bags' gradient."""
+        """Runs the dense part, forward and backward, on (R, L, b, D) bags; returns the loss and the bags' gradient."""
         bags = received.requires_grad_()
         hidden = bags.flatten(0, 1).transpose(0, 1).reshape(len(labels), -1).to(self.weights[0].dtype)
         for weight in self.weights[:-1]:
@@ -254,13 +255,13 @@ class Trainer:
         return loss.detach(), bags.grad
 
     def _reduce_gradients(self) -> tuple[Any, torch.Tensor]:
-        """Starts the sum of the dense gradients over ranks."""
+        """Starts the all-reduce of the dense gradients."""
         flat = torch.cat([weight.grad.flatten() for weight in self.weights if weight.grad is not None])
         return dist.all_reduce(flat, group=self._of_rows.group, async_op=True), flat
 
     @torch.no_grad()
     def _update_rows(self, owned: OwnedIds, gradient: torch.Tensor) -> None:
-        """Descends along (R, L, B, D) gradients of the bags."""
+        """Updates rows with the (R, L, B, D) gradients of the bags."""
         bag = torch.arange(len(owned.lengths), device=gradient.device)
         of_id = bag.repeat_interleave(owned.lengths, output_size=len(owned.ids))
         self.rows.index_add_(0, owned.ids, gradient.view(-1, self._sizes.dim)[of_id], alpha=-_LEARNING_RATE)
