@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 
-/// Eight bytes of a block's contents; a bijection of `index` for each seed, so no two words of a block are equal.
+/// Word `index` of a block's contents: a bijection of `index` for each seed, so no two words of a block are equal.
 std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t index) {
   std::uint64_t word = (index + seed) * 0x9e3779b97f4a7c15ull;
   word = (word ^ (word >> 29)) * 0xbf58476d1ce4e5b9ull;
@@ -26,7 +26,7 @@ std::uint64_t seed_of(int source, int destination, std::uint64_t round) {
   return pattern_word(round + 1, static_cast<std::uint64_t>(source) << 32 | static_cast<std::uint32_t>(destination));
 }
 
-/// Calls visit(offset, bytes, word) for each word of a block; the last may have fewer bytes.
+/// Calls visit(offset, bytes, word) for each word of a block. The last word may have fewer bytes.
 template <typename Visit>
 void for_each_word(std::size_t size, std::uint64_t seed, Visit visit) {
   std::size_t offset = 0;

@@ -13,10 +13,10 @@ namespace headway::benchmarks {
 
 using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t num_bytes)>;
 
-/// Ordinary user memory, aligned to cache lines.
+/// Allocates ordinary user memory, aligned to cache lines.
 std::shared_ptr<std::byte> allocate_plain(std::size_t num_bytes);
 
-/// One block for each rank, back to back, as MPI_Alltoallv takes them.
+/// One block for each rank, back to back, in the layout of MPI_Alltoallv.
 class BlockBuffer {
  public:
   BlockBuffer(std::vector<std::size_t> block_bytes, Allocate const& allocate);
@@ -33,14 +33,14 @@ class BlockBuffer {
   std::shared_ptr<std::byte> memory_;
 };
 
-/// What one rank sends and receives in a call, with contents that tell every byte of every block apart.
+/// Send and receive blocks of one rank in one call. The contents identify every byte of every block.
 class CallBuffers {
  public:
   CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks, Allocate const& allocate = allocate_plain);
 
-  /// Writes what is to be sent in `round`, and into each byte to be received the complement of what should arrive.
+  /// Writes the send blocks of `round`. Receive blocks get the complement of the bytes that should arrive.
   void fill(std::uint64_t round);
-  /// @throws std::runtime_error naming the first byte received that is not what its sender sent in `round`.
+  /// Compares every received byte with its sender's. @throws std::runtime_error naming the first wrong word.
   void check(std::uint64_t round) const;
 
   [[nodiscard]] BlockBuffer const& sends() const { return sends_; }

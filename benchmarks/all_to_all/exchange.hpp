@@ -13,13 +13,13 @@ namespace headway::benchmarks {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  /// Memory for the calls that follow; stays where it is until the next use(). Not timed.
+  /// Sets the memory of the following calls. It must stay in place until the next use(). Not timed.
   virtual void use(std::span<CallBuffers> sets) = 0;
-  /// Starts a call on sets[set]. A system without pending calls may finish it here.
+  /// Starts a call on sets[set]. A system without pending calls may complete it here.
   virtual void start(std::size_t set) = 0;
-  /// Blocks until the oldest call that was started is finished. @throws std::runtime_error if it failed.
+  /// Blocks until the oldest started call has finished. @throws std::runtime_error if it failed.
   virtual void finish_oldest() = 0;
-  /// Library-owned memory that peers write to, as reserved; 0 where the system does not say.
+  /// Bytes that the library reserves for the puts of peers; 0 if the system does not report them.
   [[nodiscard]] virtual std::uint64_t reserved_bytes() = 0;
 };
 

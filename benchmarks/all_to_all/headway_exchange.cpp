@@ -17,7 +17,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Blocks of one set in the form that Group takes.
+/// Blocks of one set, in the form of Group's arguments.
 struct CallBlocks {
   std::vector<std::span<std::byte const>> sends;
   std::vector<std::span<std::byte>> receives;
@@ -58,7 +58,7 @@ class HeadwayExchange final : public Exchange {
   }
 
   std::unique_ptr<comm::Group> group_;
-  bool is_blocking_;  ///< Without lag a call is one call, as it is for MPI.
+  bool is_blocking_;  ///< At lag 0 start() does the whole exchange in one call, as with MPI.
   std::vector<CallBlocks> sets_;
   std::deque<comm::OperationPtr> pending_;
 };

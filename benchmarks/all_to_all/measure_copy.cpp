@@ -19,7 +19,7 @@ std::vector<double> time_copies(CallBuffers const& buffers, std::size_t copies) 
   auto last = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < copies; ++i) {
     std::memcpy(target.data(), source.data(), bytes);
-    // The compiler must take it that somebody reads the target before the next copy.
+    // Tells the compiler that the target is read before the next copy.
     asm volatile("" : : "r"(target.data()) : "memory");
     auto const now = std::chrono::steady_clock::now();
     durations_s.push_back(std::chrono::duration<double>(now - last).count());

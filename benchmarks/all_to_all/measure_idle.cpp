@@ -13,14 +13,14 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Processor time of all threads of this process, seconds.
+/// CPU time of all threads of this process in seconds.
 double processor_time_s() {
   timespec now{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-/// Runs `wait` and gathers which share of a core each rank burnt in it.
+/// Runs `wait` on all ranks. @returns the share of a core that each rank used meanwhile.
 template <typename Wait>
 std::vector<double> shares_of_core(RankContext const& context, Wait wait) {
   context.meeting.meet();
@@ -58,7 +58,7 @@ void measure_idle(RankContext const& context) {
 
   print_shares(context, "nothing pending", shares_of_core(context, [&] { std::this_thread::sleep_for(idle); }));
 
-  // Rank 0 is late; it burns nothing itself while it sleeps, so it does not hide what the others burn.
+  // Rank 0 is late. It sleeps and uses no CPU time, so its share does not hide that of the others.
   auto const waiting = shares_of_core(context, [&] {
     if (context.is_root()) std::this_thread::sleep_for(idle);
     exchange->start(0);

@@ -16,15 +16,15 @@ constexpr std::size_t kTurns = 40;
 
 struct Contender {
   int lag;
-  std::size_t num_sets;  ///< Sets of buffers that take turns.
+  std::size_t num_sets;  ///< Sets of buffers used in turn.
   std::unique_ptr<Exchange> exchange;
   std::vector<double> turns_s;  ///< Mean time of a call in each turn.
 
   std::vector<double> time(std::size_t calls) { return time_calls(*exchange, lag, calls, num_sets); }
 };
 
-/// One for each bound, all of which walk through the same buffers, as many as the largest bound needs, so that the
-/// bound alone differs. A first one blocks and uses one set over and over: what it saves is the cache's doing.
+/// Connects one group per bound. All of them cycle through the same sets of buffers, as many as the largest bound
+/// needs, so only the bound differs. The first contender blocks and reuses one set: this shows the effect of the cache.
 std::vector<Contender> connect_contenders(RankContext const& context, std::size_t num_sets) {
   std::vector<Contender> contenders;
   auto const add = [&](int lag, std::size_t sets, std::string const& name) {
@@ -62,7 +62,7 @@ void measure_size(RankContext const& context, std::vector<Contender>& contenders
     (void)contender.time(warm_up_calls(calls));
   }
   for (std::size_t turn = 0; turn < kTurns; ++turn) {
-    // The order turns too, so that none always follows the same other.
+    // The order rotates, so that no contender always follows the same other one.
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       auto& contender = contenders[(turn + i) % contenders.size()];
       context.meeting.meet();

@@ -13,8 +13,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// This process's part of the memory it uses, shared pages divided by their users; not a number where the kernel
-/// does not say.
+/// Proportional set size of this process in bytes: a shared page counts in parts. NaN if the kernel does not report it.
 double proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   std::string word;
@@ -42,7 +41,7 @@ void measure_memory(RankContext const& context) {
   context.meeting.meet();
   double const connected = proportional_bytes();
   context.meeting.meet();
-  // Two rounds of the line touch every slot that calls of this size ever touch.
+  // Two rounds touch every slot that calls of this size use: depth is 2 * (lag + 1), and a round has lag + 1 calls.
   for (std::uint64_t round = 0; round < 4; ++round) exchange_and_check(*exchange, sets, round);
   context.meeting.meet();
   double const used = proportional_bytes();

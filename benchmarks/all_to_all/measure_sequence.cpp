@@ -9,10 +9,10 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Rows of calls of a point: more where they are short.
+/// Rows of calls per point: more rows if they are short.
 std::size_t default_rows(std::size_t count) { return std::clamp<std::size_t>(20'000 / count, 3, 200); }
 
-/// Seconds per call of `count` calls in a row that all ranks begin together.
+/// Seconds per call of a row of `count` calls. All ranks start the row together.
 double time_row(RankContext const& context, Exchange& exchange, std::size_t count) {
   int const lag = context.settings.lag;
   auto const sets = static_cast<std::size_t>(lag) + 1;

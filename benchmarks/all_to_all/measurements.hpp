@@ -4,7 +4,7 @@
 
 namespace headway::benchmarks {
 
-/// Each prints its points at rank 0; all ranks call it. What each measures is said at Mode.
+/// Each function prints its points at rank 0. All ranks must call it. Mode describes the measurements.
 void measure_calls(RankContext const& context);
 void measure_sequence(RankContext const& context);
 void measure_lag_cost(RankContext const& context);

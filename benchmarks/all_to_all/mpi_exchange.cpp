@@ -42,7 +42,7 @@ struct Side {
   std::vector<int> displacements;
 };
 
-/// At lag 0 MPI_Alltoallv, which start() finishes; above, MPI_Ialltoallv.
+/// MPI_Alltoallv at lag 0, completed in start(); MPI_Ialltoallv above.
 class MpiExchange final : public Exchange {
  public:
   explicit MpiExchange(int lag) : lag_(lag) {

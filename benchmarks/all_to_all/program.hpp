@@ -7,8 +7,8 @@
 namespace headway::benchmarks {
 
 enum class Launch {
-  kHereOrOutside,  ///< Forks the ranks, unless they were started by another program.
-  kOutside,        ///< mpirun or the like starts every rank.
+  kHereOrOutside,  ///< Forks the ranks unless a launcher started them.
+  kOutside,        ///< A launcher such as mpirun starts every rank.
 };
 
 /// The system under test.
@@ -16,10 +16,10 @@ struct System {
   std::string name;
   Launch launch;
   RankContext::Connect connect;
-  Allocate allocate_registered = nullptr;  ///< Where it has such memory.
+  Allocate allocate_registered = nullptr;  ///< Null if the system has no registered memory.
 };
 
-/// The whole program but for the system under test. @returns the exit status; errors are one line on stderr.
+/// Runs the program with the system under test. @returns the exit status; errors are one line on stderr.
 int run_program(int argc, char** argv, System const& system);
 
 }  // namespace headway::benchmarks

@@ -15,9 +15,9 @@
 
 namespace headway::benchmarks {
 
-/// What a measurement on one rank works with.
+/// Inputs of a measurement on one rank.
 struct RankContext {
-  /// Connects the ranks to the system under test with bound `lag`; `name` is unlike all others of this run.
+  /// Connects the ranks to the system under test with bound `lag`. `name` must be unique in this run.
   using Connect = std::function<std::unique_ptr<Exchange>(RankContext const&, int lag, std::string const& name)>;
 
   Settings const& settings;
@@ -29,13 +29,13 @@ struct RankContext {
   Meeting& meeting;
 
   [[nodiscard]] bool is_root() const { return identity.rank == 0; }
-  /// One set of memory for each call that may be in flight.
+  /// Allocates one set of buffers for each call that may be in flight: lag + 1.
   [[nodiscard]] std::vector<CallBuffers> make_buffers(std::size_t bytes_per_rank, int lag) const;
-  /// The parameters that every point has.
+  /// Parameters that every point has.
   [[nodiscard]] JsonObject params(std::size_t bytes_per_rank, int lag) const;
 };
 
-/// Adds the fields of a summary, and the rate that its median means for `bytes_per_rank`.
+/// Adds the fields of a summary, and the rate of its median for `bytes_per_rank`.
 void add_summary(JsonObject& point, SampleSummary const& summary, std::size_t bytes_per_rank);
 
 }  // namespace headway::benchmarks

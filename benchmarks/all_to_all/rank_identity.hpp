@@ -6,8 +6,8 @@
 
 namespace headway::benchmarks {
 
-/// From --rank and --ranks, else from the variables that mpirun and srun set; none where nobody has said.
-/// @throws SettingsError where what is said makes no sense.
+/// Rank and size from --rank and --ranks, or from the variables of mpirun and srun; none if neither is set.
+/// @throws SettingsError if --rank is not below --ranks.
 std::optional<RankIdentity> find_rank_identity(Settings const& settings);
 
 }  // namespace headway::benchmarks

@@ -12,22 +12,22 @@
 namespace headway::benchmarks {
 
 enum class Mode {
-  kCalls,     ///< Blocking calls back to back (or lag + 1 in flight), one point a size.
-  kSequence,  ///< Time per call of 1, 10, ... calls in a row.
-  kLagCost,   ///< Groups of different bounds in turns, so that a bound can be compared with 0 block by block.
-  kIdle,      ///< Processor time that ranks burn while they wait and while nothing is pending.
+  kCalls,     ///< Blocking calls back to back (or lag + 1 in flight), one point per size.
+  kSequence,  ///< Time per call in rows of 1, 10, ... calls.
+  kLagCost,   ///< Groups with different bounds in turn, so that each bound can be compared with bound 0 block by block.
+  kIdle,      ///< CPU time that ranks use while they wait and while nothing is pending.
   kMemory,    ///< Memory of a group.
-  kCopy,      ///< No exchange: all ranks copy their own memory at once.
+  kCopy,      ///< No exchange: all ranks copy their own memory at the same time.
 };
 
-/// What the command line asks for.
+/// Options of the command line.
 struct Settings : RankSettings {
   Mode mode = Mode::kCalls;
-  int ranks = 0;                          ///< 0: not given; the launcher of MPI says.
-  std::optional<int> rank;                ///< Given where another program starts the ranks.
-  std::filesystem::path store;            ///< Directory the ranks share; empty: a fresh one, for forked ranks.
+  int ranks = 0;                          ///< 0: not given, the MPI launcher tells it.
+  std::optional<int> rank;                ///< Given if another program starts the ranks.
+  std::filesystem::path store;            ///< Directory that the ranks share; empty: a fresh one, for forked ranks.
   std::vector<std::size_t> sizes{32768};  ///< Bytes per rank: the total over all destinations.
-  std::size_t repetitions = 0;            ///< Timed calls of a point; 0: by size.
+  std::size_t repetitions = 0;            ///< Timed calls of a point; 0: chosen by size.
   Split split = Split::kEven;
   std::string split_name = "even";
   int lag = 0;
@@ -36,13 +36,13 @@ struct Settings : RankSettings {
   std::optional<std::size_t> slot_bytes;
   std::optional<std::size_t> pull_bytes;
   std::string engine;       ///< Empty: the system's default.
-  bool registered = false;  ///< Blocks lie in memory that the system keeps registered.
+  bool registered = false;  ///< Allocate blocks in memory that the system keeps registered.
   double idle_s = 2.0;
 };
 
 /// @throws SettingsError
 Settings parse_settings(Arguments arguments);
-/// What --help prints.
+/// Text of --help.
 std::string usage(std::string const& program);
 
 }  // namespace headway::benchmarks

@@ -13,12 +13,12 @@ namespace {
 
 std::size_t even_bytes(std::size_t total, int source, int destination, int ranks) {
   auto const size = static_cast<std::size_t>(ranks);
-  // Counted from the source's right neighbour, so that the odd bytes do not all go to rank 0.
+  // Counts from the source's right neighbour, so that the remainder does not all go to rank 0.
   auto const distance = static_cast<std::size_t>((destination - source - 1 + ranks) % ranks);
   return total / size + (distance < total % size ? 1 : 0);
 }
 
-/// Place of `destination` in the popularity order of `source`, from 0.
+/// Position of `destination` in the popularity order of `source`, from 0.
 int popularity_place(int source, int destination, int ranks) {
   std::vector<int> order(static_cast<std::size_t>(ranks));
   std::iota(order.begin(), order.end(), 0);
@@ -27,7 +27,7 @@ int popularity_place(int source, int destination, int ranks) {
   return static_cast<int>(std::find(order.begin(), order.end(), destination) - order.begin());
 }
 
-/// Rounds the borders between blocks, not the blocks, so that these add up.
+/// Rounds the borders between blocks, not the blocks, so that they add up to `total`.
 std::size_t zipf_bytes(std::size_t total, int place, int ranks) {
   auto const harmonic = [](int terms) {
     double sum = 0;

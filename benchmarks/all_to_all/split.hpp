@@ -4,11 +4,11 @@
 
 namespace headway::benchmarks {
 
-/// How a rank's bytes are spread over the destinations.
+/// Distribution of a rank's bytes over the destinations.
 enum class Split {
   kEven,
   kZipf,    ///< Zipf with exponent 1.0; each source has a popularity order of its own.
-  kIncast,  ///< The same, with one order for all sources: rank 0 receives most.
+  kIncast,  ///< Zipf with exponent 1.0 and the same order for all sources: rank 0 receives most.
 };
 
 /// Bytes from `source` to `destination`; they add up to `bytes_per_rank` over all destinations. Deterministic.

@@ -12,13 +12,13 @@ using kernels::check;
 
 namespace {
 
-/// Of mean 0 and variance 1, from a hash of the place.
+/// Fills `values` with numbers of mean 0 and variance 1, from a hash of the index.
 __global__ void fill_random(kernels::Bfloat16* values, std::int64_t size, std::uint64_t seed) {
   std::int64_t const i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= size) return;
   std::uint64_t x = (static_cast<std::uint64_t>(i) + seed * 0x9e3779b97f4a7c15ULL) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ x >> 31) * 0x94d049bb133111ebULL;
-  float sum = -2;  // Four uniform numbers.
+  float sum = -2;  // The sum of four uniform numbers, less its mean.
   for (int part = 0; part < 4; ++part) sum += static_cast<float>(x >> (16 * part) & 0xffff) / 65536.0F;
   values[i] = kernels::from_float<kernels::Bfloat16>(sum * 1.7320508F);
 }
@@ -106,7 +106,7 @@ void AttentionInputs::add_bias(AttentionPoint const& point, std::int64_t num_tok
       bounds.push_back(std::exp(0.301F * static_cast<float>(i)));
       weights.push_back(0.01F * static_cast<float>(i));
     }
-    // A user acts in bursts: gaps are lognormal, with a median of a minute.
+    // Gaps between tokens are lognormal with a median of a minute, because users act in bursts.
     std::mt19937_64 generator(1);
     std::lognormal_distribution<double> gap(std::log(60.0), 2.0);
     std::vector<std::int64_t> times;

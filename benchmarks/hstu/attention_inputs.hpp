@@ -10,19 +10,19 @@
 
 namespace headway::benchmarks {
 
-/// What is measured: a batch of sequences and how they attend.
+/// One measured point: lengths of the sequences, shape and bias.
 struct AttentionPoint {
-  std::string lengths{};  ///< "fixed", or "long_tail".
+  std::string lengths{};  ///< Name of the lengths: "fixed" and the length, or "long_tail".
   std::vector<std::int64_t> sequence_lengths{};
   std::int32_t num_heads = 4, dim = 128;
-  std::string bias = "none";  ///< Or "position", "time", "both".
+  std::string bias = "none";  ///< "none", "position", "time" or "both".
   bool is_deterministic = false;
 
-  /// Of the forward pass, as publications count them: two products of n^2 / 2 pairs.
+  /// Floating-point operations of the forward pass, counted as in publications: two products over n^2 / 2 pairs.
   [[nodiscard]] double forward_flops() const;
 };
 
-/// Random tensors of a point on the device, with causal mask.
+/// Random tensors of a point on the device, for a causal mask.
 class AttentionInputs {
  public:
   explicit AttentionInputs(AttentionPoint const& point);

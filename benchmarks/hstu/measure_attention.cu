@@ -1,5 +1,5 @@
-// Time of HSTU attention's kernels on a Hopper GPU, one JSON line a point. With an argument: only points whose line
-// would have it in its name, as "dim128" or "backward".
+// Times the kernels of HSTU attention on a Hopper GPU and prints one JSON line per point.
+// An argument such as "dim128" or "backward" selects the points whose name contains it.
 
 #include "attention_inputs.hpp"
 #include "cuda/cuda_check.hpp"
@@ -18,7 +18,7 @@ namespace {
 
 using kernels::check;
 
-/// Milliseconds of each call, but the first.
+/// Milliseconds of each call except the first, sorted.
 template <class Call>
 std::vector<float> measure(Call call) {
   constexpr int kSamples = 15;
@@ -79,7 +79,7 @@ AttentionPoint fixed(std::int64_t batch, std::int64_t length, std::int32_t dim, 
           .bias = bias};
 }
 
-/// Lognormal, clipped at 3,000: a mean near 600.
+/// Lengths are lognormal and clipped at 3,000; their mean is near 600.
 AttentionPoint long_tail(std::int32_t dim) {
   AttentionPoint point{.lengths = "long_tail", .num_heads = 2, .dim = dim};
   std::mt19937_64 generator(1);

@@ -13,7 +13,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-constexpr std::uint32_t kSendRequests = 128;  // As many as perftest's programs have.
+constexpr std::uint32_t kSendRequests = 128;  // The same as in perftest's programs.
 constexpr std::uint64_t kRequestsPerSignal = 16;
 constexpr std::uint32_t kReceivesPerPost = 16;
 constexpr std::uint32_t kInlineBytes = 256;

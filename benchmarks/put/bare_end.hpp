@@ -15,20 +15,20 @@
 
 namespace headway::benchmarks {
 
-/// Where the queue pairs of both ranks are made.
+/// Device, port and GID of the queue pairs; the same on both ranks.
 struct BareAddress {
   std::string device;
   std::uint8_t port;
   std::uint8_t gid_index;
 };
 
-/// libibverbs and nothing else: one reliable connection, RDMA WRITE_WITH_IMM, inline where the device takes it, one
-/// completion queue that is polled. No credits: a turn must not send more than kReceives messages.
+/// MessageEnd over libibverbs alone: one reliable connection, RDMA WRITE_WITH_IMM, inline if the device allows it, and
+/// one completion queue that is polled. It has no credits, so a turn must not send more than kReceives messages.
 class BareEnd final : public MessageEnd {
  public:
   static constexpr std::uint32_t kReceives = 1024;
 
-  /// Connects with the other rank, which does the same. @throws std::system_error naming the call.
+  /// Connects to the other rank, which must do the same. @throws std::system_error naming the call.
   BareEnd(int rank, BareAddress const& address, std::size_t max_bytes, comm::Store& store);
 
   [[nodiscard]] std::span<std::byte> source() override { return source_; }
@@ -38,7 +38,7 @@ class BareEnd final : public MessageEnd {
   [[nodiscard]] std::span<std::byte> slot(std::uint64_t number) override;
 
  private:
-  /// What the other rank must know.
+  /// Connection data that the ranks exchange through the store.
   struct Hello {
     std::uint64_t address;
     std::uint32_t key, queue_pair_number;

@@ -12,10 +12,11 @@
 
 namespace headway::benchmarks {
 
-/// An Endpoint of engine verbs, as a group would use it: put, submit, and poll until the tag is there.
+/// MessageEnd over an Endpoint of the verbs transport, used as a group would: put, submit, and poll until the tag
+/// arrives.
 class HeadwayEnd final : public MessageEnd {
  public:
-  /// `device`: as GroupOptions::rdma_device. Connects with the other rank, which does the same.
+  /// Connects to the other rank, which must do the same. `device` has the form of GroupOptions::rdma_device.
   HeadwayEnd(int rank, std::string const& device, std::size_t max_bytes, comm::Store& store);
 
   [[nodiscard]] std::span<std::byte> source() override { return source_; }
@@ -24,7 +25,7 @@ class HeadwayEnd final : public MessageEnd {
   void wait_for(std::uint64_t count) override;
   [[nodiscard]] std::span<std::byte> slot(std::uint64_t number) override;
 
-  /// Where it is connected.
+  /// Device, port and GID of the connection.
   [[nodiscard]] BareAddress const& address() const { return address_; }
 
  private:
@@ -41,7 +42,7 @@ class HeadwayEnd final : public MessageEnd {
 
   int peer_;
   std::size_t slot_bytes_;
-  std::shared_ptr<std::byte> memory_;  ///< Stays registered.
+  std::shared_ptr<std::byte> memory_;  ///< Source memory, registered for the whole run.
   std::span<std::byte> source_;
   BareAddress address_;
   std::unique_ptr<comm::Endpoint> endpoint_;

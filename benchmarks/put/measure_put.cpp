@@ -12,7 +12,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Durations of one system, one a turn.
+/// Seconds of one system, one entry per turn.
 using Samples = std::vector<double>;
 
 void send(NamedEnd& system, std::size_t bytes) {
@@ -26,7 +26,7 @@ std::byte pattern(int rank, std::uint64_t message, std::size_t place) {
   return static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 131 + message * 29 + place * 7 + place / 251);
 }
 
-/// Sends kSlots different messages both ways and looks at every byte of them.
+/// Sends kSlots different messages in both directions and compares every byte.
 void exchange_and_check(NamedEnd& system, int rank, std::size_t bytes, Meeting& meeting) {
   auto const source = system.end.source().first(bytes);
   std::uint64_t const first_sent = system.num_sent, first_awaited = system.num_awaited;
@@ -37,7 +37,7 @@ void exchange_and_check(NamedEnd& system, int rank, std::size_t bytes, Meeting& 
   for (std::uint64_t message = first_sent; message < first_sent + MessageEnd::kSlots; ++message) {
     for (std::size_t place = 0; place < bytes; ++place) source[place] = pattern(rank, message, place);
     send(system, bytes);
-    // One after the other: the next one has other bytes at the same place.
+    // Wait here: the next message puts other bytes in the same source.
     wait_for(system, 1);
     system.end.flush();
     meeting.meet();
@@ -51,7 +51,8 @@ void exchange_and_check(NamedEnd& system, int rank, std::size_t bytes, Meeting& 
   meeting.meet();
 }
 
-/// Both ways, one message at a time, its first bytes a count that the receiver checks. @returns seconds a message.
+/// Sends one message at a time back and forth. Its first bytes are a count that the receiver checks. @returns seconds
+/// per message.
 double ping_pong(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
   auto const source = system.end.source();
   auto const begin = std::chrono::steady_clock::now();
@@ -74,8 +75,8 @@ double ping_pong(NamedEnd& system, int rank, std::size_t bytes, std::size_t call
   return passed.count() / static_cast<double>(2 * calls);
 }
 
-/// One way, as many in flight as the system allows, until an answer says that the last is there. @returns seconds a
-/// message.
+/// Sends in one direction, as many in flight as the system allows, until an answer confirms the last one. @returns
+/// seconds per message.
 double stream(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
   auto const begin = std::chrono::steady_clock::now();
   if (rank == 0) {
@@ -103,13 +104,13 @@ std::vector<Samples> take_turns(PutSettings const& settings, int rank, std::size
       std::size_t const which = round % 2 == 0 ? turn : systems.size() - 1 - turn;
       meeting.meet();
       double const seconds = take_turn(settings, systems[which], rank, bytes, settings.calls);
-      if (round > 0) samples[which].push_back(seconds);  // The first warms up.
+      if (round > 0) samples[which].push_back(seconds);  // The first round warms up.
     }
   }
   return samples;
 }
 
-/// How much faster than `reference`, turn by turn.
+/// Speed over that of `reference`, turn by turn.
 SampleSummary compare(Samples const& reference, Samples const& samples) {
   Samples ratios(samples.size());
   std::ranges::transform(reference, samples, ratios.begin(), [](double theirs, double ours) { return theirs / ours; });

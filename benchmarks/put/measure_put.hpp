@@ -9,15 +9,15 @@
 
 namespace headway::benchmarks {
 
-/// A system under test as one rank sees it.
+/// A system under test, as one rank sees it.
 struct NamedEnd {
   std::string name;
   MessageEnd& end;
   std::uint64_t num_sent = 0, num_awaited = 0;
 };
 
-/// Checks every system, then times them in turns, and prints one point a size and system at rank 0. The last of
-/// `systems` is the one that the others are compared with.
+/// Checks every system, times all in turns, and prints one point per size and system at rank 0. Ratios compare with the
+/// last of `systems`.
 void measure_put(PutSettings const& settings, int rank, std::string const& device, std::vector<NamedEnd>& systems,
                  Meeting& meeting);
 

@@ -6,22 +6,22 @@
 
 namespace headway::benchmarks {
 
-/// One rank's end of messages between two ranks: each is written into the other's memory and announced there by a
-/// 32-bit number, which the other finds by polling.
+/// One rank's end of a message channel between two ranks. A message is written into the memory of the other rank and
+/// announced there by a 32-bit number, which the other rank finds by polling.
 class MessageEnd {
  public:
   static constexpr std::size_t kSlots = 16;  ///< Message n lands in slot n % kSlots of its receiver.
 
   virtual ~MessageEnd() = default;
-  /// What send() sends; stays where it is. May be changed once flush() has returned.
+  /// Source of send(). Its address does not change. It may be overwritten after flush() has returned.
   [[nodiscard]] virtual std::span<std::byte> source() = 0;
-  /// Sends the first `size_bytes` of source(); waits while too many are on their way. @throws std::runtime_error
+  /// Sends the first `size_bytes` of source(). Waits while too many messages are in flight. @throws std::runtime_error
   virtual void send(std::size_t size_bytes) = 0;
-  /// Returns when source() is not read any more.
+  /// Returns when source() is no longer read.
   virtual void flush() = 0;
-  /// Returns when `count` messages in all have arrived. @throws std::runtime_error
+  /// Returns when `count` messages in total have arrived. @throws std::runtime_error
   virtual void wait_for(std::uint64_t count) = 0;
-  /// Where message `number` lands here.
+  /// Receive slot of message `number` on this rank.
   [[nodiscard]] virtual std::span<std::byte> slot(std::uint64_t number) = 0;
 };
 

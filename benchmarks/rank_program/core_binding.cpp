@@ -16,20 +16,20 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Hardware threads of one core share this text, as "0,16"; where the kernel does not say, each is a core.
+/// Text shared by the hardware threads of a core, such as "0,16". Without it in the kernel, each CPU counts as a core.
 std::string siblings_of(int cpu) {
   std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
   std::string text;
   return std::getline(file, text) ? text : std::to_string(cpu);
 }
 
-/// The processors that this process may use, the first of each core before any second.
+/// CPUs that this process may use: the first hardware thread of each core precedes any second one.
 std::vector<int> cores_in_order() {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
     throw std::system_error(errno, std::generic_category(), "sched_getaffinity");
   }
-  std::vector<std::pair<int, int>> ordered;  // (how many of its core came before, processor)
+  std::vector<std::pair<int, int>> ordered;  // (hardware threads of the same core before this one, CPU)
   std::map<std::string, int> seen;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) ordered.emplace_back(seen[siblings_of(cpu)]++, cpu);

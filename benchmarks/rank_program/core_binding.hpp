@@ -2,8 +2,8 @@
 
 namespace headway::benchmarks {
 
-/// Pins this thread, and those it will start, to the core of its rank: hardware threads of different cores first,
-/// of those that the process may use. Ranks beyond the last start again with the first. @throws std::system_error
+/// Pins this thread, and threads that it starts later, to the core of its rank. Ranks take the first hardware thread of
+/// each allowed core, then the second ones; ranks beyond the last CPU start over. @throws std::system_error
 void bind_to_core(int rank);
 
 }  // namespace headway::benchmarks

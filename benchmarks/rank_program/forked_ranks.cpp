@@ -20,7 +20,7 @@ constexpr auto kGrace = std::chrono::seconds(5);
 
 [[noreturn]] void run_child(pid_t parent, int rank, std::function<int(int)> const& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it was gone before the line above
+  if (::getppid() != parent) ::_exit(1);  // The parent was gone before prctl().
   int const status = body(rank);
   std::fflush(nullptr);
   ::_exit(status);

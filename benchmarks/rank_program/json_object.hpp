@@ -8,7 +8,7 @@
 
 namespace headway::benchmarks {
 
-/// Builds one JSON object on one line. Names and texts hold no character that JSON would escape.
+/// Builds one JSON object on one line. Names and texts must not need escapes.
 class JsonObject {
  public:
   JsonObject& add(std::string_view name, std::string_view text);
@@ -26,7 +26,7 @@ class JsonObject {
   std::string members_;
 };
 
-/// Prints a finished point.
+/// Prints a complete point as one line.
 void print_point(JsonObject const& point);
 
 }  // namespace headway::benchmarks

@@ -15,7 +15,7 @@
 
 namespace headway::benchmarks {
 
-// All zero is the valid first state: that is what a new file holds.
+// The first state is all zero, which is the content of a new file.
 struct Meeting::Page {
   alignas(64) std::atomic<std::uint32_t> arrived;
   alignas(64) std::atomic<std::uint32_t> generation;
@@ -40,12 +40,12 @@ Meeting::Meeting(std::filesystem::path const& file, int rank, int ranks, std::ch
 Meeting::~Meeting() { ::munmap(page_, sizeof(Page)); }
 
 void Meeting::meet() {
-  // With more ranks than cores the others need this core; with fewer, leaving together matters more.
+  // Spins first, since ranks with a core each should leave together. Then yields, for ranks that share a core.
   constexpr int kSpins = 20'000;
   std::uint32_t const generation = page_->generation.load(std::memory_order_acquire);
   if (page_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(ranks_)) {
     page_->arrived.store(0, std::memory_order_relaxed);
-    page_->generation.store(generation + 1, std::memory_order_release);  // pairs with the loads of generation
+    page_->generation.store(generation + 1, std::memory_order_release);  // Pairs with the acquire loads of generation.
     return;
   }
   for (int spin = 0; page_->generation.load(std::memory_order_acquire) == generation; ++spin) {
@@ -64,7 +64,7 @@ std::vector<std::vector<double>> Meeting::gather(std::span<double const> values)
   for (std::size_t i = 0; i < values.size(); ++i) {
     for (int rank = 0; rank < ranks_; ++rank) columns[i].push_back(page_->values[rank][i]);
   }
-  meet();  // nobody overwrites what another still reads
+  meet();  // A rank must not overwrite values that another one still reads.
   return columns;
 }
 

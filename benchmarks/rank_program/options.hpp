@@ -21,17 +21,17 @@ class SettingsError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// The command line without the program.
+/// The command line without the program's name.
 using Arguments = std::span<char const* const>;
-/// Takes the value of `option`. @throws SettingsError
+/// Parses `text` as the value of `option`. @throws SettingsError
 using Setter = std::function<void(std::string_view option, std::string_view text)>;
-/// Those of a program, by name. One that sets a bool has no value.
+/// Options of a program by name. An option that sets a bool takes no value.
 using Options = std::map<std::string_view, std::variant<bool*, Setter>>;
 
-/// @throws SettingsError
+/// Sets the fields of all given options. @throws SettingsError
 void parse_options(Arguments arguments, Options const& options);
 
-/// @throws SettingsError "OPTION TEXT: EXPECTED expected"
+/// Always throws. @throws SettingsError "OPTION TEXT: EXPECTED expected"
 [[noreturn]] void refuse(std::string_view option, std::string_view text, std::string const& expected);
 
 template <typename Number>
@@ -44,7 +44,7 @@ Number parse_number(std::string_view option, std::string_view text, Number lowes
   return value;
 }
 
-/// Sets `field`, which outlives the setter, as do those of the functions below.
+/// Returns a setter of `field`. The field must outlive it; this holds for the next functions too.
 template <typename Field, typename Number>
 Setter number(Field& field, Number lowest, Number highest) {
   return [&field, lowest, highest](std::string_view option, std::string_view text) {
@@ -52,7 +52,7 @@ Setter number(Field& field, Number lowest, Number highest) {
   };
 }
 
-/// Of numbers with commas between them.
+/// Returns a setter for a list of numbers, separated by commas.
 template <typename Number>
 Setter numbers(std::vector<Number>& field, std::type_identity_t<Number> lowest, std::type_identity_t<Number> highest) {
   return [&field, lowest, highest](std::string_view option, std::string_view text) {

@@ -32,8 +32,8 @@ int run_main(int argc, char** argv, std::string (*usage)(std::string const&),
 
 int run_rank(RankSettings const& settings, RankIdentity identity, std::filesystem::path const& folder,
              std::function<void(Meeting&)> const& measure) try {
-  // A rank does not outlive what started it. One that hangs inside the system under test is ended by the alarm, one
-  // that waits for it by the meeting.
+  // A rank ends with its parent. The alarm ends a rank that hangs inside the system under test. The meeting's time
+  // limit ends a rank that waits for it.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::alarm(static_cast<unsigned>(settings.time_limit.count()) + 5);
   if (settings.bind) bind_to_core(identity.rank);

@@ -5,7 +5,7 @@
 
 namespace headway::benchmarks {
 
-/// What is reported of repeated durations, in seconds.
+/// Summary of repeated durations, in seconds.
 struct SampleSummary {
   double median_s = 0;
   double p5_s = 0;
@@ -14,7 +14,7 @@ struct SampleSummary {
   std::size_t samples = 0;
 };
 
-/// Quantiles lie between the two nearest samples. `durations_s` is not empty.
+/// Interpolates quantiles between the two nearest samples. `durations_s` must not be empty.
 SampleSummary summarize(std::vector<double> durations_s);
 
 }  // namespace headway::benchmarks

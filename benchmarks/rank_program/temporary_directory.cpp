@@ -14,7 +14,7 @@ TemporaryDirectory::TemporaryDirectory() {
 }
 
 TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;  // nothing can be done about it, and nothing depends on it
+  std::error_code ignored;  // A failure is ignored: nothing depends on the removal.
   std::filesystem::remove_all(path_, ignored);
 }
 

@@ -4,7 +4,7 @@
 
 namespace headway::benchmarks {
 
-/// A directory of its own for ranks that are forked, removed when they have ended.
+/// A new directory for forked ranks. The destructor removes it.
 class TemporaryDirectory {
  public:
   /// @throws std::system_error
