@@ -1,7 +1,7 @@
-"""Signals that tests send must arrive in what they start."""
+"""Lets signals that tests send reach the processes that tests start."""
 
 import signal
 
-# A background job of a shell ignores the interrupt and hands that on. What is started under a handler gets the default.
+# A background job of a shell ignores SIGINT, and its children inherit that. With a handler here, they get the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

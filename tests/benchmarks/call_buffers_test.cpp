@@ -17,7 +17,7 @@ std::vector<CallBuffers> buffers_of_all_ranks(std::size_t bytes_per_rank) {
   return all;
 }
 
-/// What an all-to-all does.
+/// Delivers all blocks, as an all-to-all does.
 void deliver(std::vector<CallBuffers> const& all) {
   for (int source = 0; source < kRanks; ++source) {
     for (int target = 0; target < kRanks; ++target) {

@@ -11,7 +11,7 @@
 namespace headway::benchmarks {
 namespace {
 
-/// Delivers nothing; records how the loop drives it.
+/// Delivers nothing and records the calls of the loop.
 class RecordingExchange final : public Exchange {
  public:
   void use(std::span<CallBuffers>) override {}

@@ -1,4 +1,4 @@
-"""Ranks of a benchmark give a system up together, or the rank that fails says why: none waits for ever."""
+"""Ranks of a benchmark drop a failing system together, or the failing rank reports: none waits for ever."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def make_point(system: str, median_s: float, *, bytes_per_rank: int = 8, **extra
 
 
 def test_ratio_is_taken_within_rounds_and_its_median_reported() -> None:
-    # Both systems are ten times slower in the second round: the ratios do not notice.
+    # Both systems are ten times slower in the second round. The ratios must not change.
     rounds = [
         [make_point("headway", 1.0), make_point("openmpi", 3.0)],
         [make_point("openmpi", 20.0), make_point("headway", 10.0)],

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_benchmark(name: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The points that a benchmark wrote; it must end well and plot."""
+    """Runs a benchmark and returns the points that it wrote. The run must succeed and plot."""
     json_path = tmp_path / "points.jsonl"
     options = [*arguments, "--json", str(json_path), "--out", str(tmp_path)]
     assert importlib.import_module(f"benchmarks.{name}").main(options) == 0
@@ -126,7 +126,7 @@ def test_a_run_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no such process is left to run; one that nobody has waited for yet counts as gone."""
+    """Whether the process has ended. A zombie counts as ended."""
     status = Path(f"/proc/{pid}/status")
     for _ in range(100):
         try:

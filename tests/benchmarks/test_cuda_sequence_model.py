@@ -1,4 +1,4 @@
-"""The benchmark of training steps over sequences of ids measures any number of ranks, on the CPU here."""
+"""The benchmark of training steps over sequences of ids runs with any number of ranks, here on the CPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_number_of_ranks_is_measured(tmp_path: Path, capfd: pytest.Capture
         assert (point["table"]["evicted"] > 0) == (system == HEADWAY), "every step brings new ids"
     table, told = capfd.readouterr()
     assert "2 ranks, dim 4, 100 slots" in table
-    # FBGEMM resets rows that managed collisions give to other ids on GPUs alone.
+    # FBGEMM resets the rows that managed collisions reassign on GPUs only.
     assert f"{TORCHREC}, 2 ranks, dim 4, is left out" in told and "reset_weight_momentum" in told
 
 
@@ -56,14 +56,15 @@ def test_more_ranks_than_gpus_are_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def learn_with_managed_collisions(rank: int) -> tuple[float, int, int]:
-    """The loss of a step with 1,000 ids, half of them from each rank; slots of this rank, and ids that have one."""
+    """Returns the loss of a step with 1,000 ids, half from each rank; slots of this rank; slots that hold an id."""
     from benchmarks.harness.sequence_models import import_torchrec, make_features, make_model
 
     import_torchrec()
     from torchrec.modules.mc_modules import MCHManagedCollisionModule
 
     library = torch.library.Library("fbgemm", "IMPL")
-    library.impl("reset_weight_momentum", lambda *_: None, "CPU")  # FBGEMM has none; the rows are new anyway.
+    # FBGEMM has no CPU kernel for it. The rows are new, so nothing needs a reset.
+    library.impl("reset_weight_momentum", lambda *_: None, "CPU")
     options = ModelOptions(dim=4, slots=2000, optimizer="row_wise_adagrad", eviction_interval=1,
                            device=torch.device("cpu"), group=dist.new_group(backend="gloo"))  # fmt: skip
     model = make_model(TORCHREC, options)

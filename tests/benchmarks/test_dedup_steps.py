@@ -1,4 +1,4 @@
-"""The benchmark of ways to find duplicates measures each of them, on the CPU here."""
+"""The benchmark of deduplication settings measures each of them, here on the CPU."""
 
 from __future__ import annotations
 

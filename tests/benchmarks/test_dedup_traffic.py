@@ -1,4 +1,4 @@
-"""What the benchmark counts is what ranks send."""
+"""The benchmark counts the bytes that ranks really send."""
 
 from __future__ import annotations
 

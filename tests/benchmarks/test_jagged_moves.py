@@ -13,7 +13,7 @@ from benchmarks import jagged_moves
 
 
 def measured(tmp_path: Path, *arguments: str) -> set[str]:
-    """The operations that the benchmark wrote points of."""
+    """Names of the operations whose points the benchmark wrote."""
     path = tmp_path / "points.jsonl"
     sizes = ["--features", "2", "--samples", "16", "--ranks", "4", "--rounds", "1"]
     assert jagged_moves.main([*sizes, *arguments, "--json", str(path), "--out", str(tmp_path)]) == 0

@@ -1,4 +1,4 @@
-"""Benchmarks leave FBGEMM out where it is missing, and say so; asked for, it is an error."""
+"""Benchmarks leave a missing FBGEMM out with a note. If the user asked for it, that is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = {"jagged_moves": (jagged_moves, JAGGED), "embedding_layer": (embeddin
 
 @pytest.fixture
 def no_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing FBGEMM fails, as where it is not installed."""
+    """Makes imports of FBGEMM fail, as if it were not installed."""
     for name in [name for name in sys.modules if name.split(".")[0] == "fbgemm_gpu"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
@@ -59,7 +59,7 @@ def test_against_none_leaves_fbgemm_out_without_a_note(tmp_path: Path, capsys: p
 
 
 class KernelsOfNoDevice:
-    """FBGEMM's operators, as a package for CPUs has them on CUDA."""
+    """FBGEMM's operators as a CPU package registers them for CUDA."""
 
     def __getattr__(self, name: str) -> object:
         def run(*_: object) -> object:

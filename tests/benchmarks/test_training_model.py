@@ -1,4 +1,4 @@
-"""The training step that benchmarks measure learns the same over every backend and by either schedule."""
+"""The benchmarked training step gives the same result over every backend and with both schedules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_ways_of_training_learn_the_same() -> None:
 def first_rows(rank: int) -> np.ndarray:
     exchange = Exchange(make_group("gloo", max_lag=0))
     rows: np.ndarray = Trainer(SIZES, exchange, exchange, torch.device("cpu")).rows.numpy()
-    dist.barrier()  # A rank that leaves closes connections that another is still making.
+    dist.barrier()  # A rank that leaves closes connections that another one may still be making.
     return rows
 
 

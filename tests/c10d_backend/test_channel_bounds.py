@@ -1,4 +1,4 @@
-"""Each channel of a group has a bound of its own, which a LagQueue sets and follows."""
+"""Each channel of a group has its own lag bound. A LagQueue sets and follows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def num_posted(group: dist.ProcessGroup, channel: int) -> int:
 
 
 def run_apart(rank: int, bounds: list[list[int]]) -> list[list[float]]:
-    """Rank 0 runs ahead on both channels while rank 1 starts nothing."""
+    """Rank 0 runs ahead on both channels; rank 1 starts nothing."""
     group = make_group()
     queues = [headway.LagQueue(group, max_lag=bound, channel=channel) for channel, bound in enumerate(bounds[rank])]
     assert bounds_of(group) == bounds[rank]
@@ -67,7 +67,7 @@ def follow(queue: headway.LagQueue[torch.Tensor], delays_s: list[float]) -> None
 
 
 def follow_two_channels(rank: int) -> list[int]:
-    """A thread for each channel: on one, rank 1 is always late; on the other, each rank is late at random."""
+    """Runs a thread per channel. Rank 1 is always late on one channel; each rank is late at random on the other."""
     group = make_group(max_lag="auto")
     queues = [headway.LagQueue(group, channel=channel) for channel in (0, 1)]
     assert [queue.max_lag for queue in queues] == [3, 3], "the limit, until something is known"

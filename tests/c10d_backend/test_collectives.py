@@ -1,4 +1,4 @@
-"""Every collective gives what a plain computation says, for many types, shapes and layouts."""
+"""Every collective matches a plain computation, for many types, shapes and layouts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SIZES = [1, 2, 3]
 
 
 def block(sender: int, receiver: int, rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(rows, 3) values that depend on both ranks, so that no wrong block goes unnoticed."""
+    """(rows, 3) values that depend on both ranks, so that a wrong block is detected."""
     values = torch.arange(rows * 3) + 7 * sender + 31 * receiver
     return (values % 100).reshape(rows, 3).to(dtype)
 
 
 def rows_between(sender: int, receiver: int) -> int:
-    """Uneven, and nothing at all between some."""
+    """Uneven numbers of rows, zero between some ranks."""
     return (sender * 2 + receiver * 3) % 4
 
 
@@ -69,7 +69,7 @@ def test_uneven_exchanges_of_every_dtype_give_each_rank_its_blocks(size: int) ->
 def exchange_large(rank: int, empty: Callable[..., torch.Tensor], rails: int) -> None:
     size, rows = dist.get_world_size(), 1 << 18
     group = dist.new_group(backend="headway", pg_options=headway.Options(rdma_rails=rails))
-    for step in range(4):  # the same memory again and again, freed in the middle
+    for step in range(4):  # Uses the same memory again and again, and frees it halfway.
         if step % 2 == 0:
             source, output = empty(size * rows), empty(size * rows)
         torch.add(torch.arange(size * rows), rank * 1000 + step, out=source)
@@ -151,7 +151,8 @@ def move_strided(rank: int) -> None:
     assert output.tolist() == [complex(1, -p - 1) for p in range(size)]
 
     views = [torch.full((4, 2), -1.0)[:, 0] for _ in range(size)]
-    dist.all_gather(views, torch.ones(4), async_op=True)  # never waited for: the strided results must still arrive
+    # Nobody waits for it. The strided results must arrive nevertheless.
+    dist.all_gather(views, torch.ones(4), async_op=True)
     dist.barrier()
     deadline = time.monotonic() + 10
     while not all(bool((view == 1).all()) for view in views):
@@ -270,7 +271,7 @@ def exchange_with_lag(rank: int, max_lag: int) -> list[list[float]]:
     )
     pending, results = [], []
     for step in range(20):
-        count = 1 + (step % 3) * 50  # some blocks are larger than a slot
+        count = 1 + (step % 3) * 50  # Some blocks are larger than a slot.
         source = (torch.arange(count * 3.0) + 100 * rank + step).repeat_interleave(1)
         output = torch.empty(count * 3)
         work = headway.all_to_all_single(output, source, group=group, async_op=True, channel=step % 2)

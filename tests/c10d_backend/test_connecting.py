@@ -1,4 +1,4 @@
-"""Connecting: again under the same store, under signals, interrupted, and with a rank that fails."""
+"""Connecting again under the same store, under signals, interrupted, and with a failing rank."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def sum_of_ones(group: Any = None) -> float:
 
 
 def run_attempt(rank: int, port: int, attempt: int) -> None:
-    """One rank of a job that its launcher restarts; it dies without leaving its groups."""
+    """One rank of a job that its launcher restarts. It dies without leaving its groups."""
     torch.set_num_threads(1)
     if rank == attempt % 2:
-        time.sleep(0.1)  # Now and then the other one looks for rank 0 before that has come.
+        time.sleep(0.1)  # Sometimes the other rank looks for rank 0 before rank 0 has come.
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("headway", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=20))
     group = dist.new_group(backend="headway")
@@ -76,7 +76,7 @@ def test_signals_do_not_disturb_connecting(engine: str) -> None:
 
 
 def interrupt_connecting(rank: int) -> float:
-    """Rank 1 never comes; rank 0 gets a signal whose handler raises."""
+    """Rank 1 never comes. Rank 0 gets a signal whose handler raises."""
     if rank == 1:
         shared_store().wait(["interrupted"], timedelta(seconds=20))
         return 0
@@ -94,7 +94,7 @@ def test_ctrl_c_interrupts_connecting() -> None:
 
 
 def connect_with_a_rank_that_fails(rank: int) -> tuple[str, float]:
-    """Rank 1 connects, and then cannot make its memory file."""
+    """Rank 1 connects, and then fails to make its memory file."""
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Collectives on CUDA tensors, in the order of streams."""
+"""Collectives on CUDA tensors follow the order of streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def block_of(source: int, destination: int, length: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-    """What a rank sends another: known to both."""
+    """Block from one rank to another; both compute it."""
     generator = torch.Generator().manual_seed(source * 1009 + destination * 31 + number * 7919 + length)
     return torch.randint(0, 100, (length,), generator=generator, dtype=torch.int32).to(dtype)
 
@@ -24,7 +24,7 @@ def block_of(source: int, destination: int, length: int, dtype: torch.dtype, num
 def exchange(
     rank: int, lengths: list[list[int]], device: torch.device, dtype: torch.dtype, number: int, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
-    """Starts an exchange of ``lengths[source][destination]``; gives output, what it must be, and the work."""
+    """Starts an exchange of ``lengths[source][destination]``. Returns output, expected output, and the Work."""
     size = len(lengths)
     sends = [block_of(rank, peer, lengths[rank][peer], dtype, number) for peer in range(size)]
     receives = [block_of(peer, rank, lengths[peer][rank], dtype, number) for peer in range(size)]
@@ -58,7 +58,7 @@ def test_blocks_of_all_sizes_and_types_arrive_whole(size: int, slot_bytes: int) 
     cases = [(even(length), torch.int64) for length in (0, 1, 100, 8 * KIB, 8 * KIB + 1, MIB)]
     cases += [(even(17), dtype) for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.complex64)]
     cases += [(uneven, torch.float32), (lonely, torch.float32), (mixed, torch.float16), (lonely, torch.uint8)]
-    cases += [(mixed, torch.int32), (even(5), torch.float32)] * 5  # More than there are slots.
+    cases += [(mixed, torch.int32), (even(5), torch.float32)] * 5  # More exchanges than slots.
     run_on_gpus(exchange_all, size, cases, slot_bytes)
 
 
@@ -92,7 +92,8 @@ def exchange_unlike_sizes(rank: int, max_lag: int, rounds: int) -> None:
     device = take_device(rank)
     group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=max_lag, cuda_slot_bytes=MIB))
     size = dist.get_world_size()
-    some = (3, 70_000, 5_000_000, 400_000, 0)  # On one stream and on lanes, at one rank or the other.
+    # Some use one stream and some several lanes, and the two ranks of a pair may differ.
+    some = (3, 70_000, 5_000_000, 400_000, 0)
     pending: list[Any] = []
     for number in range(rounds):
         lengths = [[some[(number + 2 * source + peer * peer) % 5] for peer in range(size)] for source in range(size)]
@@ -125,11 +126,12 @@ def use_streams(rank: int) -> None:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 keep_busy(1 + rank)
-                source.fill_(number * 10 + rank)  # After the sleep: an exchange that does not wait sends the old value.
+                # Enqueued after the sleep: an exchange that does not wait for it sends the old value.
+                source.fill_(number * 10 + rank)
                 output.fill_(-1)
                 work = dist.all_to_all_single(output, source, async_op=True)
                 work.wait()
-                source.fill_(-5)  # At once: an exchange that is not done sends this.
+                source.fill_(-5)  # Enqueued right after wait(): an exchange that is not complete sends this value.
                 got = output.view(size, length).clone()
                 output.fill_(-7)
             torch.cuda.current_stream().wait_stream(stream)
@@ -161,7 +163,7 @@ def test_works_may_be_dropped() -> None:
 
 
 def send_around(rank: int) -> list[float]:
-    """The first use of each rank's device waits for a message that goes the other way."""
+    """The first use of each rank's device waits for a message in the other direction."""
     device = take_device(rank)
     group = dist.new_group(backend="headway")
     size = dist.get_world_size()
@@ -181,7 +183,7 @@ def test_ranks_meet_without_taking_turns() -> None:
 def move_otherwise(rank: int) -> None:
     device = take_device(rank)
     size = dist.get_world_size()
-    for length in (3, 2_000_000, 7_000_000):  # One fragment, two, and more than one copy takes.
+    for length in (3, 2_000_000, 7_000_000):  # One fragment, two fragments, and more than one copy can take.
         own = torch.arange(length, device=device, dtype=torch.float32) + rank
         want = [torch.arange(length, dtype=torch.float32) + peer for peer in range(size)]
 

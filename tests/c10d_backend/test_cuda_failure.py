@@ -1,4 +1,4 @@
-"""Exchanges of CUDA tensors that ranks mean differently, that cannot be, or that lack a peer."""
+"""Exchanges of CUDA tensors with mismatched arguments, invalid arguments, or a lost peer."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def lose_a_peer(rank: int, length: int) -> tuple[str, float]:
     if rank == 1:
         kill_self()
     started = time.monotonic()
-    try:  # A loss that is known already shows at the start.
+    try:  # A loss that is already known is raised at the start.
         work = dist.all_to_all_single(*tensors, async_op=True)
         work.wait()
         torch.cuda.synchronize()
         work.wait()
     except dist.DistBackendError as error:
         text = str(error)
-        torch.cuda.synchronize()  # Nothing hangs on the device, which does other work.
+        torch.cuda.synchronize()  # Nothing hangs on the device, and it can do other work.
         assert float(torch.ones(10, device=device).sum()) == 10
         return text, time.monotonic() - started
     return "no error", 0
@@ -116,7 +116,7 @@ def test_a_peer_that_does_not_come_is_named_when_the_time_is_over() -> None:
 
 
 def record_flights(rank: int) -> tuple[list[Any], Any]:
-    """What completed, and what is pending while rank 1 has not come."""
+    """Returns the records of completed operations, and the pending one while rank 1 has not come."""
     device = take_device(rank)
     output, source = torch.empty(2, 1000, device=device), torch.ones(2, 1000, device=device)
     dist.broadcast(source[0], src=1)

@@ -1,4 +1,4 @@
-"""CUDA tensors between hosts: ranks of this one that act as if they were on several."""
+"""CUDA tensors between hosts. The ranks run on this host and pretend to be on several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of headway.empty() on CUDA devices, into which senders write."""
+"""Senders write directly into outputs from headway.empty() on CUDA devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def value_of(source: int, destination: int, number: int) -> int:
 def exchange(
     rank: int, lengths: list[list[int]], number: int, device: torch.device, *, is_plain: bool = False, **options: Any
 ) -> tuple[torch.Tensor, list[int], dist.Work | None]:
-    """Starts an exchange of ``lengths[source][destination]`` bytes; gives its output too, and the lengths in it."""
+    """Starts an exchange of ``lengths[source][destination]`` bytes. Returns output, lengths in it, and the Work."""
     size = len(lengths)
     received = [lengths[peer][rank] for peer in range(size)]
     source = torch.empty(sum(lengths[rank]), dtype=torch.uint8, device=device)
@@ -52,10 +52,10 @@ def even(size: int, length: int) -> list[list[int]]:
 
 
 def exchange_all_sizes(rank: int, max_lag: int, mixes: bool) -> tuple[int, int]:
-    """Exchanges of all sizes, on some ranks with ordinary outputs from time to time.
+    """Exchanges blocks of all sizes. With ``mixes``, some ranks use ordinary outputs from time to time.
 
     Returns:
-        bytes copied out of slots, and bytes of the large blocks that came from others
+        bytes copied out of slots, and bytes of the large blocks that came from other ranks.
     """
     device = take_device(rank)
     size = dist.get_world_size()
@@ -71,7 +71,7 @@ def exchange_all_sizes(rank: int, max_lag: int, mixes: bool) -> tuple[int, int]:
         own += lengths[rank][rank] if any(lengths[rank][peer] > 65_536 for peer in range(size)) else 0
         large += sum(lengths[peer][rank] for peer in range(size) if peer != rank and lengths[peer][rank] > 65_536)
         if number % 17 == rank:
-            time.sleep(0.002)  # Hosts come first in turn.
+            time.sleep(0.002)  # Each rank is the first one in turn.
         is_plain = mixes and (number // 3 + rank) % 2 == 0
         pending.append(
             (number, *exchange(rank, lengths, number, device, is_plain=is_plain, group=group, async_op=True))
@@ -97,7 +97,7 @@ def test_blocks_of_all_sizes_arrive_whole(size: int, max_lag: int, mixes: bool) 
 
 
 def profile_copies(rank: int) -> tuple[int, int, int]:
-    """Copies inside a device as Headway counts them, and as the profiler does; and kernels that are no copies."""
+    """Returns copies inside the device by Headway's count and by the profiler's, and kernels that are no copies."""
     device = take_device(rank)
     size = dist.get_world_size()
     output = headway.empty(size, LARGE, dtype=torch.uint8, device=device)
@@ -119,11 +119,11 @@ def test_copies_inside_a_device_are_those_that_are_counted() -> None:
         pytest.skip("copies between ranks that share a GPU are copies inside a device")
     for counted, inside, kernels in run_on_gpus(profile_copies, 2):
         assert (counted, kernels) == (inside, 0)
-        assert 20 <= counted <= 40  # The own block, and at most one out of a slot.
+        assert 20 <= counted <= 40  # The own block, and at most one block out of a slot.
 
 
 def wait_for_the_receiver(rank: int) -> bool:
-    """Rank 1 reads its output late: nothing may be written there before."""
+    """Rank 1 reads its output late. Nothing may be written there before."""
     device = take_device(rank)
     output = headway.empty(2, LARGE, dtype=torch.int32, device=device)
     source = torch.ones(2, LARGE, dtype=torch.int32, device=device)
@@ -135,7 +135,7 @@ def wait_for_the_receiver(rank: int) -> bool:
     if rank == 1:
         keep_busy(1000)
     else:
-        time.sleep(0.1)  # Its host comes second, and copies into what rank 1 still reads.
+        time.sleep(0.1)  # Its host comes second, and would copy into the output that rank 1 still reads.
     seen = output.clone()
     dist.all_to_all_single(output, source)
     torch.cuda.synchronize()
@@ -162,7 +162,7 @@ def collect(rank: int) -> int:
     before, _ = local_copies()
     dist.barrier()
     if rank == root:
-        time.sleep(0.05)  # The others come first.
+        time.sleep(0.05)  # The other ranks come first.
     dist.broadcast(received, src=root)
     return local_copies()[0] - before
 
@@ -179,7 +179,11 @@ def exchange_a_little(rank: int, device: torch.device) -> None:
 
 
 def exchange_until_nothing_is_mapped(rank: int, device: torch.device, limit_s: float = 20) -> int:
-    """Bytes that this rank has mapped in the end. A busy host may take long to see that large exchanges are done."""
+    """Exchanges until no rank has mapped memory. A loaded host may take long to see that large exchanges are done.
+
+    Returns:
+        bytes that this rank has mapped at the end.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         exchange_a_little(rank, device)
@@ -197,12 +201,13 @@ def free_and_exchange(rank: int) -> list[int]:
         for _ in range(2):
             output, received, _ = exchange(rank, even(2, 50_000_000), number, device)
             check(rank, output, received, number)
-            time.sleep(0.2 * rank)  # Rank 1 sends last, into the output of rank 0.
+            time.sleep(0.2 * rank)  # Rank 1 sends last, directly into the output of rank 0.
         mapped.append(headway.stats()["cuda"]["mapped_bytes"])
         del output
-        exchange_a_little(rank, device)  # So that the host sees that the large ones are done.
-        headway.memory._pools.clear()  # Frees all that nothing uses.
-        mapped.append(exchange_until_nothing_is_mapped(rank, device))  # The first says so, and a later one lets go.
+        exchange_a_little(rank, device)  # Lets the host see that the large exchanges are done.
+        headway.memory._pools.clear()  # Frees all unused memory.
+        # The first exchange announces the release, and a later one unmaps.
+        mapped.append(exchange_until_nothing_is_mapped(rank, device))
     return mapped
 
 

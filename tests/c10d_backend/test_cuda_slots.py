@@ -1,4 +1,4 @@
-"""Exchanges that use no multiprocessor, and the slots that they leave their results in."""
+"""Exchanges that use no multiprocessor, and the slot tensors that hold their results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ extern "C" __global__ void fill(volatile unsigned* stop, unsigned* started) {
 
 
 class FullDevice:
-    """Keeps every multiprocessor busy until it is left: no other kernel gets a place."""
+    """Keeps every multiprocessor busy until it exits, so that no other kernel can start."""
 
     def __enter__(self) -> FullDevice:
         blocks = 2 * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -121,7 +121,7 @@ def exchange_slots(rank: int, capacity: int, max_lag: int) -> dict[str, int]:
 
     def check(number: int, slot: Any, work: Any) -> None:
         work.wait()
-        keep_busy(0.3 * rank)  # Others must not overwrite what is still to be read.
+        keep_busy(0.3 * rank)  # Delays the reads: other ranks must not overwrite the slot meanwhile.
         for peer, block in enumerate(slot.received()):
             assert block.shape == ((number * 3 + peer + rank) % (capacity + 1), 8)
             assert torch.all(block == number * 100 + peer * 10 + rank), (number, peer, rank, block)
@@ -160,7 +160,7 @@ def hold_slots(rank: int) -> tuple[str, str]:
         slot = ring.take()
         slot.own(128).copy_(rows[rank])
         slot.exchange(rows, [128, 128])
-        losses.append((slot.output * weight).sum())  # Autograd keeps the slot for the gradient of the weight.
+        losses.append((slot.output * weight).sum())  # Autograd saves the slot for the gradient of the weight.
         del slot
     with pytest.raises(ValueError, match="slot 0 is still leased") as held:
         ring.take()
@@ -170,7 +170,7 @@ def hold_slots(rank: int) -> tuple[str, str]:
     with pytest.raises(ValueError, match="does not fit") as large:
         slot.exchange([torch.zeros(129, 4, device=device)] * 2, [128, 128])
     with pytest.raises(ValueError, match="share memory"):
-        slot.exchange([slot.output[1 - rank]] * 2, [128, 128])  # The peer writes there.
+        slot.exchange([slot.output[1 - rank]] * 2, [128, 128])  # The peer writes into this memory.
     slot.exchange(rows, [128, 128])
     assert float(slot.received()[1 - rank].sum()) == 512 * (2 - rank)
     return str(held.value), str(large.value)
@@ -223,7 +223,7 @@ def give_back_unused(rank: int) -> list[float]:
         keep_busy(50)
         slot.own(128).fill_(1)
         del slot
-    slot = ring.take()  # The same one; what it is given now comes after what it was given then.
+    slot = ring.take()  # The same slot: this fill must come after the earlier one.
     slot.own(128).fill_(2)
     slot.exchange([torch.ones(128, device=device)] * 2, [128, 128])
     torch.cuda.synchronize()

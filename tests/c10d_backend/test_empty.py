@@ -1,4 +1,4 @@
-"""headway.empty(): shapes, the life of its memory, and what is refused."""
+"""headway.empty(): shapes, lifetime of the memory, and rejected arguments."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ import torch.distributed as dist
 from headway import _exit
 from rank_processes import join_group
 
-#: More than one finds rarer faults.
+#: Repeat the tests to find rare faults.
 REPETITIONS = int(os.environ.get("EXIT_REPETITIONS", "1"))
-KEPT: list[Any] = []  #: lives until the interpreter has shut down
+KEPT: list[Any] = []  #: Objects that live until the interpreter has shut down.
 
 
 def exit_as_a_program_does(rank: int, end: Callable[[int], None], path: str, size: int) -> None:
-    """Runs ``end`` in a forked rank, then what CPython runs at the end of a program, exit handlers included."""
-    atexit._clear()  # pytest's
+    """Runs ``end`` in a forked rank, and then CPython's steps at the end of a program, exit handlers included."""
+    atexit._clear()  # Removes pytest's handlers.
     _exit.register()
     status = 0
     try:
@@ -42,7 +42,7 @@ def exit_as_a_program_does(rank: int, end: Callable[[int], None], path: str, siz
 
 
 def run_exits(end: Callable[[int], None], size: int = 2, limit_s: float = 20) -> list[int]:
-    """Exit statuses of ranks that call ``end`` and then end; -9 of one that did not end in time."""
+    """Exit statuses of ranks that call ``end`` and then exit; -9 for a rank that did not exit in time."""
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(size):
@@ -98,7 +98,7 @@ def exit_in_the_middle(rank: int) -> None:
 
 def destroy_in_an_exit_handler(rank: int) -> None:
     atexit._clear()
-    atexit.register(dist.destroy_process_group)  # Runs after headway's own.
+    atexit.register(dist.destroy_process_group)  # Runs after headway's own handler.
     _exit.register()
     use_a_future(rank)
     reduce(rank)
@@ -148,7 +148,7 @@ def expect_exit_handler_to_end_within(limit_s: float) -> None:
             os._exit(5)
 
     atexit._clear()
-    atexit.register(check)  # Runs after headway's own.
+    atexit.register(check)  # Runs after headway's own handler.
     _exit.register()
 
 

@@ -1,4 +1,4 @@
-"""A rank that dies or stands still: the others learn who it was, soon, and nobody hangs or crashes."""
+"""A rank dies or stops: the others soon get an error that names it, and nobody hangs or crashes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_groups_without_the_killed_rank_go_on() -> None:
 
 
 def sockets() -> set[int]:
-    """Descriptors of this process that are sockets."""
+    """File descriptors of this process that are sockets."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def sockets() -> set[int]:
 
 
 def break_reductions(before: set[int]) -> None:
-    """Ends the connections that the group which reduces has made since then: Headway's own are older."""
+    """Shuts down the sockets that are not in ``before``: those of the reducing group, since Headway's own are older."""
     for descriptor in sockets() - before:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -159,9 +159,9 @@ def fail_in_a_reduction(rank: int, engine: str, is_killed: bool, ask: str) -> tu
     before = sockets()
     dist.all_reduce(torch.ones(1), group=group)
     if rank == 1:
-        time.sleep(0.2)  # The others have begun.
+        time.sleep(0.2)  # The other ranks have started the reduction.
         break_reductions(before)
-        time.sleep(0.3 if is_killed else 2)  # What Gloo says of a death comes first here, always.
+        time.sleep(0.3 if is_killed else 2)  # In this order Gloo's error always precedes the news of the death.
         kill_self()
     started = time.monotonic()
     work = dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True)
@@ -208,7 +208,7 @@ def wait_for_a_future_far_from_the_death(rank: int, is_first: bool) -> tuple[str
         message = str(error)
     seconds = time.monotonic() - started
     dist.distributed_c10d._get_default_store().set(f"done/{rank}", "")
-    for other in (0, 2, 3, 4):  # A rank that ended would break what others wait for.
+    for other in (0, 2, 3, 4):  # A rank that exits would break the waits of other ranks.
         dist.distributed_c10d._get_default_store().wait([f"done/{other}"], timedelta(seconds=20))
     return message, seconds
 

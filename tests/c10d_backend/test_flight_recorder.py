@@ -1,4 +1,4 @@
-"""The flight recorder: a group that hangs tells what each rank did last, also to PyTorch's analyzer."""
+"""The flight recorder: after a hang it shows the last operations of each rank, also to PyTorch's analyzer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(folder: pathlib.Path, name: str) -> FlightDump:
 
 
 def analyze(folder: pathlib.Path, *options: str) -> tuple[Any, str]:
-    """Runs PyTorch's analyzer over the files of ``folder``; its database, and what it prints."""
+    """Runs PyTorch's analyzer over the files of ``folder``. Returns its database and its output."""
     export(folder, folder / "torch")
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder / "torch"), *options]
     finished = subprocess.run(
@@ -53,7 +53,7 @@ def look_at_records(rank: int, folder: pathlib.Path) -> list[FlightRecord]:
     else:
         dist.recv(torch.ones(3), 0)
     other = dist.new_group(backend="gloo")
-    dist.barrier(other)  # A rank that left sooner would break off what a slower one still connects.
+    dist.barrier(other)  # A rank that leaves earlier would break the connections of a slower one.
     with pytest.raises(ValueError, match="not a headway group"):
         headway.flight_records(other)
     headway.dump_flight_records(folder / f"{rank}.json")
@@ -101,7 +101,7 @@ def skip_the_last_exchange(rank: int, folder: pathlib.Path) -> str:
         assert "flight records: " in message and pathlib.Path(message.rsplit(": ", 1)[1]).is_file()
     deadline = time.monotonic() + 20
     while not list(folder.glob(f"group_*.rank_{rank}.json")) and time.monotonic() < deadline:
-        time.sleep(0.01)  # Rank 1 waits for nothing, and writes nevertheless.
+        time.sleep(0.01)  # Rank 1 waits for nothing, and must write its file nevertheless.
     return message
 
 
@@ -217,7 +217,7 @@ def test_the_number_of_records_is_an_option() -> None:
 
 
 def record(number: int, **changes: Any) -> FlightRecord:
-    """A completed exchange of which only what a test is about is given."""
+    """A record of a completed exchange with default fields, except for ``changes``."""
     plain: dict[str, Any] = {
         "operation": "all_to_all_v",
         "number": number,

@@ -1,4 +1,4 @@
-"""Ranks of this host that act as if they were on several."""
+"""Ranks on this host that pretend to be on several hosts."""
 
 from __future__ import annotations
 

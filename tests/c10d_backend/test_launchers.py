@@ -1,4 +1,4 @@
-"""Starting under torchrun, mpirun, srun's variables and spawn."""
+"""Starts under torchrun, mpirun, srun's variables and spawn."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(f"rank {dist.get_rank()} is fine", flush=True)
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without those of any launcher, with the checkout on the path."""
+    """This process's environment without the variables of any launcher, with the checkout on the path."""
     launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMIX_", "PMI_", "SLURM_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     environ["PYTHONPATH"] = str(pathlib.Path(headway.__file__).parents[1])

@@ -1,4 +1,4 @@
-"""Lazily conjugated and negated tensors as outputs: their bits are honoured, and the results reach their memory."""
+"""Lazily conjugated and negated tensors as outputs: their bits are honoured, and results reach their memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rank_processes import run_ranks
 
 
 def negated(values: list[float]) -> torch.Tensor:
-    """A view with the negative bit and these values."""
+    """A view with the negative bit that shows these values."""
     view = torch.zeros(len(values), dtype=torch.complex64).conj().imag
     assert view.is_neg()
     view.copy_(torch.tensor(values))
@@ -16,7 +16,7 @@ def negated(values: list[float]) -> torch.Tensor:
 
 
 def conjugated(values: list[complex]) -> torch.Tensor:
-    """A view with the conjugate bit and these values."""
+    """A view with the conjugate bit that shows these values."""
     view = torch.zeros(len(values), dtype=torch.complex64).conj()
     assert view.is_conj()
     view.copy_(torch.tensor(values))

@@ -17,7 +17,7 @@ from rank_processes import run_ranks
 
 
 def use_a_group_of(group: dist.ProcessGroup | None = None) -> None:
-    """One exchange and one reduction on a group, checked."""
+    """Does one exchange and one reduction on a group, and checks both."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     output = torch.empty(size)
     dist.all_to_all_single(output, torch.arange(size) + 10.0 * rank, group=group)
@@ -31,7 +31,7 @@ def destroy_with_work_pending(rank: int, keep_work: bool) -> None:
     output = torch.empty(2)
     works = [dist.all_to_all_single(output, torch.ones(2), async_op=True)] if rank == 0 else []
     works += [dist.irecv(torch.empty(3), 1 - rank)]
-    dist.barrier()  # Both have started, so neither finds the other gone.
+    dist.barrier()  # Both ranks have started, so neither finds the other gone.
     if not keep_work:
         works.clear()
     dist.destroy_process_group()
@@ -252,7 +252,7 @@ def fork_children(rank: int) -> None:
 
 
 def use_in_child(pending: dist.Work) -> int:
-    """What a forked child may try: all of it must leave the parent's group alone."""
+    """Tries operations in a forked child. They must leave the parent's group alone."""
     try:
         dist.barrier()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Options of a group: values, copies, the environment, and what is refused."""
+"""Options of a group: values, copies, the environment, and rejected values."""
 
 from __future__ import annotations
 
@@ -143,7 +143,11 @@ def test_the_bound_may_change_up_to_its_limit() -> None:
 
 
 def follow_the_group(rank: int) -> tuple[list[int], list[float]]:
-    """Exchanges, each rank late at random, then none; the queue's bound after each, and what the last ones brought."""
+    """Exchanges while each rank is late at random, then stops following.
+
+    Returns:
+        the queue's bound after each exchange, and the mean of each result.
+    """
     group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag="auto", max_lag_limit=3))
     random = np.random.default_rng(rank)
     queue: headway.LagQueue[torch.Tensor] = headway.LagQueue(group)
@@ -158,7 +162,7 @@ def follow_the_group(rank: int) -> tuple[list[int], list[float]]:
         bounds.append(queue.max_lag)
     brought += queue.drain()
     assert headway.backend_of(group).options.max_lag == "auto"
-    queue.max_lag = 0  # No longer follows.
+    queue.max_lag = 0  # Setting a bound stops the queue from following the group.
     queue.push(dist.all_to_all_single(torch.empty(2), torch.zeros(2), group=group, async_op=True), torch.empty(0))
     assert queue.max_lag == 0
     return bounds, [tensor.mean().item() for tensor in brought]

@@ -1,4 +1,4 @@
-"""Inputs and outputs that share memory: refused, unless the shared part is this rank's own."""
+"""Inputs and outputs that share memory are rejected unless the shared part is this rank's own block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 
 SIZE = 3
-#: Elements a block: below and above the size from which a peer reads the sender's memory.
+#: Elements per block: below and above the size from which a peer reads the sender's memory.
 COUNTS = [4, 100_000]
 
 
 def overlapping_calls(count: int, rank: int) -> dict[str, Callable[[], Any]]:
-    """Calls whose outputs overlap something, by what the error says."""
+    """Calls whose outputs overlap something, keyed by the text of the error."""
     memory = torch.zeros(SIZE * count + count)
     whole, shifted = memory[: SIZE * count], memory[count:]
     parts = list(whole.chunk(SIZE))
@@ -122,9 +122,10 @@ def use_apart_memory(rank: int) -> None:
     dist.all_gather(backwards, torch.full((2,), float(rank)))
     assert [float(each[1]) for each in backwards] == [0.0, 1.0, 2.0]
     same = torch.ones(2)
-    dist.all_to_all([torch.empty(2) for _ in range(SIZE)], [same] * SIZE)  # An input may be there many times.
-    dist.broadcast(torch.ones(1).expand(4) if rank == 0 else torch.empty(4), 0)  # The root's is only read.
-    skewed = torch.zeros(9).as_strided((2, 3), (3, 2))  # Its rows lie in each other, and share no element.
+    # The same tensor may be the input for several ranks.
+    dist.all_to_all([torch.empty(2) for _ in range(SIZE)], [same] * SIZE)
+    dist.broadcast(torch.ones(1).expand(4) if rank == 0 else torch.empty(4), 0)  # The root's tensor is only read.
+    skewed = torch.zeros(9).as_strided((2, 3), (3, 2))  # Its rows are interleaved and share no element.
     dist.broadcast(skewed, 0)
     interleaved = torch.zeros(2, 2).t()
     dist.all_gather([interleaved] + [torch.empty(2, 2) for _ in range(SIZE - 1)], interleaved)

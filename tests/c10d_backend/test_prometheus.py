@@ -1,4 +1,4 @@
-"""Metrics of a group as Prometheus reads them."""
+"""Metrics of a group in the format of Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of tensors that are not plain memory, or of types that Gloo has no code for."""
+"""Reductions of tensors that are not plain memory, and of types that Gloo does not support."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTEGERS = [
     torch.int64,
     torch.uint64,
 ]
-#: Extremes, so that sums and products wrap around.
+#: Extreme values, so that sums and products wrap around.
 BITS = [
     [0, 1, -1, 30000, 1 << 15, 1 << 31, 1 << 62],
     [1, 1, -1, 30000, 1 << 15, 1 << 31, 1 << 62],
@@ -51,7 +51,7 @@ def wrap(value: int, dtype: torch.dtype) -> int:
 
 
 def combine(name: str, values: list[int]) -> int:
-    """Python's own arithmetic, which has no width."""
+    """Reduces with Python's integers, which have no width."""
     total = values[0]
     for value in values[1:]:
         total = {
@@ -106,7 +106,7 @@ def test_floating_point_and_complex_numbers_are_added_and_averaged() -> None:
 
 
 def views(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Tensors that are more than plain memory, with the memory that they are views of; none overlaps itself."""
+    """Views that are not plain memory, each with its base tensor. None overlaps itself."""
     matrix = torch.arange(24.0).reshape(4, 6) + 100 * rank
     image = (torch.arange(24.0).reshape(1, 2, 3, 4) + rank).contiguous(memory_format=torch.channels_last)
     numbers = torch.full((4,), complex(rank, rank + 1))
@@ -174,7 +174,7 @@ def test_reduce_leaves_the_inputs_of_other_ranks_than_the_root_alone() -> None:
 
 
 def refusals() -> dict[str, Callable[[], Any]]:
-    """Calls that name a type and an operation which do not go together."""
+    """Calls with a type and an operation that do not go together."""
     float8 = torch.ones(2).to(torch.float8_e4m3fn)
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
     return {
@@ -235,7 +235,7 @@ def refuse_overlap(rank: int) -> None:
         with pytest.raises(ValueError, match=message):
             call()
     memory = torch.arange(4.0)
-    dist.reduce_scatter_tensor(memory[1:3], memory)  # It is reduced in a copy.
+    dist.reduce_scatter_tensor(memory[1:3], memory)  # The reduction works on a copy.
     assert memory.tolist() == [0.0, 4.0 * rank, 4.0 * rank + 2, 3.0]
     given = torch.ones(1).expand(4)
     dist.reduce(given if rank else torch.ones(4), 0)  # An expanded tensor can be read.

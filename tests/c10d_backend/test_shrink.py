@@ -1,4 +1,4 @@
-"""Training goes on when ranks are lost, rank 0 with its store included."""
+"""Training continues after ranks are lost, even rank 0 with its store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rank_processes import DIED, kill_self, run_ranks
 
 NUM_RANKS = 4
 NUM_STEPS = 12
-LOSS_AT = 5  #: the step in which ranks are lost
+LOSS_AT = 5  #: Step in which ranks are lost.
 
 
 def gradient(rank: int, step: int) -> torch.Tensor:
@@ -25,7 +25,7 @@ def gradient(rank: int, step: int) -> torch.Tensor:
 
 
 def advance(weights: torch.Tensor, rank: int, step: int) -> torch.Tensor:
-    """One step of this rank; the all-to-all comes last, so that whoever has completed it has the new weights."""
+    """Does one step. The all-to-all comes last, so a rank that has completed it has the new weights."""
     mean = gradient(rank, step)
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
@@ -35,7 +35,7 @@ def advance(weights: torch.Tensor, rank: int, step: int) -> torch.Tensor:
 
 
 def expected_weights(ranks_by_step: list[list[int]]) -> torch.Tensor:
-    """The same in one process."""
+    """Computes the same weights in one process."""
     weights = torch.zeros(8)
     for step, ranks in enumerate(ranks_by_step):
         mean = torch.stack([gradient(rank, step) for rank in ranks]).sum(0) / len(ranks)
@@ -44,7 +44,7 @@ def expected_weights(ranks_by_step: list[list[int]]) -> torch.Tensor:
 
 
 def train(rank: int, lose_this_rank: bool, timeout_s: float) -> tuple[list[list[int]], list[float]]:
-    """Trains through losses. Returns who took part in each step, and the weights."""
+    """Trains through losses. Returns the ranks that took part in each step, and the weights."""
     history = [torch.zeros(8)]
     ranks = list(range(NUM_RANKS))
     ranks_by_step: list[list[int]] = []

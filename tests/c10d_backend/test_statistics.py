@@ -1,4 +1,4 @@
-"""Statistics and traces tell who was waited for."""
+"""Statistics and traces show which peers a rank waited for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_a_trace(rank: int, path: str) -> None:
         works = [dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group, async_op=True) for _ in range(4)]
         for work in works:
             work.wait()
-    dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)  # not recorded any more
+    dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)  # Not recorded: the trace has ended.
 
 
 def test_a_trace_holds_each_exchange_with_start_and_end(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""TorchRec on headway groups: real communication with the shim, and the same numbers as under Gloo."""
+"""TorchRec on headway groups: real communication with the shim, and the same results as under Gloo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def exchange_pooled(rank: int) -> list[float]:
-    """A variable-batch pooled exchange through TorchRec's synchronous path; values depend on sender and receiver."""
+    """Runs TorchRec's synchronous variable-batch pooled exchange. Values depend on sender and receiver."""
     size = dist.get_world_size()
     comm_ops.set_use_sync_collectives(True)
     comm_ops.set_gradient_division(False)
@@ -103,7 +103,7 @@ def test_the_shim_renames_headway_groups_only() -> None:
 
 
 class Batch(Pipelineable):
-    """Sparse features of one rank and their target."""
+    """Sparse features and target of one rank."""
 
     def __init__(self, features: KeyedJaggedTensor, target_B: torch.Tensor) -> None:
         self.features, self.target_B = features, target_B
@@ -146,7 +146,7 @@ class PooledModel(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Embeddings of every id, summed by a linear layer."""
+    """Embeddings of every id, reduced by a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class SequenceModel(nn.Module):
 
 
 def train(rank: int, model_class: type[nn.Module], sharding: str) -> list[float]:
-    """Losses of a rank, table-wise or row-wise sharded, through the pipelined trainer."""
+    """Trains through the pipelined trainer, table-wise or row-wise sharded. Returns the losses of this rank."""
     torch.manual_seed(3)
     model = model_class()
     sharder: Any = EmbeddingBagCollectionSharder() if model_class is PooledModel else EmbeddingCollectionSharder()

@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and distributed checkpoints train to the same losses as under Gloo."""
+"""DDP, FSDP2 and distributed checkpoints give the same losses as under Gloo."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_model() -> nn.Module:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """Losses of this rank; its data depend on rank and step."""
+    """Returns the losses of this rank. Its data depend on rank and step."""
     losses = []
     for step in steps:
         torch.manual_seed(1000 * dist.get_rank() + step)
@@ -59,7 +59,7 @@ def train_fsdp(rank: int) -> list[float]:
 
 
 def train_with_checkpoint(rank: int, folder: str) -> list[float]:
-    """Saves half-way, goes on with a new model loaded from the checkpoint."""
+    """Saves halfway, and continues with a new model that is loaded from the checkpoint."""
     losses: list[float] = []
     for part in (range(STEPS // 2), range(STEPS // 2, STEPS)):
         model = shard_model()

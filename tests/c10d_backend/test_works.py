@@ -1,4 +1,4 @@
-"""Works and futures: waiting, time limits, errors, profiler, threads."""
+"""Works and futures: waiting, timeouts, errors, profiler, threads."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def time_out_one_wait(rank: int) -> str:
         assert 0.25 < time.monotonic() - started < 5
         message = str(caught.value)
         dist.barrier()
-        work.wait()  # it was only the wait that ended
+        work.wait()  # Only the wait had ended.
         assert tensor.item() == 7
     else:
         dist.barrier()
@@ -205,7 +205,7 @@ def set_a_shorter_timeout(rank: int) -> str:
 
 def test_a_timeout_may_be_set_later() -> None:
     message = run_ranks(set_a_shorter_timeout, 2, timeout_s=60)[0]
-    # The group says so, or the work that waits, which aborts it: whichever looks first.
+    # The message comes from the group or from the waiting Work, which aborts the group: from the first to look.
     assert "timed out after 400 ms" in message.lower(), message
 
 
@@ -246,7 +246,7 @@ def exchange_in_threads(rank: int) -> None:
 
 
 def channels(rank: int, failures: list[BaseException]) -> None:
-    """Point-to-point messages of the default group beside the exchanges of the others."""
+    """Runs point-to-point messages of the default group beside the exchanges of the other groups."""
     try:
         for step in range(100):
             request = dist.isend(torch.tensor([step]), 1 - rank)
@@ -266,7 +266,7 @@ def start_in_different_order(rank: int) -> None:
     first, second = dist.new_group(backend="headway"), dist.new_group(backend="headway")
     order = [first, second] if rank == 0 else [second, first]
     tensors = {group: torch.ones(1) for group in order}
-    # Reductions need a helper group that is made at the first one: making it must not block the start either.
+    # Reductions need a helper group that is made at the first reduction. Making it must not block the start either.
     works = [dist.all_reduce(tensors[group], group=group, async_op=True) for group in order]
     works += [dist.barrier(group=group, async_op=True) for group in order]
     for work in works:
@@ -302,7 +302,7 @@ def reduce_without_threads(rank: int) -> None:
     tensor = torch.ones(1)
     if rank == 0:
         with no_threads():
-            for _ in range(2):  # The failed start leaves nothing behind.
+            for _ in range(2):  # A failed start leaves nothing behind, so it can be repeated.
                 with pytest.raises(dist.DistBackendError, match="thread could not be started"):
                     dist.all_reduce(tensor)
         dist.barrier()

@@ -1,4 +1,4 @@
-"""The layer check finds a planted violation of each rule, and passes what is allowed."""
+"""The layer check finds a planted violation of each rule, and accepts allowed includes and imports."""
 
 from pathlib import Path
 

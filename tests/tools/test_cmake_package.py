@@ -19,7 +19,7 @@ def run(*command: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The consumer's program, built against an installation."""
+    """Builds the consumer's program against an installation."""
     if not (BUILD / "CMakeCache.txt").exists():
         pytest.skip("build/ is not configured: run `make build`")
     folder = tmp_path_factory.mktemp("package")

@@ -1,4 +1,4 @@
-"""What the ``headway`` command prints and returns. It runs as users run it: in a process of its own."""
+"""Output and exit status of the ``headway`` command, run in a process of its own as users run it."""
 
 import json
 import os
@@ -148,7 +148,7 @@ def test_a_misspelt_variable_is_refused_with_the_name_that_was_meant(name: str, 
 
 
 def service_variables(service: str) -> dict[str, str]:
-    """The variables that Kubernetes puts into pods for a Service with one named and one unnamed port."""
+    """Variables that Kubernetes sets in pods for a Service with one named and one unnamed port."""
     name, url = service.upper().replace("-", "_"), "tcp://10.96.12.7:29500"
     values = {"SERVICE_HOST": "10.96.12.7", "SERVICE_PORT": "29500", "SERVICE_PORT_HTTP": "29500", "PORT": url}
     values |= {"PORT_29500_TCP": url, "PORT_29500_TCP_PROTO": "tcp", "PORT_29500_TCP_PORT": "29500"}

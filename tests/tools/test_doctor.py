@@ -1,4 +1,4 @@
-"""The doctor's findings, its choices, and its exit status, on hosts that lack one thing or another."""
+"""The doctor's findings, choices and exit status on hosts that lack a feature."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The picture of a training step."""
+"""The diagram of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that tools/endurance_kills.sh counts as left behind, with a test program that is played by a script."""
+"""Leftover files that tools/endurance_kills.sh counts. A script plays the test program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_in_shared_memory() -> Iterator[str]:
 
 
 def run_kills(folder: Path, *, leaves: str = "", foreign: str = "") -> subprocess.CompletedProcess[str]:
-    """One round; while it runs, another program makes ``foreign`` in /dev/shm."""
+    """Runs one round, during which another program makes ``foreign`` in /dev/shm."""
     program = folder / "build/tests/libcomm/libcomm_group_test"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM, encoding="utf-8")

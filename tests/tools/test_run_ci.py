@@ -1,4 +1,4 @@
-"""Stages of CI that run beside the others."""
+"""CI stages that run in parallel."""
 
 import os
 import sys

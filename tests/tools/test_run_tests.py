@@ -1,4 +1,4 @@
-"""A runner that crashes, hangs or says nothing is a failure; nothing it started outlives it."""
+"""A runner that crashes, hangs or prints nothing is a failure, and its processes do not outlive it."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Counts read from runners' output are those of the runner."""
+"""Counts read from a runner's output match the runner's own."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-// The backend without Python: ranks are threads of one process, and each rank has several threads. Built under the
-// sanitizers, which is what these tests are for.
+// Tests the backend without Python: ranks are threads of one process, and each rank has several threads. Meant for
+// builds under the sanitizers.
 
 #include "headway_backend.hpp"
 #include "live_parts.hpp"
@@ -30,7 +30,7 @@ constexpr int kRounds = 60;
 
 class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
  protected:
-  /// Runs `body` in a thread of each rank with a backend of its own.
+  /// Runs `body` in one thread per rank, each with its own backend.
   void run_ranks(std::function<void(BackendPtr)> const& body) {
     auto const store = c10::make_intrusive<c10d::HashStore>();
     auto const hub = std::make_shared<SumHub>(kSize);
@@ -78,7 +78,8 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     return backend.recv(tensors, 1 - backend.getRank(), 0);
   }
 
-  /// Does all that threads may do with one work at once, over and over: `start` makes the works.
+  /// Uses each Work of `start` from four threads at the same time: wait(), a callback, polling, and this one. `check`
+  /// runs when all are done.
   static void race(std::function<WorkPtr()> const& start, std::function<void()> const& check) {
     WorkPtr work;
     std::atomic<int> called = 0;
@@ -113,7 +114,7 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
     while (called < kRounds) std::this_thread::yield();
   }
 
-  std::atomic<bool> may_make_ = true;  ///< The backends that reduce wait for it.
+  std::atomic<bool> may_make_ = true;  ///< The reducing backends wait for it before they are made.
 };
 
 TEST_P(BackendThreadsTest, ThreadsMayWaitAndAskForTheFutureOfOneExchangeAtOnce) {
@@ -147,7 +148,7 @@ TEST_P(BackendThreadsTest, ReductionsMayStartWhileTheirBackendIsMade) {
     }
     for (auto const& work : works) work->wait();
     EXPECT_EQ(tensors.back()[0].item<float>(), kSize);
-    works.push_back(reduce(*backend, tensors.back()));  // Dropped with the backend.
+    works.push_back(reduce(*backend, tensors.back()));  // Dropped together with the backend.
   });
 }
 
@@ -250,7 +251,7 @@ TEST_P(BackendThreadsTest, CallsBetweenStartAndEndOfCoalescingBelongToTheirThrea
   });
 }
 
-// The last one, since a process ends once.
+// This test must be the last one, since a process ends only once.
 TEST_P(BackendThreadsTest, TheEndOfTheProgramEndsGroupsAndThreadsWhoeverHoldsThem) {
   if (GetParam() != comm::Engine::kShm) GTEST_SKIP() << "a process ends once";
   std::mutex mutex;

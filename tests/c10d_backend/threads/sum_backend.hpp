@@ -17,7 +17,7 @@
 
 namespace headway::c10d_backend {
 
-/// Tensors that the ranks of a SumBackend, threads of one process, give to each other.
+/// Exchanges tensors between the ranks of a SumBackend, which are threads of one process.
 class SumHub final {
  public:
   explicit SumHub(int size) : size_(size) {}
@@ -28,7 +28,7 @@ class SumHub final {
     changed_.notify_all();
   }
 
-  /// Blocks until all ranks have given. @throws c10::DistBackendError if they do not within `timeout`.
+  /// Blocks until all ranks have given. @throws c10::DistBackendError if they have not within `timeout`.
   at::Tensor sum(std::uint64_t sequence, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     auto& parts = given_[sequence];
@@ -47,14 +47,14 @@ class SumHub final {
   std::map<std::uint64_t, std::vector<at::Tensor>> given_;
 };
 
-/// The reducing backend of these tests. It completes works on a thread of its own, as Gloo does, and is instrumented.
+/// The reducing backend of these tests. It completes each Work on its own thread, as Gloo does, and is instrumented.
 class SumBackend final : public c10d::Backend {
  public:
   SumBackend(std::shared_ptr<SumHub> hub, int rank, int size) : Backend(rank, size), hub_(std::move(hub)) {
     thread_ = std::thread([this] { run(); });
   }
 
-  /// Works that are pending are completed first.
+  /// Completes all pending Works first.
   ~SumBackend() override {
     {
       std::lock_guard const lock(mutex_);

@@ -20,13 +20,13 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 GLOO_PASSES = HERE / "gloo_passes.txt"
 EXCEPTIONS = HERE / "exceptions.txt"
-#: How the suite skips a test that wants LARGE_WORLD ranks.
+#: Reason with which the suite skips a test that needs LARGE_WORLD ranks.
 SMALL_WORLD = "skipped: Skipped due to small world size."
 LARGE_WORLD = 8
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Command line of the harness."""
+    """Parses the command line of the harness."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", metavar="TEST", help="names of tests to run; all where none is given")
     parser.add_argument("--backend", default="headway", help="backend under test (default: headway)")
@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_names(path: pathlib.Path) -> dict[str, str]:
-    """Test names of a list file with what follows the name on its line; ``#`` starts a comment."""
+    """Reads a list file: test names with the rest of their line. ``#`` starts a comment."""
     lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
     return {line.split()[0]: line.partition(" ")[2].strip() for line in lines if line}
 
@@ -57,7 +57,7 @@ class Outcomes(unittest.TestResult):
         self.started_s = time.monotonic()
 
     def note(self, test: unittest.TestCase, outcome: str) -> None:
-        """Keeps the first outcome that is not a pass and prints what is worth it."""
+        """Keeps the first outcome that is not a pass, and prints it if it is worth it."""
         name = test.id().rsplit(".", 1)[-1]
         if self.outcome_of.get(name, "passed") != "passed":
             return
@@ -80,7 +80,7 @@ class Outcomes(unittest.TestResult):
 def make_test_class(backend: str) -> type[unittest.TestCase]:
     """The suite's tests as a class whose ranks are forked, so that torch is imported once."""
     if backend == "headway":
-        import headway  # noqa: F401 - registers the backend
+        import headway  # noqa: F401 - importing headway registers the backend
     from suite_source import load_suite
 
     suite = load_suite(backend)
@@ -98,7 +98,7 @@ def make_test_class(backend: str) -> type[unittest.TestCase]:
 
 
 def verdicts(outcome_of: dict[str, str], *, backend: str) -> dict[str, str]:
-    """Turns outcomes into verdicts: what Gloo passes must pass here, and exceptions must be real ones."""
+    """Turns outcomes into verdicts: every test that passes under Gloo must pass here, and exceptions must be needed."""
     if backend == "gloo":
         return outcome_of
     must_pass, exceptions = read_names(GLOO_PASSES), read_names(EXCEPTIONS)
@@ -119,13 +119,13 @@ def main() -> int:
 
 
 def run(store_folder: str) -> int:
-    """Runs the tests with a rendezvous in the folder; returns the exit status."""
+    """Runs the tests with a rendezvous file in the folder; returns the exit status."""
     arguments = parse_arguments()
     os.environ["BACKEND"] = arguments.backend
     os.environ["WORLD_SIZE"] = str(arguments.world_size)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(arguments.timeout)
-    # With this the suite's timeout tests, which need a rendezvous that can be repeated, run as they do upstream.
+    # The suite's timeout tests need a rendezvous that can be repeated. With this file they run as upstream.
     os.environ["INIT_METHOD"] = f"file://{store_folder}/store"
     sys.path.insert(0, str(HERE))
     test_class = make_test_class(arguments.backend)

@@ -1,6 +1,6 @@
-"""Loads PyTorch's own suite of distributed tests, with one backend's name added wherever the suite tells Gloo apart.
+"""Loads PyTorch's own suite of distributed tests, and adds a backend's name wherever the suite singles out Gloo.
 
-The suite decides by name which tests a backend may run: it skips all DDP tests of a backend that its lists do not hold,
+The suite decides by name which tests a backend may run. It skips all DDP tests of a backend that its lists do not name,
 and all-to-all on CPU for anything but MPI. Nothing else of the suite is changed, and no test is left out.
 """
 
@@ -16,13 +16,13 @@ SUITE = "torch.testing._internal.distributed.distributed_test"
 
 
 class NameAdder(ast.NodeTransformer):
-    """Adds ``backend`` to the suite's comparisons with "gloo", and to those that keep all-to-all for "mpi"."""
+    """Adds ``backend`` to the suite's comparisons with "gloo", and to those that reserve all-to-all for "mpi"."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """``BACKEND == "gloo"`` becomes ``BACKEND in ("gloo", backend)``; ``!=`` likewise, "mpi" for ``!=`` alone."""
+        """``BACKEND == "gloo"`` becomes ``BACKEND in ("gloo", backend)``; ``!=`` likewise. "mpi" only with ``!=``."""
         self.generic_visit(node)
         match node:
             case ast.Compare(ast.Name("BACKEND"), [ast.Eq()], [ast.Constant("gloo" as name)]):
@@ -35,7 +35,7 @@ class NameAdder(ast.NodeTransformer):
         return ast.copy_location(ast.Compare(node.left, [operator], [names]), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """``require_backend_is_available({"gloo"})`` gets the name as a second member of the set."""
+        """Adds the name to the set in ``require_backend_is_available({"gloo"})``."""
         self.generic_visit(node)
         match node:
             case ast.Call(ast.Name("require_backend_is_available"), [ast.Set([ast.Constant("gloo")]) as names]):
@@ -44,10 +44,10 @@ class NameAdder(ast.NodeTransformer):
 
 
 def load_suite(backend: str) -> types.ModuleType:
-    """Imports the suite; for a backend that it does not know, with that name added.
+    """Imports the suite, and adds the name of a backend that it does not know.
 
     Args:
-        backend: what the environment variable BACKEND, which the suite reads at import, says.
+        backend: value of the environment variable BACKEND, which the suite reads at import.
     Returns:
         the module, also in ``sys.modules`` under its own name.
     """

@@ -1,4 +1,4 @@
-"""The columnar store: conversion of files and directories, sharding, reuse, and what happens to malformed lines."""
+"""The columnar store: conversion of files and directories, sharding, reuse, and malformed lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dlrm_examples.bls_dlrm.log_format import DataError
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Blocks of 4 lines, so that a few lines make several."""
+    """Sets blocks of 4 lines, so that a few lines fill several blocks."""
     for module in (columnar_store, log_files):
         monkeypatch.setattr(module, "BLOCK_LINES", 4)
     return 4
@@ -197,7 +197,7 @@ def test_rows_behind_many_unusable_lines_are_found(tmp_path: Path, small_blocks:
 
 
 def kaggle_folder(folder: Path) -> Path:
-    """Criteo's challenge as it is unpacked: only the last of three files in the order of names has rows."""
+    """Makes Criteo's challenge as it is unpacked: of its three files, only the last one by name has rows."""
     write_lines(folder / "train.txt", range(10))
     (folder / "readme.txt").write_text("Display Advertising Challenge\n")
     (folder / "test.txt").write_text("".join(criteo_line(number)[2:] for number in range(30)))

@@ -1,4 +1,4 @@
-"""Criteo's format: every field as written, missing fields as missing, and a reason for each line that is not of it."""
+"""Criteo's format: all fields, missing fields, and a reason for each malformed line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo from the command line: what it writes, how it fails, and what it leaves behind."""
+"""The demo from the command line: output, failures, and leftovers."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def running(pid: int) -> bool:
 
 @pytest.fixture
 def measuring_demo(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A demo whose two ranks are measuring, and would go on for a while; the program and its ranks."""
+    """Starts a demo with two ranks that keep measuring for a while. Yields the program and the pids of its ranks."""
     arguments = ["--ranks", "2", "--steps", "200", "--runs", "50", "--systems", "sync", "--mini-batch", "8"]
     arguments += ["--max-rows-per-table", "9", "--out", str(tmp_path), "--store", str(tmp_path / "store")]
     process = start("demo", *arguments)
@@ -270,7 +270,7 @@ def test_a_grid_that_is_stopped_keeps_the_settings_it_has_finished(tmp_path: Pat
     progress = ""
     while "2/4" not in progress and process.poll() is None:
         progress += process.stderr.read(1)
-    time.sleep(0.5)  # For the report of the other rank; each run with the straggler takes 3 s.
+    time.sleep(0.5)  # Waits for the report of the other rank. Each run with the straggler takes 3 s.
     process.terminate()
     _, errors = process.communicate(timeout=30)
 

@@ -1,4 +1,4 @@
-"""DLRM on GPUs: the predictions of the CPU, and stamps of the device."""
+"""DLRM on GPUs: the same predictions as on the CPU, and time stamps of the device."""
 
 from __future__ import annotations
 

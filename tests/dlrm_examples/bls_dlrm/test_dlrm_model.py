@@ -1,4 +1,4 @@
-"""The model: weights that do not depend on who holds a table, and an interaction computed by hand."""
+"""The model: weights do not depend on the owners of tables, and the interaction matches one computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated logs can be read back, keep to the cardinalities, and are skewed like click logs."""
+"""Generated logs can be read back, respect the cardinalities, and are skewed like click logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency, throughput and the memory estimate as the paper defines them."""
+"""Latency, throughput and the memory estimate match the paper's definitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_no_sample_is_an_error() -> None:
 
 
 def test_latency_is_over_runs_and_processes_and_throughput_over_runs() -> None:
-    elapsed_s = np.array([[1.0, 2.0], [2.0, 4.0]])  # two runs of two processes, ten steps each
+    elapsed_s = np.array([[1.0, 2.0], [2.0, 4.0]])  # Two runs of two processes, ten steps each.
     assert batch_latency(elapsed_s, num_steps=10).mean == pytest.approx(0.225)
     assert throughput(elapsed_s, num_steps=10).mean == pytest.approx(((10 + 5) + (5 + 2.5)) / 2)
 

@@ -1,7 +1,7 @@
-"""The overlaps of the paper's table I, each shown by an order of events that is impossible without it.
+"""The overlaps of the paper's table I. Each test shows an order of events that is impossible without its overlap.
 
-A rank tells another through a store that it has come to some place; without the overlap in question it would never
-come there, and the test would end in a time-out.
+Ranks tell each other through a store which points they have reached. Without the overlap a rank would never reach its
+point, and the test would time out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check(received: torch.Tensor, step: int) -> None:
 
 
 def warm_up(group: dist.ProcessGroup) -> None:
-    """Connects the group, so that a first exchange does not wait for connections."""
+    """Connects the group, so that the first exchange does not wait for connections."""
     start_exchange(group, 0)[0].wait()
 
 
@@ -98,7 +98,7 @@ def test_exchanges_of_all_iterations_within_the_bound_are_open_at_once(max_lag: 
 
 
 def exchange_with_a_stopped_peer(rank: int, max_lag: int) -> None:
-    """Rank 0 posts all exchanges, none of which can be complete, and is stopped; the others complete every one."""
+    """Rank 0 posts all exchanges, none of which can complete, and is stopped. The others complete every one."""
     group = make_group("headway", max_lag=max_lag)
     warm_up(group)
     store = shared_store()
@@ -131,5 +131,5 @@ def exchange_with_a_stopped_peer(rank: int, max_lag: int) -> None:
 
 
 def test_exchanges_complete_without_a_rank_that_is_stopped_after_posting() -> None:
-    """What rank 0 sent for several iterations has arrived while none of these exchanges was complete."""
+    """Data that rank 0 sent for several iterations has arrived although none of its exchanges was complete."""
     run_ranks(exchange_with_a_stopped_peer, 3, 2)

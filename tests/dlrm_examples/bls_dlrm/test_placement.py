@@ -1,4 +1,4 @@
-"""Which rank owns which tables: each table once, the work even, and received rows back in table order."""
+"""Placement of tables on ranks: each table once, balanced work, and received rows back in table order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions are bit-identical for every bound and backend, and to one process that runs the same mini-batches."""
+"""Predictions are bit-identical for every bound and backend, and equal those of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay of listing 2, against times computed by hand."""
+"""The replay of listing 2 matches times computed by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_negative_bound_is_refused() -> None:
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
 def test_stamps_of_a_run_turn_into_the_work_between_them(max_lag: int) -> None:
-    """A rank alone never waits, so its replayed time is its measured time less that spent in communication."""
+    """A rank alone never waits, so its replayed time is its measured time without communication."""
     steps, clock = 3, 0.0
     times = RunTimes(steps)
 

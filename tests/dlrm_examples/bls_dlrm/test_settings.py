@@ -1,4 +1,4 @@
-"""The conditions of the comparison."""
+"""Settings enforce the conditions of the comparison."""
 
 from __future__ import annotations
 

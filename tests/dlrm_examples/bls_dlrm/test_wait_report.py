@@ -1,4 +1,4 @@
-"""Waits reported by the ranks become one table: who waited for whom, and at which lag."""
+"""Waits reported by the ranks become one table: waiting rank, awaited peer, and lag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread, and a log in KuaiRand's format whose clicks depend on the video."""
+"""Fixtures: one thread, and a log in KuaiRand's format whose clicks depend on the video."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kuairand_files import DAY_MS, FIRST_MS, LOG_COLUMNS, write_csv, write_featu
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors of a batch are too small to share, and threads wait for each other where others use the cores."""
+    """Runs torch on one thread: the tensors are small, and threads would wait for each other on loaded cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

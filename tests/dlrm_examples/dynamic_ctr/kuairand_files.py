@@ -11,13 +11,13 @@ from pathlib import Path
 from dlrm_examples.dynamic_ctr.kuairand import USER_CATEGORIES
 
 DAY_MS = 86_400_000
-FIRST_MS = 1_650_816_000_000  # 25 April 2022, 00:00 in Beijing
+FIRST_MS = 1_650_816_000_000  # 25 April 2022, 00:00 in Beijing, in milliseconds.
 LOG_COLUMNS = ("user_id", "video_id", "hourmin", "time_ms", "is_click", "long_view", "duration_ms", "tab")
 VIDEO_COLUMNS = ("video_id", "author_id", "music_id", "video_type", "upload_type", "music_type", "tag")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """With a header line; compressed if the name says so."""
+    """Writes a CSV file with a header line, compressed if the name says so."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([columns, *rows])
     content = text.getvalue().encode()
@@ -25,7 +25,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def write_features(directory: Path, *, num_users: int, num_videos: int) -> None:
-    """Of users and videos 0, 1, ...; every third video has no tag, the others one or two."""
+    """Writes features of users and videos 0, 1, ... Every third video has no tag; the others have one or two."""
     write_csv(
         directory / "user_features_pure.csv.gz",
         ("user_id", *USER_CATEGORIES),

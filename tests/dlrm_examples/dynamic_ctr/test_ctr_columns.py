@@ -1,4 +1,4 @@
-"""Jagged columns: joins, hashes, and lists of what came before."""
+"""Jagged columns: joins, hashes, and lists of earlier items."""
 
 from __future__ import annotations
 

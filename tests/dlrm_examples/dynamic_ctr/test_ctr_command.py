@@ -1,4 +1,4 @@
-"""The command line: what it trains, prints and writes, and what it says when options do not fit."""
+"""The command line: training, printed and written results, and errors for options that do not fit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_command_prints_its_tables_and_writes_a_line_for_each_run(
     tables = [part.splitlines() for part in capsys.readouterr().out.split("\n\n")]
     first_words = [[line.split("  ")[0] for line in table] for table in tables]
     assert first_words[0][1:] == ["system", "smoothed rates", *systems]
-    assert first_words[2] == ["system", *systems[1:]]  # the differences
+    assert first_words[2] == ["system", *systems[1:]]  # The table of differences.
     assert first_words[4] == first_words[6] == ["system", *systems]
 
     runs = runs_of(out)
@@ -103,7 +103,7 @@ def test_the_command_is_one_rank_of_many_under_torchrun(kuairand_directory: Path
         [*command, "--out", str(out)], capture_output=True, text=True, timeout=100, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("smoothed rates") == 1  # one rank reports
+    assert done.stdout.count("smoothed rates") == 1  # Only one rank reports.
     assert runs_of(out)[-1]["params"]["ranks"] == 2
 
 

@@ -1,4 +1,4 @@
-"""AUC and GAUC equal their definitions, pair by pair."""
+"""AUC and GAUC match their definitions, pair by pair."""
 
 from __future__ import annotations
 

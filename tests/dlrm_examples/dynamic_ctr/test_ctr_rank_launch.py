@@ -1,4 +1,4 @@
-"""A rank that fails, dies or hangs ends all of them with one line."""
+"""A rank that fails, dies or hangs ends all ranks, with one line of error."""
 
 from __future__ import annotations
 

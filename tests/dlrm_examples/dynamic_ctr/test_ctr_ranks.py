@@ -1,4 +1,4 @@
-"""Ranks that share batches and tables learn what one rank learns, also after a restart with another number."""
+"""Ranks that share batches and tables train like one rank, also after a restart with another number of ranks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dlrm_examples.dynamic_ctr.tables import TableLimits, TableSettings, TableUs
 from dlrm_examples.dynamic_ctr.trainer import Trainer, TrainerSettings
 
 NUM_TRAIN, HALF, NUM_TEST = 1000, 500, 120
-LIMITS = TableLimits(min_count=2)  # so that some ids wait for a row, also over a restart
+LIMITS = TableLimits(min_count=2)  # Some ids wait for a row, even over a restart.
 ALL_BUCKETS = (0, 1 << 14)
 
 
 class Learned(NamedTuple):
-    logits: npt.NDArray[np.float32]  # of the last NUM_TEST examples
-    records: list[npt.NDArray[np.generic]]  # of this rank: ids, tables, counts, steps, vectors, states
-    use: TableUse  # of all ranks
+    logits: npt.NDArray[np.float32]  # Logits of the last NUM_TEST examples.
+    records: list[npt.NDArray[np.generic]]  # Records of this rank: ids, tables, counts, steps, vectors, states.
+    use: TableUse  # Use over all ranks.
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""KuaiRand, MovieLens and Criteo as batches in time order, and one line for what cannot be read."""
+"""KuaiRand, MovieLens and Criteo as batches in time order, and one line of error for unreadable files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ids(log: Log, name: str) -> list[list[int]]:
 
 
 def write_log(directory: Path, rows: list[tuple[int, ...]], *, name: str = "log_standard_pure.csv.gz") -> Path:
-    """Rows of user, video, time after the first moment in ms, click, long view."""
+    """Writes rows of user, video, milliseconds after the first moment, click, long view."""
     full = ([user, video, 0, FIRST_MS + time, click, view, 5000, 1] for user, video, time, click, view in rows)
     write_csv(directory / name, LOG_COLUMNS, full)
     write_features(directory, num_users=3, num_videos=9)
@@ -37,11 +37,11 @@ def test_kuairand_rows_come_in_time_order_with_all_their_features(tmp_path: Path
     log = read_log(tmp_path, max_history=3)
 
     assert log.num_examples == 3
-    assert log.num_train == 2  # the last day is left
+    assert log.num_train == 2  # The last day is left for the test.
     assert ids(log, "user_id") == [[1], [9], [1]]
     assert ids(log, "video_id") == [[2], [30], [4]]
-    assert ids(log, "hour") == [[1], [2], [5]]  # not of hourmin
-    assert ids(log, "author_id") == [[102], [], [104]]  # video 30 has no features
+    assert ids(log, "hour") == [[1], [2], [5]]  # The hour comes from time_ms, not from hourmin.
+    assert ids(log, "author_id") == [[102], [], [104]]  # Video 30 has no features.
     assert ids(log, "tags") == [[7, 39], [], [7]]
     assert ids(log, "recent_videos") == [[], [], [2]]
     assert [len(profile) for profile in ids(log, "user_profile")] == [26, 0, 26]

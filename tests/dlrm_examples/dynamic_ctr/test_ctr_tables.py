@@ -1,4 +1,4 @@
-"""What every kind of tables must do, judged by one dense parameter per table, and what only one kind does."""
+"""Requirements of every kind of table, checked against one dense parameter per table, and those of single kinds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def initial(table: str) -> torch.Tensor:
 
 
 def random_batch(generator: torch.Generator, *, num_examples: int = 12) -> dict[str, Jagged]:
-    """Lists of 0 to 4 ids; many repeat."""
+    """Draws lists of 0 to 4 ids; many ids repeat."""
     batch = {}
     for feature in FEATURES:
         lengths = torch.randint(0, 5, (num_examples,), generator=generator)
@@ -44,7 +44,7 @@ def random_batch(generator: torch.Generator, *, num_examples: int = 12) -> dict[
 
 
 def pool(weights: dict[str, torch.Tensor], batch: dict[str, Jagged]) -> dict[str, torch.Tensor]:
-    """By a loop over examples."""
+    """Pools by a loop over examples."""
     pooled = {}
     for feature in FEATURES:
         values, lengths = batch[feature.name]
@@ -151,7 +151,7 @@ def test_initial_vectors_depend_on_seed_table_and_id_and_fill_their_range() -> N
 
 
 def use_under(limits: TableLimits, *, num_ids: int) -> TableUse:
-    """After three steps, each with ids of its own and the first 40 ids."""
+    """Use after three steps, each with new ids and with the first 40 ids."""
     tables = DynamicTables(FEATURES, SETTINGS, limits=limits)
     for step in range(3):
         ids = torch.cat([torch.arange(40), torch.arange(num_ids) + 1000 * (step + 1)])
@@ -170,8 +170,9 @@ def test_without_limits_every_id_has_a_row_of_its_own() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_rows_beyond_the_limit_are_evicted(policy: Literal["lru", "lfu"]) -> None:
-    use = use_under(TableLimits(max_rows=200, eviction=policy), num_ids=30)  # 100 for the table that is used
-    assert use.rows <= 95  # of which eviction begins
+    # The limit is 100 rows for the table that is used.
+    use = use_under(TableLimits(max_rows=200, eviction=policy), num_ids=30)
+    assert use.rows <= 95  # Eviction begins at 95 rows.
     assert use.rows + use.evicted == 130
     assert use.refused == 0
 

@@ -1,4 +1,4 @@
-"""Training in time order: it learns, it repeats itself, and it never looks ahead."""
+"""Training in time order improves the predictions, is reproducible, and never looks ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def log(kuairand_directory: Path) -> Log:
 
 
 def predict_after(log: Log, *parts: int, kind: Kind = "static", settings: TrainerSettings = SETTINGS) -> torch.Tensor:
-    """Logits of the last day by a model that stopped at each of ``parts`` on its way."""
+    """Logits of the last day from a model that stopped at each of ``parts`` on its way."""
     tables = make_tables(log, System(kind=kind), settings.tables, None)
     trainer = Trainer(log, tables, settings, num_train=log.num_train)
     for part in parts:
@@ -68,7 +68,7 @@ def test_a_seed_gives_the_same_bits_and_another_seed_others(log: Log) -> None:
 
 
 def test_training_in_parts_is_training_at_once(log: Log) -> None:
-    end = log.num_train + 100  # into the second epoch
+    end = log.num_train + 100  # Into the second epoch.
     assert torch.equal(predict_after(log, end), predict_after(log, 50, 50, 1000, log.num_train, end))
 
 
@@ -109,7 +109,7 @@ def test_a_model_in_half_precision_learns_beside_the_tables_with_loss_scaling(lo
     tables = DynamicTables(log.features, SETTINGS.tables)
     model = SharedBottom(log.features, num_labels=2, dim=4, hidden=(8,), seed=1)
     optimizers = (torch.optim.Adam(model.parameters(), lr=0.01), tables.collection.optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)  # float16 overflows at first
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)  # float16 overflows at first.
 
     losses, scales = [], []
     for begin in range(0, 1600, 20):
@@ -129,7 +129,7 @@ def test_a_model_in_half_precision_learns_beside_the_tables_with_loss_scaling(lo
 
     skipped = sum(later < earlier for earlier, later in pairwise([2.0**24, *scales]))
     assert (skipped > 0) == (dtype == torch.float16)
-    # A scaler looks at each optimizer by itself, so tables may step where the rest does not.
+    # A scaler looks at each optimizer separately, so tables may step when the other parameters do not.
     assert len(losses) - skipped <= tables.collection.step <= len(losses) - (skipped > 0)
     with torch.no_grad():
         assert all(bool(vectors.isfinite().all()) for vectors in tables(log.batch(0, 1600).features).values())

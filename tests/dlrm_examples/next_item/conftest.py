@@ -1,4 +1,4 @@
-"""One thread, and ratings in MovieLens' format in which each film calls for the next one."""
+"""Fixtures: one thread, and ratings in MovieLens' format in which each film predicts the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_FILMS = 30
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The tensors of a batch are too small to share, and threads wait for each other where others use the cores."""
+    """Runs torch on one thread: the tensors are small, and threads would wait for each other on loaded cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 users who rate films 100, 110, 120 ... in turn, from anywhere on; lines of the file are in no order."""
+    """Writes 60 users who rate films 100, 110, 120, ... in turn from a random start, with shuffled lines."""
     random = np.random.default_rng(5)
     lines = []
     for user in range(1, 61):

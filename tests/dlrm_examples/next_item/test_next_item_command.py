@@ -1,4 +1,4 @@
-"""The command line: what it trains, prints and writes; and that operator and reference learn alike."""
+"""The command line: training, printed and written results. Operator and reference train alike."""
 
 from __future__ import annotations
 

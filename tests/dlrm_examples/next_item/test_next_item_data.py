@@ -1,4 +1,4 @@
-"""Histories out of files, windows to train on, and ranks."""
+"""Histories from files, training windows, and ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADER = "userId,movieId,rating,timestamp"
 
 
 def history(lengths: list[int]) -> Histories:
-    """Items 0, 1, 2 ... of all users, one a minute."""
+    """Makes items 0, 1, 2, ... over all users, one per minute."""
     items = torch.arange(sum(lengths))
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     return Histories(items=items, times=items * 60, offsets=offsets, num_items=len(items))
@@ -41,7 +41,7 @@ def test_ratings_come_in_order_of_time_and_users_with_too_few_are_left_out(tmp_p
     path.write_bytes(gzip.compress("\n".join([HEADER, *lines, ""]).encode()))
     for each in (path, tmp_path):
         read = read_histories(each)
-        assert read.items.tolist() == [0, 3, 1, 2, 1, 0]  # films 40, 50, 60, 70
+        assert read.items.tolist() == [0, 3, 1, 2, 1, 0]  # Films 40, 50, 60, 70.
         assert read.times.tolist() == [10, 20, 30, 1, 2, 3]
         assert read.offsets.tolist() == [0, 3, 6]
         assert (read.num_users, read.num_items) == (2, 4)
@@ -97,7 +97,7 @@ def test_each_pair_of_items_is_in_one_window_and_the_last_two_items_in_none() ->
             cuts.update(batch.items[batch.sequences.offsets[:-1]].tolist())
         ends = [(0, 3), (3, 7), (7, 32), (32, 45)]
         assert pairs == Counter((i, i + 1) for begin, end in ends for i in range(begin, end - 3))
-    assert len(cuts) > len(ends) + 4  # other places in other passes
+    assert len(cuts) > len(ends) + 4  # Other passes cut at other places.
 
 
 def test_the_evaluation_asks_for_the_last_item_after_those_before_it() -> None:
