@@ -11,8 +11,8 @@
 // Invariants: calls finish in the order of their starts. A set is started again only after its last call has finished,
 // so there must be at least lag + 1 sets. The durations add up to the whole timed interval.
 // With calls in flight they end in bursts. average_bursts() therefore takes means over windows of 16 * (lag + 1) calls,
-// or fewer, so that at least 5 windows are left. Complexity: O(calls) time and memory; the loop allocates nothing while
-// the clock runs.
+// or fewer, so that at least 5 windows are left.
+// Complexity: O(calls) time and memory; the loop allocates nothing while the clock runs.
 #include "call_loop.hpp"
 
 #include <algorithm>

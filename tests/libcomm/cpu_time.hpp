@@ -11,7 +11,7 @@ inline std::chrono::nanoseconds cpu_time(clockid_t clock) {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-/// Processor time that the calling thread, or this process, has used.
+/// CPU time that the calling thread, or this process, has used.
 inline std::chrono::nanoseconds thread_cpu_time() { return cpu_time(CLOCK_THREAD_CPUTIME_ID); }
 inline std::chrono::nanoseconds process_cpu_time() { return cpu_time(CLOCK_PROCESS_CPUTIME_ID); }
 

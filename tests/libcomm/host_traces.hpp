@@ -18,7 +18,7 @@ inline std::set<std::string> all_named_temporary_files_of(std::string const& pro
   std::set<std::string> found;
   std::ifstream maps("/proc/" + process + "/maps");
   for (std::string line; std::getline(maps, line);) {
-    // A shared mapping: libraries and programs below /tmp are private ones.
+    // Only shared mappings count. Libraries and programs below /tmp are mapped private.
     auto const path_at = line.find('/');
     bool const shared = line.size() > 30 && line.substr(line.find(' '), 6).find('s') != std::string::npos;
     if (shared && path_at != std::string::npos && is_named_temporary(std::string_view(line).substr(path_at))) {
@@ -36,12 +36,12 @@ inline std::set<std::string> all_named_temporary_files_of(std::string const& pro
   return found;
 }
 
-/// Open when the program began: of whoever started it.
+/// Files that were open when the program began; they belong to its parent.
 inline std::set<std::string> const inherited_temporary_files = all_named_temporary_files_of("self");
 
-/// Paths below /dev/shm and /tmp that a process has mapped or open. Memory files without a name do not count, nor does
-/// what this program inherited or its output goes to. Looking at the process and not at the directories keeps other
-/// programs of the host out of the result.
+/// Paths below /dev/shm and /tmp that a process has mapped or open. Memory files without a name do not count, and
+/// neither do inherited files or the files of its output. The process is inspected instead of the directories, so other
+/// programs of the host do not matter.
 inline std::vector<std::string> named_temporary_files_of(std::string const& process = "self") {
   std::vector<std::string> own;
   for (auto const& path : all_named_temporary_files_of(process)) {

@@ -20,7 +20,7 @@ extern "C" void name_the_hanging_test(int) {
   std::abort();
 }
 
-/// Ends the process when one test takes too long, so that a hang names its test.
+/// Ends the process if one test takes too long. A hang then names its test.
 class Watchdog final : public testing::EmptyTestEventListener {
  public:
   Watchdog() { std::signal(SIGALRM, name_the_hanging_test); }

@@ -6,14 +6,14 @@
 
 namespace headway::comm {
 
-/// A sanitizer tests with a pipe whether memory may be read; without files left it reports errors that are none.
+/// Sanitizers test with a pipe if memory is readable. Without free descriptors they report false errors.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitizerNeedsFiles = true;
 #else
 inline constexpr bool kSanitizerNeedsFiles = false;
 #endif
 
-/// While it lives, this process may open `num_files` more, or a few more if there are gaps.
+/// While it lives, this process may open `num_files` more files, or a few more if there are gaps.
 class OpenFileLimit {
  public:
   explicit OpenFileLimit(int num_files) {

@@ -8,7 +8,7 @@
 
 namespace headway::comm {
 
-/// A directory that goes away with its owner.
+/// A directory that its owner's destructor removes.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

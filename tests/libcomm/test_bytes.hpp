@@ -10,7 +10,7 @@
 
 namespace headway::comm {
 
-/// `size` bytes that look random and differ between seeds.
+/// `size` pseudo-random bytes that differ between seeds.
 inline std::vector<std::byte> test_bytes(std::size_t size, std::uint64_t seed) {
   std::vector<std::byte> bytes(size);
   std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
@@ -23,7 +23,7 @@ inline std::vector<std::byte> test_bytes(std::size_t size, std::uint64_t seed) {
   return bytes;
 }
 
-// memcmp(), which sanitizers check in whole ranges: a loop of theirs over megabytes takes seconds.
+// Uses memcmp(), which sanitizers check as a whole. An instrumented loop over megabytes takes seconds.
 inline bool same_bytes(std::span<std::byte const> left, std::span<std::byte const> right) {
   return left.size() == right.size() && (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
 }

@@ -16,7 +16,7 @@
 namespace headway::comm {
 namespace {
 
-/// An engine of 3 ranks that does what a test scripts, right or wrong.
+/// An engine of 3 ranks that follows a test's script, right or wrong.
 class ScriptedEndpoint final : public Endpoint {
  public:
   std::vector<std::pair<int, Tag>> arrivals;  ///< Reported by the next poll.
@@ -77,7 +77,7 @@ class CheckedEndpointTest : public testing::Test {
     checked_ = std::make_unique<CheckedEndpoint>(std::move(engine), fault_seed);
   }
 
-  /// The text of the breach that `call` is told of; empty if it is told of none.
+  /// Text of the contract violation that `call` raises; empty if it raises none.
   template <typename Call>
   static std::string breach_of(Call call) {
     try {
@@ -215,7 +215,7 @@ TEST_F(CheckedEndpointTest, AnEngineWhosePollDeniesWhatItReportedIsFound) {
             "engine of rank 0: poll() reported something and returned false");
 }
 
-/// Notes the order in which arrivals are heard, repeats included.
+/// Records arrivals in order, repeats included.
 struct OrderSink final : ArrivalSink {
   std::vector<std::uint32_t> heard;
   void arrived(int, Tag tag) override { heard.push_back(tag.packed()); }
@@ -227,7 +227,7 @@ class FaultyEndpointTest : public CheckedEndpointTest {
  protected:
   FaultyEndpointTest() : CheckedEndpointTest(99) { engine_->poll_result = false; }
 
-  /// What a caller hears of 1,000 arrivals, 5 a poll, until no poll moves anything.
+  /// Polls 1,000 arrivals, 5 at a time, until no poll makes progress. @returns the tags in the order of their arrival.
   static std::vector<std::uint32_t> heard_with_seed(std::uint64_t seed) {
     auto engine = std::make_unique<ScriptedEndpoint>();
     auto& script = *engine;

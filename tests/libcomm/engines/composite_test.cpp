@@ -9,7 +9,7 @@
 namespace headway::comm {
 namespace {
 
-/// Ranks of two pretended hosts, the even ones and the odd ones: shm inside a host, tcp between the two.
+/// Even and odd ranks pretend to be on two hosts: shm inside a host, tcp between them.
 struct Composite {
   static constexpr char const* kName = "composite";
 

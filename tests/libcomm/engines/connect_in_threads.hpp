@@ -20,7 +20,7 @@ namespace headway::comm {
 
 inline constexpr auto kConnectPatience = std::chrono::seconds(30);
 
-/// The lifelines of one rank.
+/// Connects the lifelines of one rank.
 inline std::vector<Lifeline> connect_test_lifelines(int rank, int size, std::size_t landing_bytes, Store& store,
                                                     Engine engine = Engine::kAuto, std::string name = "") {
   GroupOptions options;
@@ -29,7 +29,7 @@ inline std::vector<Lifeline> connect_test_lifelines(int rank, int size, std::siz
   return connect_lifelines(rank, {size, landing_bytes, &options}, store, Clock::now() + kConnectPatience);
 }
 
-/// One set of lifelines for each of `engines`; in set e, those to peers for which engine_of_peer is not e are closed.
+/// Connects one set of lifelines for each of `engines`. Set e keeps only the lifelines to peers of engine e open.
 inline std::vector<std::vector<Lifeline>> connect_test_lifelines(int rank, std::size_t landing_bytes, Store& store,
                                                                  std::vector<Engine> const& engines,
                                                                  std::vector<std::size_t> const& engine_of_peer) {
@@ -44,7 +44,7 @@ inline std::vector<std::vector<Lifeline>> connect_test_lifelines(int rank, std::
   return sets;
 }
 
-/// Connects `size` ranks of Engine, each in a thread of its own while it connects.
+/// Connects `size` ranks of Engine. Each rank connects in a thread of its own.
 template <typename Engine>
 std::vector<std::unique_ptr<Endpoint>> connect_in_threads(int size, std::size_t landing_bytes) {
   MemoryStore store;

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <string>
 
-/// The contract of Endpoint as tests, which are in *_conformance.cpp. An engine is a struct with
+/// Tests of the Endpoint contract; they are in *_conformance.cpp. An engine under test is a struct with
 ///   static constexpr char const* kName;
 ///   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes);
 /// and, if its ranks may be processes,
@@ -25,16 +25,16 @@ class EndpointConformance : public testing::TestWithParam<TestedEngine> {
 
 /// put(), its tags, its counts and its limits.
 class PutConformance : public EndpointConformance {};
-/// Exposed segments and get(): what some engines can do besides put() into the landing segment.
+/// Exposed segments and get(): optional features besides put() into the landing segment.
 class MemoryConformance : public EndpointConformance {};
-/// arm(), sleep(), wake(), notices and the descriptors.
+/// arm(), sleep(), wake(), notices and file descriptors.
 class SleepConformance : public EndpointConformance {};
-/// A peer that goes away, and what an endpoint leaves behind.
+/// Lost peers, and resources that an endpoint leaves behind.
 class LossConformance : public EndpointConformance {};
-/// All ranks at once, exchanging random messages.
+/// All ranks exchange random messages at the same time.
 class TrafficConformance : public EndpointConformance {};
 
-/// What a program tries the suite on.
+/// The engines that a program tests.
 template <typename... Engines>
 struct TestedEngines {
   static auto in_threads() {
@@ -59,6 +59,6 @@ inline std::string engine_name(testing::TestParamInfo<TestedEngine> const& info)
   INSTANTIATE_TEST_SUITE_P(Prefix, LossConformance, Engines::in_threads(), engine_name);   \
   INSTANTIATE_TEST_SUITE_P(Prefix, TrafficConformance, Engines::in_threads(), engine_name)
 
-/// What holds besides where ranks are processes.
+/// Also runs the tests of ranks as processes.
 #define HEADWAY_TEST_PROCESS_ENDPOINTS(Prefix, Engines) \
   INSTANTIATE_TEST_SUITE_P(Prefix, ProcessConformance, Engines::in_processes(), engine_name)

@@ -14,9 +14,9 @@
 
 namespace headway::comm {
 
-inline constexpr auto kTestPatience = std::chrono::seconds(20);  ///< Only a failing test waits that long.
+inline constexpr auto kTestPatience = std::chrono::seconds(20);  ///< Limit of a wait; only a failing test reaches it.
 
-/// All endpoints of one group, driven by one thread: polling goes round all of them, so tests are repeatable.
+/// All endpoints of one group, driven by one thread. It polls them in turn, so tests are repeatable.
 class EndpointGroup {
  public:
   explicit EndpointGroup(std::vector<std::unique_ptr<Endpoint>> endpoints)
@@ -38,7 +38,7 @@ class EndpointGroup {
     return moved;
   }
 
-  /// Polls all ranks until `done()`; false if that does not come about.
+  /// Polls all ranks until `done()`. @returns false if that does not happen in time.
   template <typename Predicate>
   [[nodiscard]] bool poll_until(Predicate done, Clock::duration patience = kTestPatience) {
     for (Deadline const deadline = Clock::now() + patience; !done();) {
@@ -57,7 +57,7 @@ class EndpointGroup {
     });
   }
 
-  /// Puts and submits, polling all ranks while there is no credit.
+  /// Puts and submits. Polls all ranks while there is no credit.
   void put(int from, Destination const& destination, std::span<std::byte const> header,
            std::span<std::byte const> payload, Tag tag) {
     bool const accepted = poll_until([&] {

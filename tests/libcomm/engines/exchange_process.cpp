@@ -1,9 +1,9 @@
-// A rank in a process of its own that exchanges with the others and checks every byte.
+// A rank in its own process that exchanges with the other ranks and checks every byte.
 //   exchange_process RANK SIZE STORE_DIRECTORY ENGINE ADDRESS BYTES LAG EXCHANGES
-// ENGINE is auto, tcp or verbs:DEVICE; ADDRESS - stands for any; EXCHANGES 0 go on for ever. After "then_idle" as
-// EXCHANGES, a rank does nothing more after its first exchanges until it learns that the group has failed.
-// Prints "engines: ..." with the engine towards each rank, "ready" after the first exchange, "done SECONDS" or
-// "failed: TEXT". Exits with 0 only when all exchanges are done.
+// ENGINE is auto, tcp or verbs:DEVICE. ADDRESS "-" stands for any address. EXCHANGES 0 means endless. With EXCHANGES
+// "then_idle" a rank stops after its first exchanges and waits until it learns that the group has failed. It prints
+// "engines: ..." with the engine to each rank, "ready" after the first exchange, and "done SECONDS" or "failed: TEXT"
+// at the end. It exits with 0 only when all exchanges are done.
 #include "group/exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
@@ -54,7 +54,7 @@ void exchange(Group& group, std::size_t bytes, std::size_t lag, std::uint64_t nu
   for (; !pending.empty(); pending.pop_front()) pending.front().finish(group);
 }
 
-/// @throws OperationError once the group has failed; makes no call in between.
+/// Makes no call until the group has failed. @throws OperationError then.
 void idle(Group& group) {
   std::promise<Status> failure;
   group.on_failure([&](Status const& status, auto const&...) { failure.set_value(status); });

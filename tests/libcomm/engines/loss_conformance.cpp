@@ -57,7 +57,7 @@ TEST_P(LossConformance, WhatWasFlushedBeforeAPeerLeftArrivesBeforeItsLoss) {
   auto const payload = test_bytes(30000, 1);
   for (std::uint16_t operation = 0; operation < 10; ++operation) {
     ASSERT_TRUE(ranks[0].put({.peer = 1, .offset = operation * 40000u}, {}, payload, Tag{.operation = operation}).ok());
-    // Something unread at the one that leaves must not harm what it sent.
+    // Unread data at the leaving rank must not harm the data that it sent.
     ASSERT_TRUE(ranks[1].put({.peer = 0, .offset = operation * 40000u}, {}, payload, Tag{.operation = operation}).ok());
   }
   ranks[0].submit();
@@ -86,7 +86,7 @@ TEST_P(LossConformance, PutsToALostPeerDoNoHarmAndItsSourcesMayBeFreed) {
   }
   auto const payload = test_bytes(1000, 3);
   for (std::uint16_t operation = 1; operation < 500; ++operation) {
-    (void)ranks[0].put({.peer = 2}, {}, payload, Tag{.operation = operation});  // Any outcome but harm is right.
+    (void)ranks[0].put({.peer = 2}, {}, payload, Tag{.operation = operation});  // Any harmless outcome is right.
     ranks[0].submit();
     ranks[0].send_notice(2, "anyone there?");
     ranks.poll_all();

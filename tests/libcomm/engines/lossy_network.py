@@ -1,7 +1,8 @@
 """Two network namespaces joined by a link that delays and loses packets.
 
-``tc netem`` does it where the kernel has it. Elsewhere each namespace gets a TAP device, and a thread of the test
-carries the frames between the two. Both need root or its capabilities; :class:`NotPermittedError` says what is missing.
+``tc netem`` emulates the link if the kernel has it. Otherwise each namespace gets a TAP device, and a thread of the
+test carries the frames between them. Both need root or its capabilities; :class:`NotPermittedError` names the missing
+one.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ _MAX_FRAME_BYTES = 65536
 
 
 class NotPermittedError(Exception):
-    """The host or container does not allow what the network needs."""
+    """The host or container does not allow an operation that the network needs."""
 
 
 class Link(Protocol):
-    """What joins the two namespaces."""
+    """Link between the two namespaces."""
 
     kind: str
 
     def cut(self) -> None:
-        """From now on nothing gets through, and nobody is told."""
+        """Drops all packets from now on, without telling either side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossyNetwork:
-    """Two namespaces; addresses are (IPv4, IPv6) by namespace."""
+    """Two namespaces and their link. Addresses are (IPv4, IPv6) by namespace."""
 
     namespaces: tuple[str, str]
     addresses: tuple[tuple[str, str], tuple[str, str]]
     link: Link
 
     def command_in(self, side: int, command: list[str]) -> list[str]:
-        """``command`` as it is to be run to be inside namespace ``side``."""
+        """Returns the command line that runs ``command`` inside namespace ``side``."""
         return ["ip", "netns", "exec", self.namespaces[side], *command]
 
 
@@ -89,7 +90,7 @@ class _NetemLink:
             )
 
     def close(self) -> None:
-        """The devices go with their namespaces."""
+        """Does nothing: the devices go with their namespaces."""
 
 
 class _RelayLink:
@@ -123,7 +124,7 @@ class _RelayLink:
                 return
             now = time.monotonic()
             for source in readable:
-                with contextlib.suppress(OSError):  # A device that is not up yet, or not any more.
+                with contextlib.suppress(OSError):  # The device is not up yet, or no longer up.
                     while frame := os.read(source, _MAX_FRAME_BYTES):
                         if chance.random() >= self._loss:
                             target = self._taps[1] if source == self._taps[0] else self._taps[0]
@@ -163,11 +164,11 @@ def _make_link(namespaces: tuple[str, str], *, delay_ms: float, loss: float) -> 
 
 @contextlib.contextmanager
 def lossy_network(*, delay_ms: float, loss: float) -> Iterator[LossyNetwork]:
-    """Makes the namespaces and the link, and takes them down again.
+    """Makes the namespaces and the link, and removes them at the end.
 
     Args:
-        delay_ms: each way.
-        loss: share of the packets that are lost, 0 to 1.
+        delay_ms: delay of each direction.
+        loss: fraction of packets that are lost, 0 to 1.
     Raises:
         NotPermittedError: naming the command or device that was refused.
     """

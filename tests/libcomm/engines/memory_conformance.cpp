@@ -25,7 +25,7 @@ bool can_put_exposed(EndpointGroup& ranks) {
   return true;
 }
 
-/// Exposes `memory` of `owner` to `peer`, which may put there when this returns.
+/// Exposes `memory` of `owner` to `peer`. When this returns, the peer may put there.
 void expose(EndpointGroup& ranks, int owner, int peer, SegmentId segment, std::span<std::byte> memory) {
   auto const heard_before = ranks.heard(peer).tags_from(owner);
   ASSERT_TRUE(ranks[owner].expose(peer, segment, memory));
@@ -82,7 +82,7 @@ TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawThoughPutsAreUnderWay) {
   expose(ranks, 1, 0, 1, memory);
   ASSERT_TRUE(ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{}).ok());
   ranks[0].submit();
-  ranks.poll_all();  // Some of it may have landed, some not.
+  ranks.poll_all();  // A part of the payload may have landed.
 
   ranks[1].withdraw(0, 1);
   std::fill(memory.begin(), memory.end(), std::byte{0});
@@ -102,7 +102,7 @@ TEST_P(MemoryConformance, NothingIsWrittenAfterWithdrawWhileThePeersThreadKeepsP
     for (std::uint16_t operation = 0; !stop; ++operation) {
       try {
         (void)ranks[0].put({.peer = 1, .segment = 1}, {}, payload, Tag{.operation = operation});
-      } catch (UsageError const&) {  // The engine may know that the segment is gone.
+      } catch (UsageError const&) {  // The engine may already know that the segment is gone.
       }
       ranks[0].submit();
       ranks.poll(0);
@@ -143,7 +143,7 @@ TEST_P(MemoryConformance, NoPayloadIsReadAfterRetract) {
   ranks[0].submit();
   ranks[0].retract();
   std::fill(payload.begin(), payload.end(), std::byte{0xee});
-  std::vector<std::byte> const late(1000, std::byte{0xee});  // No run of so many is in test_bytes().
+  std::vector<std::byte> const late(1000, std::byte{0xee});  // test_bytes() never holds so many equal bytes in a row.
   for (Deadline const end = Clock::now() + std::chrono::milliseconds(200); Clock::now() < end;) ranks.poll_all();
   auto const landed = ranks[1].landing();
   EXPECT_EQ(std::search(landed.begin(), landed.end(), late.begin(), late.end()), landed.end());

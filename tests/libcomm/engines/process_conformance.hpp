@@ -15,7 +15,7 @@
 
 namespace headway::comm {
 
-/// Ranks 0 and 1 in this process, rank 2 in a child that puts to both until it is killed.
+/// Ranks 0 and 1 in this process, and rank 2 in a child that puts to both until it is killed.
 class ProcessConformance : public testing::TestWithParam<TestedEngine> {
  protected:
   static constexpr int kVictim = 2;

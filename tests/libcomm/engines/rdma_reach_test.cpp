@@ -31,7 +31,7 @@ TEST(RdmaReachTest, InfiniBandDoesNotLeaveItsSubnet) {
   EXPECT_FALSE(own.reaches({.kind = Kind::kInfiniBand, .subnet_prefix = 2}));
 }
 
-/// What rank `rank` of three tells the others.
+/// Reach that rank `rank` of three announces.
 RdmaReach reach_of(int rank) {
   return {.kind = rank == 1 ? Kind::kNone : Kind::kInfiniBand, .subnet_prefix = static_cast<std::uint64_t>(rank) + 5};
 }
@@ -45,7 +45,7 @@ void expect_reaches_of(std::vector<RdmaReach> const& found, int rank, bool are_t
 }
 
 TEST(RdmaReachTest, RanksOfOtherHostsLearnIt) {
-  for (auto const engine : {Engine::kTcp, Engine::kShm}) {  // Over tcp, ranks count as on other hosts.
+  for (auto const engine : {Engine::kTcp, Engine::kShm}) {  // Ranks over tcp count as being on different hosts.
     MemoryStore store;
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < 3; ++rank) {

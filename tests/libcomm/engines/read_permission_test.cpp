@@ -1,4 +1,4 @@
-// Who is named as the one that may read this process's memory; the kernel is played by the test.
+// Process that may read this process's memory (Yama's tracer). The test plays the kernel.
 
 #include "engines/shm/read_permission.hpp"
 
@@ -25,7 +25,7 @@ class PlayedKernel final : public TracerCalls {
 
   int level = 1;
   int parent = kLauncher;
-  std::map<int, int> parents{{11, kLauncher}, {12, kLauncher}, {21, 200}};  ///< 21: of another launcher.
+  std::map<int, int> parents{{11, kLauncher}, {12, kLauncher}, {21, 200}};  ///< Process 21 has another launcher.
   std::vector<unsigned long> named;                                         ///< In the order of the calls.
 };
 
@@ -55,7 +55,7 @@ TEST_F(ReadPermissionTest, APeerWhoseParentCannotBeToldHasNoneInCommon) {
     auto const permission = permit({11, unknown});
     EXPECT_EQ(kernel_.named.back(), kAnyProcess) << unknown;
   }
-  kernel_.parent = 0;  // It is outside of this process's namespace.
+  kernel_.parent = 0;  // The parent is outside of this process's PID namespace.
   kernel_.parents[11] = 0;
   auto const permission = permit({11});
   EXPECT_EQ(kernel_.named.back(), kAnyProcess);

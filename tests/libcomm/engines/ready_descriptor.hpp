@@ -9,7 +9,7 @@
 
 namespace headway::comm {
 
-/// Whether epoll finds `fd` readable within `patience`.
+/// Whether epoll reports `fd` as readable within `patience`.
 inline bool is_readable(int fd, std::chrono::milliseconds patience) {
   int const epoll_fd = ::epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{};

@@ -11,7 +11,7 @@
 
 namespace headway::comm {
 
-/// Keeps everything that poll() reports.
+/// Records all reports of poll().
 class RecordingSink final : public ArrivalSink {
  public:
   void arrived(int source, Tag tag) override { ++arrivals_[{source, tag.packed()}]; }
@@ -19,7 +19,7 @@ class RecordingSink final : public ArrivalSink {
   void lost(int peer, std::string_view reason) override { losses_.emplace_back(peer, reason); }
 
   [[nodiscard]] bool has(int source, Tag tag) const { return arrivals_.count({source, tag.packed()}) > 0; }
-  /// Different tags of `source` that arrived.
+  /// Number of different tags of `source` that arrived.
   [[nodiscard]] std::size_t tags_from(int source) const {
     std::size_t tags = 0;
     for (auto const& [key, repeats] : arrivals_) tags += key.first == source ? 1 : 0;
@@ -34,7 +34,7 @@ class RecordingSink final : public ArrivalSink {
   [[nodiscard]] std::vector<std::pair<int, std::string>> const& losses() const { return losses_; }
 
  private:
-  std::map<std::pair<int, std::uint32_t>, int> arrivals_;  ///< Count by (source, packed tag).
+  std::map<std::pair<int, std::uint32_t>, int> arrivals_;  ///< Counts by (source, packed tag).
   std::vector<std::pair<int, std::string>> notices_;
   std::vector<std::pair<int, std::string>> losses_;
 };

@@ -1,4 +1,4 @@
-// Ranks that may open few files: what connecting says then, and that few on their way are enough.
+// Ranks with a low limit of open files: errors while connecting, and connecting with few descriptors in flight.
 
 #include "connect_in_threads.hpp"
 #include "engines/shm/endpoint.hpp"
@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::size_t kLandingBytes = 4096;
 
-/// Connects two ranks whose process may open `num_files` more. @returns what each of them threw.
+/// Connects two ranks whose process may open `num_files` more files. @returns each rank's error.
 std::array<std::string, 2> connect_with_files(int num_files) {
   MemoryStore store;
   std::array<std::vector<Lifeline>, 2> lifelines;
@@ -65,7 +65,7 @@ TEST(ShmDescriptors, WhoeverRunsOutOfFilesSaysSo) {
     for (auto const& error : errors) {
       bool const names_limit = error.find("files (ulimit -n)") != std::string::npos;
       is_told = is_told || names_limit;
-      bool const is_victim = error.find("rank") != std::string::npos;  // Its peer ran out.
+      bool const is_victim = error.find("rank") != std::string::npos;  // Its peer ran out of files.
       EXPECT_TRUE(error.empty() || names_limit || is_victim) << num_files << " files: " << error;
     }
     EXPECT_TRUE(is_told) << num_files << " files: " << errors[0] << "; " << errors[1];
@@ -74,7 +74,7 @@ TEST(ShmDescriptors, WhoeverRunsOutOfFilesSaysSo) {
   EXPECT_LT(num_files, kEnough);
 }
 
-/// A rank in a process of its own, of a user without privileges that may open `num_files`.
+/// A rank in its own process, of an unprivileged user who may open `num_files`.
 [[noreturn]] void connect_unprivileged(int rank, int size, rlim_t num_files, std::filesystem::path const& folder) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::alarm(60);
@@ -97,7 +97,7 @@ TEST(ShmDescriptors, WhoeverRunsOutOfFilesSaysSo) {
   }
 }
 
-// All ranks send at once: 32 * 31 * 2 descriptors of a user that may have 200 on their way.
+// All ranks send at the same time: 32 * 31 * 2 descriptors, of a user who may have 200 in flight.
 TEST(ShmDescriptors, MoreMayBeOnTheirWayThanAUserMayHave) {
   constexpr int kRanks = 32;
   TemporaryDirectory const directory;

@@ -1,4 +1,4 @@
-// Landing segments in parts: each rank writes to its own part of a peer's segment, and maps no more of it.
+// Landing segments in parts: each rank writes only to its part of a peer's segment, and maps only this part.
 
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
@@ -29,10 +29,10 @@ struct ShmInParts {
   }
 };
 
-// Other suites put to offsets that would lie in another rank's part.
+// Other suites put to offsets inside another rank's part.
 INSTANTIATE_TEST_SUITE_P(Engine, TrafficConformance, TestedEngines<ShmInParts>::in_threads(), engine_name);
 
-constexpr std::size_t kPart = 64 * 1000;  ///< A multiple of 64, and not of the size of a page.
+constexpr std::size_t kPart = 64 * 1000;  ///< A multiple of 64, but not of the page size.
 
 EndpointGroup connect_parts(int size, std::size_t part_bytes = kPart) {
   return EndpointGroup(ShmInParts::connect(size, part_bytes * static_cast<unsigned>(size)));
@@ -53,7 +53,7 @@ TEST(ShmParts, APutFillsItsPartToTheLastByteAndTouchesNoOther) {
   EXPECT_TRUE(same_bytes(landing.subspan(kPart + kHeaderBytes, large.size()), large));
   EXPECT_TRUE(all_zero(landing.first(kPart)) && all_zero(landing.subspan(2 * kPart)));
 
-  ranks.put(2, {.peer = 0, .offset = 2 * kPart}, {}, small, Tag{});  // Travels inside its cell.
+  ranks.put(2, {.peer = 0, .offset = 2 * kPart}, {}, small, Tag{});  // A small payload travels inside its cell.
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(2, Tag{}); }));
   EXPECT_TRUE(same_bytes(landing.subspan(2 * kPart + kHeaderBytes, small.size()), small));
   EXPECT_TRUE(all_zero(landing.first(kPart)));
@@ -67,7 +67,7 @@ TEST(ShmParts, APutOutsideOfTheOwnPartIsAUsageErrorWithNoEffect) {
     EXPECT_THROW((void)ranks[1].put({.peer = 0, .offset = offset}, {}, payload, Tag{}), UsageError) << offset;
   }
   EXPECT_EQ(ranks[1].put_count(0), 0U);
-  ranks.put(1, {.peer = 0}, {}, {}, Tag{});  // A tag alone writes nothing, so it needs no place.
+  ranks.put(1, {.peer = 0}, {}, {}, Tag{});  // A tag without data writes nothing, so any offset is right.
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{}); }));
   EXPECT_TRUE(all_zero(ranks[0].landing()));
 }
@@ -90,8 +90,8 @@ TEST(ShmParts, ARankMapsOnePartOfEachPeersSegment) {
   constexpr std::size_t kLargePart = std::size_t{64} << 20;
   std::size_t const before = address_space_bytes();
   auto const ranks = connect_parts(kRanks, kLargePart);
-  // All ranks are in this process. Huge pages and inboxes take a little more than the parts, and so do the stacks and
-  // heaps of the threads that connect.
+  // All ranks are in this process. Huge pages and inboxes need a little more than the parts. Connecting threads need
+  // stacks and heaps.
   constexpr std::size_t kThreads = std::size_t{2} << 30;
   constexpr std::size_t kSegments = kRanks * kRanks * kLargePart;
   constexpr std::size_t kParts = kRanks * (kRanks - 1) * (kLargePart + (std::size_t{8} << 20));

@@ -16,12 +16,12 @@
 namespace headway::comm {
 namespace {
 
-/// A sleep that only a lost wake-up makes last this long.
+/// Deadline of a sleep. Only a lost wake-up lets a sleep last this long.
 constexpr auto kLongSleep = std::chrono::seconds(10);
 constexpr auto kQuiet = std::chrono::milliseconds(20);
 constexpr auto kSoon = std::chrono::milliseconds(5000);
 
-/// Sleeps as a caller should until `done()`. @returns how many sleeps ran to their deadline.
+/// Sleeps until `done()`, with the calls in the order that a caller must use. @returns sleeps that ran to the deadline.
 template <typename Predicate>
 int sleep_until(Endpoint& endpoint, RecordingSink& sink, Predicate done) {
   int overslept = 0;
@@ -38,7 +38,7 @@ int sleep_until(Endpoint& endpoint, RecordingSink& sink, Predicate done) {
   return overslept;
 }
 
-/// Arms `rank` with nothing left to find and no wake-up left over.
+/// Arms `rank` after all arrivals and wake-ups are taken.
 void arm_quiet(EndpointGroup& ranks, int rank) {
   ASSERT_TRUE(ranks.settle());
   ranks[rank].sleep(Deadline::min());
@@ -46,7 +46,7 @@ void arm_quiet(EndpointGroup& ranks, int rank) {
   ASSERT_FALSE(ranks.poll(rank));
 }
 
-/// Time that one sleep lasts, of at most kLongSleep.
+/// Duration of one sleep of at most kLongSleep.
 Clock::duration time_of_sleep(Endpoint& endpoint) {
   auto const start = Clock::now();
   endpoint.sleep(start + kLongSleep);
@@ -61,7 +61,7 @@ TEST_P(SleepConformance, SleepEndsAtItsDeadlineAndBurnsLittleProcessorTime) {
   auto const start = Clock::now();
   auto const deadline = start + std::chrono::milliseconds(500);
   auto const cpu_start = thread_cpu_time();
-  while (Clock::now() < deadline) ranks[0].sleep(deadline);  // It may return early.
+  while (Clock::now() < deadline) ranks[0].sleep(deadline);  // sleep() may return early.
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
   EXPECT_LT(thread_cpu_time() - cpu_start, std::chrono::milliseconds(50));
   ranks[0].disarm();
@@ -159,7 +159,7 @@ TEST_P(SleepConformance, WakeEndsTheSleepOfAllThreads) {
   };
   {
     std::jthread const first(sleeper), second(sleeper);
-    while (asleep > 0) {  // A sleeper may not have begun at the first wake().
+    while (asleep > 0) {  // A sleeper may not have begun to sleep at the first wake().
       ranks[0].wake();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -230,7 +230,7 @@ TEST_P(SleepConformance, TheActivityDescriptorIsReadableForAPutAfterArmToo) {
     ranks[1].submit();
     EXPECT_TRUE(is_readable(fd, kSoon)) << "round " << round;
     ranks[0].disarm();
-    ranks[0].sleep(Deadline::min());  // Takes the wake-up.
+    ranks[0].sleep(Deadline::min());  // Takes the pending wake-up.
     ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{.operation = round}); }));
   }
   arm_quiet(ranks, 0);

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kLandingBytes = 64 * 1024;
 constexpr auto kPatience = std::chrono::seconds(20);
 
-/// Rank 0 of three; the test plays ranks 1 and 2 by hand.
+/// Rank 0 of three. The test plays ranks 1 and 2 by hand.
 class TcpEndpointTest : public testing::Test {
  protected:
   TcpEndpointTest() {
@@ -103,7 +103,7 @@ TEST_F(TcpEndpointTest, SmallPutsBetweenTwoSubmitsTravelInOneCall) {
   EXPECT_EQ(::recv(peer_1_.get(), &none, 1, MSG_DONTWAIT | MSG_PEEK), -1) << "nothing leaves before submit()";
   endpoint_->submit();
   std::vector<std::byte> received(100'000);
-  // A local stream socket keeps what one call wrote together.
+  // A local stream socket keeps the bytes of one write together.
   EXPECT_EQ(::recv(peer_1_.get(), received.data(), received.size(), MSG_DONTWAIT), 20 * (32 + 16));
   EXPECT_EQ(endpoint_->flushed(1), 20U);
 }

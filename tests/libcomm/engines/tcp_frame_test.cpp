@@ -22,7 +22,7 @@ struct Heard final : FrameHandler {
   std::vector<std::string> notices;
 };
 
-/// What a queue would send, taken in calls of at most `bytes_per_call`.
+/// Bytes that a queue sends, taken in calls of at most `bytes_per_call`.
 Bytes drain(SendQueue& queue, std::size_t bytes_per_call, std::size_t pieces_per_call = 64) {
   Bytes stream;
   std::vector<iovec> pieces(pieces_per_call);
@@ -40,7 +40,7 @@ Bytes drain(SendQueue& queue, std::size_t bytes_per_call, std::size_t pieces_per
   return stream;
 }
 
-/// Reads `stream` in calls of at most `bytes_per_call`. @returns false at a bad frame.
+/// Feeds `stream` in calls of at most `bytes_per_call`. @returns false at a bad frame.
 bool feed(FrameReader& reader, FrameHandler& handler, std::span<std::byte const> stream, std::size_t bytes_per_call) {
   while (!stream.empty()) {
     FrameReader::Pieces pieces;
@@ -220,7 +220,7 @@ TEST(SendQueue, CountsPutsAndKeepsNoticesApart) {
 }
 
 TEST(SendQueue, LetsGoOfPayloadsWithoutBreakingTheStream) {
-  // Of a put that is on its way the peer still gets the right rest; later ones go, notices stay.
+  // A put in flight still delivers its correct rest. Later puts are dropped, and notices stay.
   for (std::size_t const num_gone :
        {std::size_t{0}, std::size_t{1}, sizeof(FrameHeader) + 40, sizeof(FrameHeader) + 99}) {
     auto payload = test_bytes(100, 3);

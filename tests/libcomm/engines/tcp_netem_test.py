@@ -14,7 +14,7 @@ from lossy_network import LossyNetwork, NotPermittedError, lossy_network
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = Path(os.environ.get("HEADWAY_TEST_BUILD_DIR", _ROOT / "build"))
 _RANK = _BUILD / "tests/libcomm/libcomm_exchange_process"
-_NUM_RANKS = 4  # Ranks 0 and 1 in one namespace, 2 and 3 in the other.
+_NUM_RANKS = 4  # Ranks 0 and 1 are in one namespace, 2 and 3 in the other.
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def network() -> Iterator[LossyNetwork]:
 
 
 class _Ranks:
-    """The processes of one run; killed at its end, whatever happens."""
+    """Processes of one run. They are killed at the end in any case."""
 
     def __init__(
         self, network: LossyNetwork, store: Path, *, engine: str, family: int | None, bytes_: int, lag: int, count: int
@@ -55,7 +55,7 @@ class _Ranks:
                 process.stdout.close()
 
     def await_line(self, rank: int, start: str) -> str:
-        """The next line of ``rank`` that starts so; a failure that is not waited for ends the test."""
+        """Returns the next line of ``rank`` that begins with ``start``. An unexpected failure ends the test."""
         stdout = self.processes[rank].stdout
         assert stdout is not None
         for line in stdout:
@@ -92,5 +92,5 @@ def test_a_host_that_vanishes_is_noticed_though_nothing_is_closed(network: Lossy
         for rank in range(_NUM_RANKS):
             line = ranks.await_line(rank, "failed:")
             assert "rank" in line, line
-        # 10 s without an answer, looked at every 5 s.
+        # A peer counts as lost after 10 s without an answer, checked every 5 s.
         assert time.monotonic() - start < 40

@@ -10,11 +10,11 @@
 
 namespace headway::comm {
 
-/// An engine as the conformance suite sees it: a value, so that the suite is compiled once for all engines.
+/// An engine under test. It is a value, so the conformance suite is compiled once for all engines.
 struct TestedEngine {
   char const* name;
   std::vector<std::unique_ptr<Endpoint>> (*connect)(int size, std::size_t landing_bytes);
-  /// Null where ranks cannot be processes.
+  /// Null if ranks cannot be processes.
   std::unique_ptr<Endpoint> (*connect_rank)(int rank, int size, std::size_t landing_bytes, Store& store);
 };
 

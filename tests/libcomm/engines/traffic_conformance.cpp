@@ -19,8 +19,8 @@ namespace {
 
 /// One rank's thread of an exchange of random messages between all pairs, checked byte by byte.
 ///
-/// Each pair has kSlots slots in the receiver's landing segment; message m uses slot m mod kSlots, and the sender
-/// waits for the acknowledgement (channel 1) of message m - kSlots first.
+/// Each pair has kSlots slots in the receiver's landing segment. Message m uses slot m mod kSlots. The sender first
+/// waits for the acknowledgement (channel 1) of message m - kSlots.
 class TrafficRank {
  public:
   static constexpr std::size_t kSlots = 4;
@@ -35,7 +35,7 @@ class TrafficRank {
         random_(seed + static_cast<std::uint64_t>(endpoint.rank())),
         peers_(static_cast<std::size_t>(endpoint.size())) {}
 
-  /// Runs until all ranks are done, polling for the others when this one is. @returns what went wrong; empty: nothing.
+  /// Runs until all ranks are done. A rank that is done keeps polling for the others. @returns the error, or "".
   std::string run(std::atomic<int>& ranks_left) {
     Deadline const deadline = Clock::now() + 3 * kTestPatience;
     for (bool counted = false; ranks_left > 0 && error_.empty();) {
@@ -166,7 +166,7 @@ class TrafficRank {
   std::string error_;
 };
 
-/// All ranks at once, each in a thread of its own.
+/// Runs all ranks at the same time, each in a thread of its own.
 void run(EndpointGroup ranks, std::uint16_t messages_per_peer) {
   int const size = ranks.size();
   std::atomic<int> ranks_left{size};

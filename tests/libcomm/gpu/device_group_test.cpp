@@ -29,10 +29,10 @@ class DeviceGroupTest : public GpuTest {
   struct Rank {
     std::unique_ptr<Group> group;
     std::unique_ptr<DeviceGroup> device;
-    DeviceStream stream;  ///< Of its own: the default stream would make the ranks wait for each other.
+    DeviceStream stream;  ///< A stream per rank. On the default stream the ranks would wait for each other.
   };
 
-  /// Calls `body` on each rank, and rethrows what one of them threw.
+  /// Calls `body` on each rank, and rethrows the error of a rank.
   void on_each_rank(GroupOptions options, DeviceOptions const& device, std::function<void(Rank&)> const& body) {
     MemoryStore store;
     options.engine = Engine::kInproc;
@@ -61,11 +61,11 @@ class DeviceGroupTest : public GpuTest {
     }
   }
 
-  /// A rank that leaves while others still need it fails them.
+  /// Leaves the group when all ranks are done. A rank that leaves earlier fails the ranks that still need it.
   static void leave_together(Rank& own) {
     try {
       static_cast<void>(own.group->wait(*own.group->barrier()));
-    } catch (OperationError const&) {  // Its test has made the group fail.
+    } catch (OperationError const&) {  // The test has made the group fail.
     }
     own.device.reset();
   }
@@ -137,7 +137,8 @@ TEST_F(DeviceGroupTest, SendersWriteIntoMemoryThatTheyWereOffered) {
     free_device_memory(memory);
     EXPECT_THROW(free_device_memory(memory), UsageError);
   });
-  // The ranks share a device: each block is copied inside it, and of two ranks the earlier one's may be copied twice.
+  // The ranks share a device, so each block is copied inside it. The block of the earlier rank of a pair may be copied
+  // twice.
   EXPECT_GE(copies, 20U * 4);
   EXPECT_LE(copies, 20U * 5);
 }
@@ -187,7 +188,7 @@ TEST_F(DeviceGroupTest, AnAbortLetsStreamsThatWaitGoOn) {
       operation->join(own.stream);
       gpu_.finish(own.stream);
       EXPECT_EQ(operation->status().code(), StatusCode::kAborted);
-    } catch (OperationError const& error) {  // It was told before.
+    } catch (OperationError const& error) {  // The failure was known before the start.
       EXPECT_NE(std::string(error.what()).find("enough"), std::string::npos);
     }
   });

@@ -1,4 +1,4 @@
-// Memory of a GPU is told from other memory and exported: what can be tried without an RDMA device.
+// GPU memory is recognised and exported: the parts that need no RDMA device.
 
 #include "engines/gpu_memory.hpp"
 #include "headway/comm/status.hpp"
@@ -27,7 +27,7 @@ std::uint64_t offset_in_page(std::span<std::byte const> memory) {
   return reinterpret_cast<std::uint64_t>(memory.data()) % page_bytes();
 }
 
-/// The kernel's word for it.
+/// Size of the buffer as the kernel reports it.
 std::uint64_t size_of(DmaBuf const& buffer) {
   return static_cast<std::uint64_t>(::lseek(buffer.fd.get(), 0, SEEK_END));
 }
@@ -50,7 +50,7 @@ TEST_F(DmaBufTest, MemoryThatACpuMayTouchIsNotMemoryOfTheDevice) {
   EXPECT_FALSE(gpu.contains(gpu_.allocate_managed(4096)));
 }
 
-// Under ctest, where it has a process of its own; behind other tests the driver is there before.
+// ctest runs it in its own process. After other tests the driver would already be loaded.
 TEST(DmaBuf, ADriverThatIsLoadedLaterIsSeenAtTheNextLook) {
   bool const was_loaded = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
   GpuMemory gpu;

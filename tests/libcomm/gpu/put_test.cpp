@@ -1,4 +1,4 @@
-// Memory of a GPU is registered and moved over RDMA. It needs both a GPU and an RDMA device.
+// GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device.
 
 #include "endpoint_group.hpp"
 #include "engines/verbs/device.hpp"

@@ -14,11 +14,11 @@
 
 namespace headway::comm {
 
-/// The first GPU, by CUDA's driver, which is loaded here as a program that uses CUDA would.
+/// The first GPU, through the CUDA driver. The constructor loads the driver as a CUDA program would.
 class TestGpu {
  public:
   TestGpu() {
-    // Ranks that are threads share the queues of one process, of which there are 8 else: too few for streams that wait.
+    // Ranks that are threads share the hardware queues of a process. The default of 8 is too few for streams that wait.
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     library_ = ::dlopen("libcuda.so.1", RTLD_NOW);
     if (library_ == nullptr) return;
@@ -31,7 +31,7 @@ class TestGpu {
   }
 
   void use_in_this_thread() const { check(find<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(context_)); }
-  /// One more stream; the process's end takes it.
+  /// Makes one more stream. It lives until the process ends.
   [[nodiscard]] CUstream stream() const {
     CUstream stream{};
     check(find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING));
@@ -43,13 +43,13 @@ class TestGpu {
 
   [[nodiscard]] bool is_there() const { return is_there_; }
 
-  /// Memory of the device; the process's end frees it.
+  /// Allocates device memory. It lives until the process ends.
   [[nodiscard]] std::span<std::byte> allocate(std::size_t num_bytes) const {
     CUdeviceptr address{};
     check(find<decltype(&cuMemAlloc)>("cuMemAlloc_v2")(&address, num_bytes));
     return {reinterpret_cast<std::byte*>(address), num_bytes};
   }
-  /// The same of the device's pool, whose memory belongs to no context.
+  /// Allocates from the device's memory pool, whose memory belongs to no context.
   [[nodiscard]] std::span<std::byte> allocate_from_pool(std::size_t num_bytes) const {
     CUdeviceptr address{};
     check(find<decltype(&cuMemAllocAsync)>("cuMemAllocAsync")(&address, num_bytes, nullptr));

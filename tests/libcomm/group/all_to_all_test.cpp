@@ -21,7 +21,7 @@ namespace {
 
 class AllToAllTest : public GroupTest {
  protected:
-  /// Runs `count` exchanges with at most `max_lag` + `extra` of them under way beyond the one waited for.
+  /// Runs `count` exchanges. Finishes the oldest one whenever more than `in_flight` are pending.
   static void stream(Group& group, std::uint64_t count, int in_flight, std::size_t max_bytes) {
     std::deque<Exchange> pending;
     for (std::uint64_t number = 0; number < count; ++number) {
@@ -237,7 +237,7 @@ TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   std::atomic<std::uint64_t> num_revoked{0};
   run_ranks(2, with_lag, [&](Group& group) {
     bool const are_offered = group.traits(1 - group.rank()).can_get && GetParam().allow_pull;
-    // On a busy machine the progress thread of rank 1 may come before each offer is revoked.
+    // On a loaded host the progress thread of rank 1 may take each offer before it is revoked.
     auto const goes_on = [&](std::uint64_t number) { return are_offered && num_revoked == 0 && number < 1000; };
     for (std::uint64_t number = 0; number < 20 || goes_on(number); ++number) {
       Exchange exchange(group.rank(), 2, number, even_sizes(4000));
@@ -245,7 +245,7 @@ TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
       in_step.arrive_and_wait();
       if (group.rank() == 0) {
         exchange.start(group);
-        exchange.finish(group);  // Rank 1 is away.
+        exchange.finish(group);  // Rank 1 makes no call meanwhile.
         num_revoked = group.stats().offers_revoked;
       }
       in_step.arrive_and_wait();
@@ -283,7 +283,7 @@ TEST_P(AllToAllTest, TestMovesAnExchangeOnWithoutWait) {
     ASSERT_TRUE(exchange.operation()->done());
     EXPECT_TRUE(exchange.operation()->status().ok());
     exchange.check();
-    // The others may still need this rank.
+    // Other ranks may still need this rank.
     exchange.finish(group);
   });
 }

@@ -1,4 +1,4 @@
-// Callbacks of operations: when they run, on which thread, and what they may do.
+// Callbacks of operations: time, thread, and allowed calls.
 
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
@@ -24,11 +24,11 @@ using std::chrono::seconds;
 
 class CallbackTest : public GroupTest {
  protected:
-  /// Shared, since a promise must outlive set_value(), which may still run when its future is ready.
+  /// Shared: a promise must outlive set_value(), which may still run when its future is ready.
   using Signal = std::shared_ptr<std::promise<void>>;
   static Signal make_signal() { return std::make_shared<std::promise<void>>(); }
 
-  /// Connects rank `rank` of two with two groups.
+  /// Two groups of rank `rank`, each with two ranks.
   struct TwoGroups {
     TwoGroups(int rank, Store& store, GroupOptions options) {
       options.name = "first";
@@ -39,11 +39,11 @@ class CallbackTest : public GroupTest {
     std::unique_ptr<Group> first, second;
   };
 
-  /// Rank 0 runs `receiver(groups, operation)` with a message that rank 1 sends it once rank 0 has set `is_ready`.
+  /// Rank 0 runs `receiver(groups, operation, is_ready)`. Rank 1 sends the operation's message once `is_ready` is set.
   template <typename Receiver>
   static void run_with_late_message(Receiver receiver) {
     MemoryStore store;
-    std::promise<void> is_ready, is_over;  // They outlive both threads.
+    std::promise<void> is_ready, is_over;  // Declared here to outlive both threads.
     run_threads(2, [&](int rank) {
       TwoGroups groups(rank, store, options());
       std::vector<std::byte> block(8);
@@ -110,7 +110,7 @@ TEST_P(CallbackTest, ACallbackMayUseItsGroupWhileThatIsDestroyed) {
     {
       auto const group = Group::connect(rank, 2, store, options());
       std::vector<std::byte> block(8);
-      auto const operation = group->receive(block, 1 - rank, 1, 0);  // Nobody sends it.
+      auto const operation = group->receive(block, 1 - rank, 1, 0);  // No rank sends this message.
       group->on_done(*operation, [&] {
         std::this_thread::sleep_for(milliseconds(20));
         seen = std::string(group->health().message());
@@ -143,7 +143,7 @@ TEST_P(CallbackTest, DestroyingAGroupWaitsForItsCallbacks) {
     {
       auto const group = Group::connect(rank, 2, store, options());
       std::vector<std::byte> block(8);
-      auto const operation = group->receive(block, 1 - rank, 1, 0);  // Nobody sends it.
+      auto const operation = group->receive(block, 1 - rank, 1, 0);  // No rank sends this message.
       group->on_done(*operation, [&] {
         std::this_thread::sleep_for(milliseconds(20));
         was_called = true;
@@ -154,7 +154,7 @@ TEST_P(CallbackTest, DestroyingAGroupWaitsForItsCallbacks) {
 }
 
 TEST_P(CallbackTest, ACallbackOfAnExchangeComesInTimeWhereNobodyWaits) {
-  // Far below the interval of 50 ms at which the progress thread looks at deadlines.
+  // Far below the 50 ms interval at which the progress thread checks deadlines.
   constexpr int kRounds = 200;
   std::vector<Clock::duration> times;
   run_ranks(2, options(), [&](Group& group) {

@@ -23,7 +23,7 @@ namespace {
 
 using std::chrono::microseconds;
 
-/// Channels of one group whose bounds differ.
+/// Channels of one group with different bounds.
 class ChannelBoundsTest : public GroupTest {
  protected:
   static GroupOptions two_channels(int max_lag_limit) {
@@ -42,7 +42,7 @@ class ChannelBoundsTest : public GroupTest {
     return exchanges;
   }
 
-  /// All-to-alls of each channel that are posted or completed.
+  /// Number of all-to-alls per channel that are posted or completed.
   static std::array<int, 2> num_posted(Group& group) {
     std::array<int, 2> count{};
     for (auto const& record : group.flight_records()) {
@@ -53,7 +53,7 @@ class ChannelBoundsTest : public GroupTest {
 
   static std::array<int, 2> bounds_of(Group& group) { return {group.max_lag(0), group.max_lag(1)}; }
 
-  /// A loop on one channel, late by `delay_us(step)` before each exchange, that runs ahead as far as is recommended.
+  /// Runs a loop on one channel, up to the recommended bound ahead. It sleeps `delay_us(step)` before each exchange.
   static void follow(Group& group, int channel, std::function<int(int step)> const& delay_us) {
     std::deque<Exchange> exchanges;
     for (int step = 0; step < 120; ++step) {
@@ -166,7 +166,7 @@ TEST_P(ChannelBoundsTest, ChannelsOfDifferentLoadAdaptEachForItself) {
       if (channel == 0) follow(group, 0, [&](int) { return is_straggler ? 12'000 : 0; });
       if (channel == 1) follow(group, 1, [&](int) { return any_delay_us(random); });
     });
-    // Lag does not help against a straggler, but for the jitter of a busy machine; it does against random delays.
+    // Lag does not help against a straggler, apart from the jitter of a loaded host. It helps against random delays.
     EXPECT_LT(group.max_lag(0), group.max_lag(1));
   });
 }
@@ -175,7 +175,7 @@ TEST_P(ChannelBoundsTest, WaitingForAnotherChannelIsNotWork) {
   auto adapting = two_channels(4);
   adapting.adapt_lag = true;
   run_ranks(2, adapting, [](Group& group) {
-    // One rank after the other is late, and the wait for channel 1 makes both start on channel 0 at the same times.
+    // The ranks are late in turn. Waiting for channel 1 makes both start on channel 0 at the same times.
     std::deque<Exchange> ahead;
     for (std::uint64_t step = 0; step < 80; ++step) {
       bool const is_late = step / 2 % 2 == static_cast<std::uint64_t>(group.rank());

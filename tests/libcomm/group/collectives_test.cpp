@@ -38,7 +38,7 @@ class Blocks {
 
 class CollectivesTest : public GroupTest {
  protected:
-  /// Runs `body(group, bytes, root, seed)` for groups of 1, 2, 3, 5 and 8 ranks, several sizes and roots.
+  /// Runs `body(group, bytes, root, seed)` with groups of 1, 2, 3, 5 and 8 ranks, several sizes and roots.
   template <typename Body>
   static void for_sizes_and_roots(Body body) {
     for (int const size : {1, 2, 3, 5, 8}) {

@@ -17,10 +17,10 @@
 namespace headway::comm {
 namespace {
 
-/// What follows a group's life without being of its endpoint.
+/// Companions: objects that follow the life of a group without belonging to its endpoint.
 class CompanionTest : public GroupTest {
  protected:
-  /// Writes down what it hears; all under its group's lock, which health() takes as well.
+  /// Records notices. All calls hold the group's lock, which health() takes as well.
   class Listener final : public GroupCompanion {
    public:
     explicit Listener(Group& group) : group_(group) { group.attach(*this); }
@@ -41,7 +41,7 @@ class CompanionTest : public GroupTest {
     }
     void group_failed(Status const& /*failure*/) noexcept override {}
 
-    /// Waits until so much was heard, or the group failed.
+    /// Waits until `count` notices were heard, or the group has failed.
     void await(std::size_t count) {
       Deadline const deadline = Clock::now() + std::chrono::seconds(20);
       while (num_heard < count && group_.health().ok() && Clock::now() < deadline) std::this_thread::yield();
@@ -115,7 +115,7 @@ TEST_P(CompanionTest, ItsOperationsAreAmongTheRecordsOfAFailure) {
     std::vector<FlightRecord> at_failure;
     group.on_failure(
         [&](Status const& /*failure*/, std::vector<FlightRecord> const& records) { at_failure = records; });
-    all.arrive_and_wait();  // Neither has failed before both have a companion.
+    all.arrive_and_wait();  // No rank may fail before both have a companion.
     group.abort("enough");
     EXPECT_TRUE(std::ranges::any_of(at_failure, [](auto const& record) { return record.device == 3; }));
   });

@@ -1,4 +1,4 @@
-// Groups are connected in spite of signals, and again under one store and name.
+// Groups connect in spite of signals, and again under the same store and name.
 
 #include "headway/comm/group.hpp"
 
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::seconds;
 
-/// A signal every millisecond, which interrupts whichever thread the kernel chooses.
+/// Raises a signal every millisecond. The kernel chooses the thread that it interrupts.
 class SignalTimer {
  public:
   SignalTimer() {
@@ -31,13 +31,13 @@ class SignalTimer {
     ::setitimer(ITIMER_REAL, &off, nullptr);
     ::sigaction(SIGALRM, &before_, nullptr);
   }
-  static inline std::atomic<int> num_signals = 0;  ///< Any thread may get the signal.
+  static inline std::atomic<int> num_signals = 0;  ///< Atomic, because any thread may get the signal.
 
  private:
   struct sigaction before_ {};
 };
 
-/// Connects `size` ranks as threads, all with a barrier. @returns their generations.
+/// Connects `size` ranks as threads and runs a barrier. @returns their generations.
 std::vector<std::string> connect_all(int size, Engine engine, Store& store) {
   std::vector<std::future<std::string>> pending;
   for (int rank = 0; rank < size; ++rank) {

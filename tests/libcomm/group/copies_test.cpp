@@ -11,7 +11,7 @@ namespace {
 
 using Copy = void (*)(std::byte*, std::byte const*, std::size_t);
 
-/// Copies `size` bytes from and to every alignment within a line and looks at the bytes around them as well.
+/// Copies `size` bytes between all alignments within a cache line, and checks the bytes around them as well.
 void expect_exact(Copy copy, std::size_t size) {
   constexpr std::size_t kMargin = 64;
   auto const source = test_bytes(size + 2 * kMargin, 3);

@@ -13,7 +13,7 @@
 
 namespace headway::comm {
 
-/// Bytes with a guard behind them, so that a write beyond their end shows.
+/// Bytes followed by a guard, so that a write beyond the end is detected.
 class GuardedBytes {
  public:
   explicit GuardedBytes(std::size_t size = 0) : size_(size), bytes_(size + kGuardBytes, std::byte{0}) {
@@ -35,10 +35,10 @@ class GuardedBytes {
   std::vector<std::byte> bytes_;
 };
 
-/// Bytes from `source` to `destination` in an exchange.
+/// Number of bytes from `source` to `destination` in an exchange.
 using SizeOf = std::function<std::size_t(int source, int destination)>;
 
-/// One rank's memory of one all-to-all, with contents that tell source, destination and exchange.
+/// One rank's memory of one all-to-all. The contents identify source, destination and exchange.
 class Exchange {
  public:
   Exchange(int rank, int size, std::uint64_t number, SizeOf const& size_of) : rank_(rank), number_(number) {
@@ -67,14 +67,14 @@ class Exchange {
 
   [[nodiscard]] OperationPtr const& operation() const { return operation_; }
 
-  /// @throws OperationError if the operation failed, std::runtime_error if it brought wrong bytes.
+  /// Waits and checks. @throws OperationError if the operation failed, std::runtime_error if bytes are wrong.
   void finish(Group& group) {
     Status status = group.wait(*operation_);
     if (!status.ok()) throw OperationError(std::move(status));
     check();
   }
 
-  /// @throws std::runtime_error if an output is not what its sender gave.
+  /// Compares all outputs. @throws std::runtime_error if an output differs from its sender's input.
   void check() const {
     for (std::size_t peer = 0; peer < outputs_.size(); ++peer) {
       auto const expected = test_bytes(outputs_[peer].span().size(), seed(static_cast<int>(peer), rank_));
@@ -86,7 +86,7 @@ class Exchange {
     }
   }
 
-  /// Overwrites the sources, as a caller may once wait() returned.
+  /// Overwrites the sources, as a caller may do after wait().
   void scribble() {
     for (auto& source : sources_) std::fill(source.begin(), source.end(), std::byte{0xee});
   }
@@ -109,7 +109,7 @@ class Exchange {
   OperationPtr operation_;
 };
 
-/// Pseudo-random sizes up to `max_bytes`, many of them zero or small, that all ranks compute alike.
+/// Pseudo-random sizes up to `max_bytes`, many of them zero or small. All ranks compute the same sizes.
 inline SizeOf uneven_sizes(std::uint64_t number, std::size_t max_bytes) {
   return [=](int source, int destination) -> std::size_t {
     std::uint64_t const draw =

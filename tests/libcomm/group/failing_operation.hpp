@@ -9,9 +9,9 @@
 
 namespace headway::comm {
 
-/// The first failure that a caller of `group` meets: at the start of an operation, if a peer's error came sooner; of
-/// the operation; or, where this rank's part of it had all it needed, of the group later.
-/// @throws std::runtime_error if 20 s bring none.
+/// First failure that a caller of `group` sees. It comes from the start of the operation if a peer's error came sooner,
+/// or from the operation. If this rank's part completed, it comes from the group later.
+/// @throws std::runtime_error if there is none within 20 s.
 template <typename Start>
 Status first_failure(Group& group, Start const& start) {
   try {
@@ -26,7 +26,7 @@ Status first_failure(Group& group, Start const& start) {
   throw std::runtime_error("the operation was done and the group shows no failure");
 }
 
-/// Whether `text` has `part` with no letter or digit beside it.
+/// Whether `text` contains `part` as a whole word.
 inline bool names(std::string_view text, std::string_view part) {
   auto const is_word = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');

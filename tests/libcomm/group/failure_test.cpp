@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Time-outs, abort() and ranks that leave.
+/// Timeouts, abort() and ranks that leave.
 class FailureTest : public GroupTest {};
 
 TEST_P(FailureTest, AnExchangeThatTimesOutNamesWhomItLacks) {
@@ -202,7 +202,7 @@ TEST_P(FailureTest, ARankThatLeavesFailsThePendingWorkThatNeedsItAndIsNamed) {
   run_ranks(4, options(), [&](Group& group) {
     if (group.rank() == 2) {
       all_started.arrive_and_wait();
-      return;  // Drops its group.
+      return;  // Destroys its group.
     }
     Exchange exchange(group.rank(), 4, 1, even_sizes(100));
     exchange.start(group);
@@ -233,7 +233,7 @@ TEST_P(FailureTest, ARankThatIsDoneMayLeaveWhileOthersStillReadWhatItSent) {
 }
 
 TEST_P(FailureTest, ARankThatLeavesHoldsUpNobodyElse) {
-  // What rank 1 has sent is consumed when it is gone: that it was consumed can no longer be said to it, but to rank 2.
+  // Rank 0 consumes rank 1's messages after rank 1 has left. It cannot report this to rank 1 any more, only to rank 2.
   constexpr std::uint64_t kFromTheLeaver = 16, kFromTheOther = 100;
   std::latch has_left(1);
   MemoryStore store;

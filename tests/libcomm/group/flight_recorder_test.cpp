@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Ranks = std::vector<int>;
 
-/// What a group tells of its last operations.
+/// Records of a group's last operations.
 class FlightRecorderTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, std::size_t bytes) {
@@ -195,7 +195,7 @@ TEST_P(FlightRecorderTest, FailureIsToldBeforeAnyWaiterSeesIt) {
     if (group.rank() == 0) {
       std::atomic<bool> is_told{false};
       group.on_failure([&](Status const&, std::vector<FlightRecord> const&) {
-        std::this_thread::sleep_for(milliseconds(50));  // As long as it takes to write a file.
+        std::this_thread::sleep_for(milliseconds(50));  // About the time of writing a file.
         is_told = true;
       });
       std::vector<std::byte> output(200);
@@ -230,7 +230,7 @@ TEST_P(FlightRecorderTest, FailureIsToldOnceToARankThatWaitsForNothing) {
     }
     Deadline const deadline = Clock::now() + seconds(20);
     while (num_told == 0 && Clock::now() < deadline) {
-      // Nothing but a call shows a rank of this engine that a peer failed; all others have a connection that does.
+      // inproc shows a peer's failure only in a call. All other engines have a connection that shows it.
       if (group.options().engine == Engine::kInproc) static_cast<void>(group.health());
       std::this_thread::sleep_for(milliseconds(1));
     }

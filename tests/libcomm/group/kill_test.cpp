@@ -21,10 +21,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Every survivor has this long to name the victim: on verbs the transport's retries (0.5 s) and a second.
+/// Time in which every survivor must name the victim. On verbs: the transport's retries (0.5 s) and a second.
 milliseconds time_to_name(std::string_view engine) { return milliseconds(engine == "verbs" ? 1500 : 2000); }
 
-/// Kills `victim` and checks what the others say. @returns how long the last of them took.
+/// Kills `victim` and checks the other ranks' reports. @returns the time until the last report.
 Clock::duration kill_and_check(StartedGroup& ranks, int victim, milliseconds limit) {
   std::string const name = "rank " + std::to_string(victim);
   ranks[victim].kill();
@@ -45,7 +45,7 @@ Clock::duration kill_and_check(StartedGroup& ranks, int victim, milliseconds lim
   return slowest;
 }
 
-/// kill -9 of a rank in a stream of exchanges: engine, bytes per block, bound.
+/// kill -9 of a rank in a stream of exchanges. Parameters: engine, bytes per block, bound.
 class KillTest : public testing::TestWithParam<std::tuple<char const*, int, int>> {};
 
 TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
@@ -54,7 +54,7 @@ TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
   for (int round = 0; round < 5; ++round) {
     StartedGroup ranks({.engine = engine, .bytes = static_cast<std::size_t>(bytes), .lag = lag});
     ASSERT_TRUE(ranks.is_exchanging());
-    // What has no name cannot be left behind, however a process ends.
+    // A file without a name cannot be left behind, however a process ends.
     EXPECT_EQ(named_temporary_files_of(ranks[kVictim].process()), std::vector<std::string>());
     kill_and_check(ranks, kVictim, std::chrono::seconds(2));
   }
@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Group, KillTest,
                                   std::to_string(std::get<2>(tested.param));
                          });
 
-/// kill -9 of any rank at any time, by engine.
+/// kill -9 of any rank at any time. Parameter: engine.
 class RandomKillTest : public testing::TestWithParam<char const*> {};
 
 TEST_P(RandomKillTest, EverySurvivorOfAKillAtARandomPointNamesTheVictimInTime) {

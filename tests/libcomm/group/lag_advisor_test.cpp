@@ -27,7 +27,7 @@ int advice_after(std::uint64_t count, BusyOf const& busy_of) {
   return advisor.advice();
 }
 
-/// Random bits for two numbers, always the same (the finalizer of splitmix64).
+/// Random bits that depend on the two numbers alone (finalizer of splitmix64).
 std::uint64_t draw(std::uint64_t one, std::uint64_t other) {
   std::uint64_t bits = one * 0x9e3779b97f4a7c15u + (other + 1) * 0xbf58476d1ce4e5b9u;
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
@@ -42,7 +42,8 @@ BusyOf random_delays(std::uint32_t max_us, std::uint32_t work_us) {
   };
 }
 
-/// Listing 2 of the paper, written down once more and run for long, under a bound for each exchange: time an exchange.
+/// Listing 2 of the paper, implemented a second time for long runs with one bound per exchange. @returns us per
+/// exchange.
 double simulated_us(BusyOf const& busy_of, std::function<std::size_t(std::uint64_t)> const& max_lag_of,
                     std::uint64_t count) {
   std::vector<double> all_started(count);
@@ -100,10 +101,10 @@ TEST(LagAdvisorTest, TheReplayIsTheRecurrence) {
   }
 }
 
-/// A loop that followed the advice against the same loop under fixed bounds.
+/// Result of a loop that follows the advice, compared with fixed bounds.
 struct Followed {
-  double time;       ///< Over that under the best bound.
-  double lag_above;  ///< Mean bound less the smallest fixed one that is within 3% of the best.
+  double time;       ///< Time over the time with the best fixed bound.
+  double lag_above;  ///< Mean bound less the smallest fixed bound within 3% of the best time.
 };
 
 Followed follow(BusyOf const& busy_of) {
@@ -112,7 +113,7 @@ Followed follow(BusyOf const& busy_of) {
   double sum_of_lags = 0;
   auto const advised = [&](std::uint64_t number) {
     for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
-    if (number >= kLimit) advisor.completed(number - kLimit);  // As late as it may become known.
+    if (number >= kLimit) advisor.completed(number - kLimit);  // As late as possible.
     sum_of_lags += advisor.advice();
     return static_cast<std::size_t>(advisor.advice());
   };
@@ -127,10 +128,9 @@ Followed follow(BusyOf const& busy_of) {
           .lag_above = sum_of_lags / kCount - static_cast<double>(smallest - fixed_us.begin())};
 }
 
-constexpr std::uint64_t kNextDraws = 1'000'000;  ///< Exchanges from here on draw other numbers.
+constexpr std::uint64_t kNextDraws = 1'000'000;  ///< Exchanges from this number on draw other random numbers.
 
-/// What a bound that adapts has to reach on one kind of lateness: nearly the best time, with hardly more lag than
-/// needed.
+/// Checks an adaptive bound on one kind of lateness: nearly the best time, with hardly more lag than needed.
 void expect_to_follow_well(char const* pattern, BusyOf const& busy_of, double mean_time = 1.025) {
   constexpr int kRuns = 16;
   double sum_of_times = 0, sum_of_lags_above = 0;
@@ -162,11 +162,11 @@ TEST(LagAdvisorTest, FollowingItIsAsGoodAsTheBestFixedBound) {
   auto const changing = [](std::uint64_t number, int rank) {
     return number % kNextDraws < 500 ? BusyTimes{.after_wait_us = 4000} : random_delays(10'000, 500)(number, rank);
   };
-  expect_to_follow_well("random delays after balance", changing, 1.03);  // A window has to pass.
+  expect_to_follow_well("random delays after balance", changing, 1.03);  // A whole window has to pass first.
 }
 
 TEST(LagAdvisorTest, WorkThatOverlapsWithTheExchangeHidesLateness) {
-  // Each in turn is late by less than what all do before they wait.
+  // Each rank in turn is late, by less than the work that all ranks do before they wait.
   auto const hidden = [](std::uint64_t number, int rank) {
     bool const is_late = number % kRanks == static_cast<std::uint64_t>(rank);
     return BusyTimes{.before_wait_us = 2000, .after_wait_us = is_late ? 1000U : 0U};

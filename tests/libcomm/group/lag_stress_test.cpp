@@ -18,14 +18,14 @@
 namespace headway::comm {
 namespace {
 
-/// Random streams of exchanges on the real engines, at the speed of the host. What ring_stress does to the exchange
-/// itself, with every order of events that a seed can make, this does to what lies below: engines, threads and sleep.
+/// Random streams of exchanges on the real engines, at the speed of the host. ring_stress tests the exchange itself
+/// under every order of events that a seed can make. This test covers the layers below: engines, threads and sleep.
 class LagStressTest : public GroupTest {
  protected:
   struct Plan {
     int size;
     std::size_t max_bytes;
-    std::uint64_t exchanges;  ///< A channel.
+    std::uint64_t exchanges;  ///< Number of exchanges per channel.
     std::uint64_t seed;
     GroupOptions options;
   };
@@ -44,8 +44,8 @@ class LagStressTest : public GroupTest {
     return plan;
   }
 
-  /// One rank: waits, tests, pauses and changes its bounds as it likes. All take the channels in the same order, or
-  /// each might wait for what another one starts only after a wait of its own.
+  /// Runs one rank: it waits, tests, pauses and changes its bounds at random. All ranks use the channels in the same
+  /// order. Otherwise each might wait for an exchange that another rank starts only after its own wait.
   static void run_rank(Group& group, Plan const& plan) {
     RandomRounds::Random order(plan.seed), random(plan.seed + 1 + static_cast<std::uint64_t>(group.rank()));
     auto const num_channels = static_cast<std::size_t>(plan.options.num_channels);
@@ -74,7 +74,7 @@ class LagStressTest : public GroupTest {
     flying.pop_front();
   }
 
-  /// One channel, or none for all.
+  /// One channel, or none for all channels.
   static std::optional<int> draw_channel(Group const& group, RandomRounds::Random& random) {
     int const channel = static_cast<int>(draw(random, 0, static_cast<std::uint64_t>(group.options().num_channels))) - 1;
     return channel < 0 ? std::nullopt : std::optional(channel);

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr DataType kType = 3;
 constexpr std::size_t kLargeBytes = std::size_t{4} << 20;
 
-/// Messages that a rank that leaves owes to those that stay.
+/// Messages that a leaving rank still has to deliver.
 class LeaveTest : public GroupTest {};
 
 TEST_P(LeaveTest, ARankThatDeliversLeavesOnceItsMessagesAreTaken) {
@@ -90,7 +90,7 @@ TEST_P(LeaveTest, TwoRanksThatLeaveWithoutHavingReceivedDoNotWaitForEachOther) {
     EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.message();
     EXPECT_NE(std::string(status.message()).find("rank " + std::to_string(1 - group.rank())), std::string::npos)
         << status.message();
-    group.leave("the test is over");  // Before the memory of the message goes.
+    group.leave("the test is over");  // Leave before the memory of the message is freed.
   });
 }
 

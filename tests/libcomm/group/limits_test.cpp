@@ -1,4 +1,4 @@
-// Sizes, counts and times at the edge of what the library can count.
+// Sizes, counts and times at the limits of the library's integers.
 
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
@@ -46,7 +46,7 @@ class LimitsTest : public testing::Test {
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
-  /// Seconds that rank 0 takes to start `count` exchanges of which none is waited for.
+  /// Seconds in which rank 0 starts `count` exchanges without waiting for any of them.
   static double seconds_to_start(std::size_t count) {
     double seconds = 0;
     GroupOptions options;

@@ -13,12 +13,12 @@
 namespace headway::comm {
 namespace {
 
-/// Ranks that disagree on an operation: each of them gets an error that says on what, and nothing is overrun.
+/// Ranks that disagree on an operation: each rank gets an error that names the difference, and nothing is overrun.
 class MismatchTest : public GroupTest {
  protected:
   using Start = std::function<OperationPtr(Group&)>;
 
-  /// Runs `start` on each of `size` ranks; every rank must fail with a text that names each of `parts`.
+  /// Runs `start` on each of `size` ranks. Every rank must fail with a text that contains all `parts`.
   static void expect_failures(int size, std::vector<std::string> const& parts, Start const& start) {
     std::atomic<int> failed{0};
     run_ranks(size, options(), [&](Group& group) {
@@ -28,7 +28,7 @@ class MismatchTest : public GroupTest {
         EXPECT_TRUE(names(status.message(), part))
             << "rank " << group.rank() << " lacks '" << part << "' in: " << status.message();
       }
-      // Nobody leaves before all have seen the error: a loss would be another one.
+      // No rank leaves before all have seen the error: its loss would be another error.
       for (++failed; failed < size;) std::this_thread::yield();
     });
     EXPECT_EQ(failed, size);

@@ -108,7 +108,7 @@ TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
   std::atomic<int> num_charging{0};
   run_ranks(3, options(), [&](Group& group) {
     bool has_charged = group.rank() == 2;
-    // On a busy machine a rank may come to its wait as late as rank 2 to its exchange: then once more.
+    // On a loaded host a rank may start its wait as late as rank 2 its exchange. Then the round is repeated.
     for (std::uint64_t number = 0; number < 20 && num_charging < 2; ++number) {
       group.reset_stats();
       Exchange exchange(group.rank(), 3, number, even_sizes(100));
@@ -188,7 +188,7 @@ TEST_P(ObservationTest, ATraceHasEveryExchangeWithItsTimes) {
       EXPECT_GE(event.posted_s, event.started_s);
       EXPECT_GE(event.completed_s, event.posted_s);
       last_completed_s = event.completed_s;
-      // The own block may or may not count; the one to the peer must.
+      // The own block may count or not. The block for the peer must count.
       EXPECT_GE(event.bytes_sent, (i + 1) * 1000);
       EXPECT_GE(event.bytes_received, (i + 1) * 1000);
       EXPECT_TRUE(event.last_peer == -1 || event.last_peer == 1 - group.rank()) << event.last_peer;

@@ -1,4 +1,4 @@
-// A process that gets the number of a rank that has ended must not be read in its place.
+// A process that gets the pid of an ended rank must not be read in its place.
 
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
@@ -34,7 +34,7 @@ using std::chrono::seconds;
 
 constexpr std::size_t kBytes = std::size_t{1} << 20;
 
-/// State that the processes of the test share.
+/// State shared by the processes of the test.
 struct Shared {
   std::atomic<int> num_connected, receiver_is_stopped, is_offered, impostor_is_ready;
   std::atomic<bool> is_ok;
@@ -61,7 +61,7 @@ class PidReuseTest : public testing::Test {
     _exit(0);
   }
 
-  /// The group may have failed before the receive, or fail with it.
+  /// Status of a receive. The group may have failed before it or fail with it.
   static Status receive_status(Group& group, std::span<std::byte> output) {
     try {
       return group.wait(*group.receive(output, 1, 1, 0));
@@ -75,7 +75,7 @@ class PidReuseTest : public testing::Test {
     waitpid(pid, nullptr, 0);
   }
 
-  /// Starts `body` as process `wanted`. @returns -1 if this host does not let the number be chosen.
+  /// Starts `body` as process `wanted`. @returns -1 if this host does not let a pid be chosen.
   static pid_t start_as(pid_t wanted, std::function<void()> const& body) {
     for (int attempt = 0; attempt < 200; ++attempt) {
       std::ofstream last_pid("/proc/sys/kernel/ns_last_pid");
@@ -96,7 +96,7 @@ class PidReuseTest : public testing::Test {
 TEST_F(PidReuseTest, AProcessWithTheNumberOfALostRankIsNotReadInItsPlace) {
   TemporaryDirectory const directory;
   auto& shared = *map_anonymous<Shared>(sizeof(Shared), MAP_SHARED);
-  auto* const block = map_anonymous<std::byte>(kBytes, MAP_PRIVATE);  // At the same address in all processes.
+  auto* const block = map_anonymous<std::byte>(kBytes, MAP_PRIVATE);  // Has the same address in all processes.
   auto const connect = [&](int rank) {
     FileStore store(directory.path());
     GroupOptions options;
@@ -126,7 +126,7 @@ TEST_F(PidReuseTest, AProcessWithTheNumberOfALostRankIsNotReadInItsPlace) {
   });
   wait_for(shared.num_connected, 2);
   ASSERT_EQ(shared.num_connected, 2);
-  kill(receiver, SIGSTOP);  // It must not see the end of the sender before it sees the message.
+  kill(receiver, SIGSTOP);  // The receiver must not see the sender's end before it sees the message.
   shared.receiver_is_stopped = 1;
   wait_for(shared.is_offered, 1);
   end(sender);

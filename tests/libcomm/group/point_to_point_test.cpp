@@ -25,7 +25,7 @@ class PointToPointTest : public GroupTest {
     return message * 7919 % 5 == 0 ? message * 1237 % 60000 : message % 300;
   }
 
-  /// Receives `size` bytes that the sender made with `seed`. @throws std::runtime_error if they differ.
+  /// Receives `size` bytes that the sender generated from `seed`. @throws std::runtime_error if they differ.
   static void expect_message(Group& group, int peer, std::uint64_t match, std::size_t size, std::uint64_t seed) {
     GuardedBytes block(size);
     finish(group, group.receive(block.span(), peer, match, kType));
@@ -108,7 +108,7 @@ TEST_P(PointToPointTest, ManyMessagesMayWaitForTheirReceives) {
     if (group.rank() == 0) {
       for (std::uint64_t message = 0; message < kMessages; ++message) {
         auto const block = test_bytes(message % 50, message);
-        finish(group, group.send(block, 1, message % 2, kType));  // A small send needs no receive to be done.
+        finish(group, group.send(block, 1, message % 2, kType));  // A small send completes without a receive.
       }
       finish(group, group.barrier());
     } else {
@@ -204,7 +204,7 @@ TEST_P(PointToPointTest, AMessageToNoRankIsAUsageError) {
 TEST_P(PointToPointTest, UnexpectedMessagesBeyondTheLimitWaitAtTheirSender) {
   constexpr std::uint64_t kMessages = 60;
   auto limited = options();
-  limited.unexpected_bytes = 64 * 1024;  // Room for 8 of them.
+  limited.unexpected_bytes = 64 * 1024;  // Room for 8 messages.
   run_ranks(2, limited, [](Group& group) {
     if (group.rank() == 0) {
       std::vector<std::vector<std::byte>> blocks;
@@ -214,7 +214,7 @@ TEST_P(PointToPointTest, UnexpectedMessagesBeyondTheLimitWaitAtTheirSender) {
       finish(group, group.send(blocks[0], 1, 1, kType));
       for (auto const& send : sends) finish(group, send);
     } else {
-      // Until it comes to a standstill: 8 are held, and each slot has one.
+      // Wait for a standstill: 8 messages are held, and each slot holds one more.
       for (int look = 0; look < 100; ++look) {
         EXPECT_TRUE(group.health().ok());
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -238,7 +238,7 @@ TEST_P(PointToPointTest, AReceiveBehindTooManyUnexpectedMessagesFailsAndNamesThe
     } else {
       Status const status = group.wait(*group.receive(block, 0, 1, kType));
       EXPECT_FALSE(status.ok());
-      // The sender's own time-out may come first, and names this rank.
+      // The sender's own timeout may come first. It names this rank.
       bool const is_of_sender = status.message().find("waits for rank 1 to take messages") != std::string_view::npos;
       bool const names_limit = status.message().find("unexpected_bytes") != std::string_view::npos &&
                                status.message().find("messages of rank 0") != std::string_view::npos;

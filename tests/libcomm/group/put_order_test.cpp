@@ -1,4 +1,4 @@
-// In which order a rank puts its own offers, its answers to a peer's, and large blocks. The tests play the peer.
+// Order in which a rank puts its own offers, its answers to a peer's offers, and large blocks. The tests play the peer.
 
 #include "engines/inproc/endpoint.hpp"
 #include "group_impl.hpp"
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kLarge = 4096, kSlot = 1024;
 
-/// The channels of tags, in the order in which they came.
+/// Channels of the tags in the order of their arrival.
 class ChannelSink final : public ArrivalSink {
  public:
   void arrived(int /*source*/, Tag tag) override { channels.push_back(tag.channel); }
@@ -32,7 +32,7 @@ class ChannelSink final : public ArrivalSink {
   std::vector<std::uint8_t> channels;
 };
 
-/// Rank 1 is a group; rank 0, its only peer, is an endpoint that the tests use by hand.
+/// Rank 1 is a group. Rank 0, its only peer, is an endpoint that the tests drive by hand.
 class PutOrderTest : public testing::Test {
  protected:
   PutOrderTest() {
@@ -49,7 +49,7 @@ class PutOrderTest : public testing::Test {
     return options;
   }
 
-  /// The peer's message of an exchange whose blocks have `size` bytes: with the block, or an offer of it.
+  /// Puts the peer's message of an exchange with blocks of `size` bytes: the block itself, or an offer of it.
   void put_message(std::uint16_t operation, std::size_t size) {
     bool const fits = size <= kSlot;
     MessageHeader const header{
@@ -59,13 +59,13 @@ class PutOrderTest : public testing::Test {
     ASSERT_TRUE(peer_->put({.peer = 1, .offset = slot}, header.bytes(false), payload, {.operation = operation}).ok());
     peer_->submit();
   }
-  /// The group's exchange of blocks of `size` bytes.
+  /// Starts the group's exchange of blocks of `size` bytes.
   OperationPtr start(std::size_t size) {
     std::vector<std::span<std::byte const>> const sends{std::span(block_).first(size), std::span(block_).first(size)};
     std::vector<std::span<std::byte>> const receives{std::span(received_).first(size), std::span(own_).first(size)};
     return group_->all_to_all_v({.sends = sends, .receives = receives});
   }
-  /// Where the first of `channel` stands among what the group has put.
+  /// Position of the first tag of `channel` among the group's puts.
   std::ptrdiff_t place_of(std::uint8_t channel) {
     peer_->poll(arrived_);
     return std::ranges::find(arrived_.channels, channel) - arrived_.channels.begin();
@@ -84,7 +84,7 @@ TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
   put_message(0, 8);
   put_message(1, kLarge);
   auto const first = start(8);
-  ASSERT_TRUE(group_->test(*first));  // It has seen the offer of the next one too.
+  ASSERT_TRUE(group_->test(*first));  // The group has seen the offer of the next exchange too.
   ASSERT_EQ(place_of(0), 0);
   arrived_.channels.clear();
   auto const second = start(kLarge);
@@ -96,7 +96,7 @@ TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
 TEST_F(PutOrderTest, AnAnswerGoesBeforeABlockThatTakesLong) {
   auto const operation = start(kLarge);
   std::vector<std::byte> output(kLarge);
-  ASSERT_TRUE(peer_->expose(1, 1, output));  // For transfer 0.
+  ASSERT_TRUE(peer_->expose(1, 1, output));  // Segment of transfer 0.
   ASSERT_TRUE(peer_->put({.peer = 1}, {}, {}, {.channel = kTransferReadyChannel}).ok());
   put_message(0, kLarge);
   group_->test(*operation);

@@ -1,7 +1,7 @@
-// A rank in a process of its own: exchanges with the others until it is killed or one of them is lost.
+// A rank in its own process. It exchanges with the other ranks until it is killed or loses one of them.
 //   rank_process RANK SIZE STORE_DIRECTORY ENGINE(shm|tcp|verbs) BYTES LAG WORK(exchanges|collectives) TIMEOUT_MS
-// With collectives, one of them follows each exchange. Prints "ready" after 20 exchanges, once more 20 exchanges after
-// each SIGUSR1, and "failed: TEXT" when an operation fails. Exits with 0 only on such a failure.
+// With WORK "collectives" one of them follows each exchange. It prints "ready" after 20 exchanges, "ready" again 20
+// exchanges after each SIGUSR1, and "failed: TEXT" when an operation fails. It exits with 0 only after such a failure.
 #include "group/exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
@@ -32,7 +32,7 @@ void finish(Group& group, OperationPtr const& operation) {
   if (Status status = group.wait(*operation); !status.ok()) throw OperationError(std::move(status));
 }
 
-/// The collective that follows exchange `number`, checked where it brings bytes.
+/// Runs the collective that follows exchange `number`, and checks its output if it has one.
 void run_collective(Group& group, std::uint64_t number, std::size_t bytes) {
   int const root = static_cast<int>(number / 3 % static_cast<std::uint64_t>(group.size()));
   auto const expected = test_bytes(bytes, number);
@@ -44,7 +44,7 @@ void run_collective(Group& group, std::uint64_t number, std::size_t bytes) {
       if (group.rank() == root) std::ranges::copy(expected, block.span().begin());
       finish(group, group.broadcast(block.span(), root, 1));
       break;
-    default:  // Round the ring.
+    default:  // Sends around the ring of ranks.
       auto const sent = group.send(expected, (group.rank() + 1) % group.size(), 7, 1);
       finish(group, group.receive(block.span(), (group.rank() + group.size() - 1) % group.size(), 7, 1));
       finish(group, sent);

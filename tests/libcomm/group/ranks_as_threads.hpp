@@ -19,7 +19,7 @@
 
 namespace headway::comm {
 
-/// One way to run the tests of Group: an engine, bare or under the checker, with or without faults.
+/// One configuration of the Group tests: an engine, bare or under the checker, with or without faults.
 struct GroupCase {
   char const* name;
   Engine engine;
@@ -63,18 +63,18 @@ inline constexpr GroupCase kRdmaGroupCases[] = {
     {"faulty_verbs_two_rails", Engine::kVerbs, true, 15, true, 2},
 };
 
-/// The cases of this run: those that need an RDMA device where HEADWAY_TEST_RDMA is set, all others elsewhere.
+/// Configurations of this run: those on an RDMA device if HEADWAY_TEST_RDMA is set, otherwise all others.
 inline std::vector<GroupCase> group_cases() {
   if (std::getenv("HEADWAY_TEST_RDMA") != nullptr) return {std::begin(kRdmaGroupCases), std::end(kRdmaGroupCases)};
   return {std::begin(kGroupCases), std::end(kGroupCases)};
 }
 
-/// Base of the tests of Group that run in every case.
+/// Base of the Group tests that run in every configuration.
 class GroupTest : public testing::TestWithParam<GroupCase> {
  protected:
   static GroupOptions options() { return GetParam().options(); }
 
-  /// Runs `body(rank)` in one thread per rank; what a rank throws becomes a failure that names the rank.
+  /// Runs `body(rank)` in one thread per rank. An exception becomes a failure that names the rank.
   static void run_threads(int size, std::function<void(int)> const& body) {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
@@ -88,7 +88,7 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
     }
   }
 
-  /// Connects a group of `size` ranks and runs `body` in a thread of each.
+  /// Connects a group of `size` ranks and runs `body` in one thread per rank.
   static void run_ranks(int size, GroupOptions const& options, std::function<void(Group&)> const& body) {
     MemoryStore store;
     run_threads(size, [&](int rank) {
@@ -97,7 +97,7 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
     });
   }
 
-  /// Runs `body(thread)` in `count` threads of one rank; what one throws is an error of this rank.
+  /// Runs `body(thread)` in `count` threads of one rank. An exception becomes an error of this rank.
   template <typename Body>
   static void run_threads_of_rank(int count, Body body) {
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
@@ -125,7 +125,7 @@ class GroupTest : public testing::TestWithParam<GroupCase> {
   }
 };
 
-/// Runs the tests of `Suite`, derived from GroupTest, in every case.
+/// Runs the tests of `Suite`, derived from GroupTest, in every configuration.
 #define HEADWAY_TEST_GROUPS(Suite)                                         \
   INSTANTIATE_TEST_SUITE_P(Group, Suite, testing::ValuesIn(group_cases()), \
                            [](auto const& tested) { return std::string(tested.param.name); })

@@ -27,7 +27,7 @@ constexpr int kChannels = 2;
 constexpr std::size_t kSlotBytes = std::size_t{128} * 1024;
 constexpr std::uint64_t kSlots = 5;
 
-/// A few bytes in a stage, nothing, and several fragments in slots, the last of them short.
+/// Message sizes: a few bytes in a stage, zero, and several fragments in slots, the last one short.
 std::size_t size_of(std::uint64_t message) {
   constexpr std::array<std::size_t, 5> kSizes{7, 3 * kSlotBytes, kStageBytes, 0, 2 * kSlotBytes + 4097};
   return kSizes[message % kSizes.size()];
@@ -43,7 +43,7 @@ Relay::Message message_of(std::uint64_t number, std::uint64_t first_fragment) {
           .is_staged = size <= kStageBytes};
 }
 
-/// A rank's end of what it shares with a peer on another host. Threads do here what streams of a device do.
+/// Memory that a rank shares with a peer on another host. Threads act as the streams of a device.
 class End {
  public:
   End(int rank, int peer) : rank_(rank), peer_(peer) {
@@ -118,7 +118,7 @@ class End {
 
 class RelayTest : public GroupTest {
  protected:
-  /// What made the group fail; empty if nothing has in time.
+  /// Message of the group's failure; empty if it does not fail in time.
   static std::string failure_of(Group& group) {
     Deadline const deadline = Clock::now() + std::chrono::seconds(20);
     while (group.health().ok() && Clock::now() < deadline) std::this_thread::yield();
@@ -127,7 +127,7 @@ class RelayTest : public GroupTest {
 };
 
 TEST_P(RelayTest, MessagesOfAllPeersAndChannelsArriveWhole) {
-  std::vector<Relay::Message> messages;  // Each slot is used several times.
+  std::vector<Relay::Message> messages;  // Enough messages to use each slot several times.
   for (std::uint64_t number = 0, fragment = 0; number < 20; ++number) {
     messages.push_back(message_of(number, fragment));
     fragment += messages.back().num_fragments;
@@ -154,7 +154,7 @@ TEST_P(RelayTest, MessagesOfAllPeersAndChannelsArriveWhole) {
           number % 2 == 0 ? end.send(channel, message) : end.receive(channel, message);
         }
       });
-    }  // All that was sent has gone, so the rank may leave.
+    }  // Everything sent has gone out, so the rank may leave.
     EXPECT_TRUE(group.wait(*group.barrier()).ok());
   });
 }
@@ -163,7 +163,7 @@ TEST_P(RelayTest, ItEndsWithItsGroup) {
   run_ranks(2, options(), [](Group& group) {
     End const end(group.rank(), 1 - group.rank());
     Relay relay(group);
-    for (bool const is_send : {true, false}) end.hand_to(relay, 0, is_send, message_of(0, 0));  // Nothing will come.
+    for (bool const is_send : {true, false}) end.hand_to(relay, 0, is_send, message_of(0, 0));  // No message will come.
     if (group.rank() == 0) group.abort("no more");
     EXPECT_NE(failure_of(group).find("no more"), std::string::npos);
   });
@@ -181,7 +181,7 @@ TEST_P(RelayTest, ADisagreementNamesWhatBothMean) {
       {{.size_bytes = 8, .match = 5, .data_type = 1, .verb = Verb::kSend},
        {.size_bytes = 12, .match = 5, .data_type = 1, .verb = Verb::kSend},
        "rank 0 sends 8 bytes of type 1 in send 5 to rank 1, which expects 12 bytes of type 1 in send 5"},
-      // Of the same first fragments.
+      // Messages with the same first fragments.
       {{.size_bytes = 5 * kSlotBytes, .match = 5, .data_type = 1, .verb = Verb::kAllToAll},
        {.size_bytes = 4 * kSlotBytes, .match = 5, .data_type = 1, .verb = Verb::kAllToAll},
        "which expects " + std::to_string(4 * kSlotBytes) + " bytes"},

@@ -20,12 +20,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Groups that go on after a failure.
+/// Groups that continue after a failure.
 class ShrinkTest : public GroupTest {
  protected:
   static constexpr seconds kTimeout{20};
 
-  /// Exchanges that a group of this size must be able to do.
+  /// Runs exchanges that a group of this size must be able to do.
   static void expect_works(Group& group) {
     for (std::uint64_t number = 0; number < 3; ++number) {
       Exchange exchange(group.rank(), group.size(), number, even_sizes(3000));
@@ -35,7 +35,7 @@ class ShrinkTest : public GroupTest {
     finish(group, group.barrier());
   }
 
-  /// Runs ahead by two, until the group fails or `most` exchanges are done. @returns how many were completed.
+  /// Runs ahead by two until the group fails or `most` exchanges are done. @returns the number of completed exchanges.
   static std::uint64_t exchange_until_failure(Group& group, std::uint64_t most = 1'000'000) {
     std::deque<Exchange> pending;
     std::uint64_t num_completed = 0;

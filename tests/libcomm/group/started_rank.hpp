@@ -34,7 +34,7 @@ inline std::vector<std::string> split(std::string const& text, char separator) {
   return words;
 }
 
-/// A started rank_process and the lines that it prints.
+/// A started rank_process and its output lines.
 class StartedRank {
  public:
   explicit StartedRank(std::vector<std::string> const& arguments) {
@@ -69,10 +69,10 @@ class StartedRank {
   }
   void stop() { signal(SIGSTOP); }
   void resume() { signal(SIGCONT); }
-  /// Has it print "ready" once more, after some further exchanges.
+  /// Makes it print "ready" again after some further exchanges.
   void ask() { signal(SIGUSR1); }
 
-  /// Waits for its end. @returns the exit code; -1: it ended by a signal.
+  /// Waits for its end. @returns the exit code, or -1 if a signal ended it.
   int collect() {
     if (pid_ > 0) {
       ::waitpid(pid_, &wait_status_, 0);
@@ -81,7 +81,7 @@ class StartedRank {
     return WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;
   }
 
-  /// The next line that it prints, or nothing when `patience` passes or it ends.
+  /// Next line of its output; none if `patience` passes or the process ends.
   std::optional<std::string> read_line(std::chrono::milliseconds patience) {
     auto const deadline = Clock::now() + patience;
     for (;;) {
@@ -111,7 +111,7 @@ class StartedRank {
   std::string unread_;
 };
 
-/// What each rank of a group of processes does, see rank_process.cpp.
+/// Work of each rank of a group of processes; see rank_process.cpp.
 struct RankWork {
   std::string engine;
   int size = 4;
@@ -126,7 +126,7 @@ inline std::ostream& operator<<(std::ostream& out, RankWork const& work) {
              << (work.with_collectives ? ", with collectives" : "");
 }
 
-/// Work of 2 to 4 ranks with any bound up to 4.
+/// Draws work of 2 to 4 ranks with a bound of up to 4.
 inline RankWork draw_work(RandomRounds::Random& random, char const* engine) {
   constexpr std::array<std::size_t, 7> kBytes = {0, 8, 100, 3000, 5000, 20000, 200000};
   return {.engine = engine,
@@ -151,7 +151,7 @@ class StartedGroup {
   [[nodiscard]] int size() const { return static_cast<int>(ranks_.size()); }
   [[nodiscard]] StartedRank& operator[](int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// Whether each rank's next line says that it exchanges.
+  /// Whether the next line of each rank reports that it exchanges.
   [[nodiscard]] testing::AssertionResult is_exchanging() {
     for (int rank = 0; rank < size(); ++rank) {
       auto const line = (*this)[rank].read_line(std::chrono::seconds(30));
@@ -165,7 +165,7 @@ class StartedGroup {
   std::vector<std::unique_ptr<StartedRank>> ranks_;
 };
 
-/// The engines that processes of this run use: verbs where HEADWAY_TEST_RDMA is set, all others elsewhere.
+/// Engines between processes in this run: verbs if HEADWAY_TEST_RDMA is set, otherwise all others.
 inline std::vector<char const*> engines_between_processes() {
   if (std::getenv("HEADWAY_TEST_RDMA") != nullptr) return {"verbs"};
   return {"shm", "tcp"};

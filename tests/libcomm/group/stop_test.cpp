@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A rank that is stopped (SIGSTOP) in a stream of exchanges, by engine: its connections live and it does nothing.
+/// A rank is stopped (SIGSTOP) in a stream of exchanges. Its connections stay open, and it does nothing.
 class StopTest : public testing::TestWithParam<char const*> {
  protected:
   static void expect_failure(StartedRank& rank, std::optional<std::string> const& line) {
@@ -53,7 +53,7 @@ TEST_P(StopTest, AStopShorterThanTheTimeoutFailsNothing) {
 TEST_P(StopTest, AStopLongerThanTheTimeoutIsNamedInTimeAndWhoWakesGetsAnErrorToo) {
   RandomRounds::run(2, [](RandomRounds::Random& random) {
     RankWork work = draw_work(random, GetParam());
-    // Only where each rank waits for each other one does everybody know who is silent.
+    // Every rank learns who is silent only if each rank waits for every other one.
     work.with_collectives = false;
     work.timeout = milliseconds(1000);
     auto const stopped = static_cast<int>(draw(random, 0, static_cast<std::uint64_t>(work.size) - 1));

@@ -14,7 +14,8 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-/// Ranks whose notices are delivered in an order drawn from a seed, in order for each pair; a rank may die at any time.
+/// Ranks that exchange notices. A seed draws the order of delivery, which keeps the order of each pair. A rank may die
+/// at any time.
 class Crowd {
  public:
   Crowd(int size, std::uint64_t seed) : random_(seed), size_(size), is_alive_(index(size), true) {
@@ -27,14 +28,14 @@ class Crowd {
   std::uint64_t draw(std::uint64_t bound) { return random_() % bound; }
 
   void begin(int rank, Progress own = {.all_to_alls = {0}}) { ranks_[index(rank)].begin(std::move(own), {}); }
-  /// What it has said is still delivered, then its loss.
+  /// Kills a rank. Its earlier notices are still delivered, and then its loss.
   void kill(int rank) {
     is_alive_[index(rank)] = false;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank) wire(rank, peer).emplace_back();
     }
   }
-  /// Delivers one message. @returns whether there was one.
+  /// Delivers one message. @returns false if there is none.
   bool step() {
     say_news();
     std::vector<int> busy;

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// One group used by several threads, and what waiting costs.
+/// One group used by several threads, and the CPU time of waiting.
 class ThreadsTest : public GroupTest {};
 
 TEST_P(ThreadsTest, EachThreadMayUseAChannelOfItsOwn) {
@@ -74,14 +74,14 @@ TEST_P(ThreadsTest, AThreadMayWaitForWhatAnotherStarted) {
 
 TEST_P(ThreadsTest, AllThreadsThatWaitForAnOperationWakeUpWhenItIsDone) {
   constexpr int kThreads = 8, kRounds = 15;
-  std::vector<Clock::duration> spreads;  // From the first thread's return to the last one's.
+  std::vector<Clock::duration> spreads;  // Time from the first thread's return to the last thread's return, per round.
   std::barrier in_step(2);
   run_ranks(2, options(), [&](Group& group) {
     for (std::uint64_t round = 0; round < kRounds; ++round) {
       Exchange exchange(group.rank(), 2, round, even_sizes(64));
       in_step.arrive_and_wait();
       if (group.rank() == 1) {
-        std::this_thread::sleep_for(milliseconds(8));  // By then all waiters of rank 0 are asleep.
+        std::this_thread::sleep_for(milliseconds(8));  // All waiters of rank 0 are asleep by then.
         exchange.start(group);
         exchange.finish(group);
         continue;
@@ -135,7 +135,7 @@ TEST_P(ThreadsTest, AnIdleGroupBurnsLittleProcessorTime) {
 }
 
 TEST_P(ThreadsTest, AGroupThatHasFailedBurnsLittleProcessorTime) {
-  // What others say after it has failed, and that one leaves, lies in sockets that nobody asks for.
+  // After the failure the notices of other ranks, and the leave of one rank, remain in sockets that nobody reads.
   std::barrier start(3), all_failed(3), measured(2);
   run_ranks(3, options(), [&](Group& group) {
     start.arrive_and_wait();

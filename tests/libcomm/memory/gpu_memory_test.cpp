@@ -1,4 +1,4 @@
-// What holds in every process, with or without a GPU. tests/libcomm/gpu has what needs one.
+// Facts that hold in every process, with or without a GPU. tests/libcomm/gpu holds the tests that need one.
 
 #include "engines/gpu_memory.hpp"
 
@@ -30,7 +30,7 @@ TEST(GpuMemory, AskingLoadsNoDriver) {
   GpuMemory gpu;
   auto const memory = test_bytes(100, 1);
   EXPECT_FALSE(gpu.contains(memory));
-  ASSERT_NE(::dlopen("libresolv.so.2", RTLD_NOW), nullptr);  // Something new, so that it looks again.
+  ASSERT_NE(::dlopen("libresolv.so.2", RTLD_NOW), nullptr);  // A new library triggers a new search.
   gpu.look_for_driver();
   EXPECT_FALSE(gpu.contains(memory));
   EXPECT_FALSE(has_loaded_cuda());

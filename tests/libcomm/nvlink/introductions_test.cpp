@@ -1,4 +1,4 @@
-// Ranks learn of each other's memory without taking turns: needs no device.
+// Ranks exchange descriptors of their memory without taking turns. Needs no device.
 
 #include "engines/nvlink/introductions.hpp"
 
@@ -26,7 +26,7 @@ Deadline soon() { return Clock::now() + std::chrono::milliseconds(50); }
 Deadline later() { return Clock::now() + kPatience; }
 void never_give_up() {}
 
-/// A rank with a file for each peer, whose size tells whose it is and for whom.
+/// A rank with a memory file for each peer. The size of the file encodes its owner.
 struct Rank {
   explicit Rank(int number) : rank(number), file(::memfd_create("headway-test", MFD_CLOEXEC)) {}
 
@@ -52,7 +52,7 @@ struct Rank {
 TEST(Introductions, MemoryComesWithoutACallOfItsOwner) {
   Rank first(1), second(2);
   first.offer_to(second);
-  first.greet(second);  // And is busy with something else from now on.
+  first.greet(second);  // After that, rank 1 makes no further call.
   second.greet(first);
   EXPECT_EQ(second.introductions.await_hello(kSet, 1, later(), never_give_up).slot_bytes, 77U);
   EXPECT_EQ(second.owner_of_memory_from(first, later()), 1);
@@ -134,7 +134,7 @@ TEST(Introductions, WhoIntroducesItselfAnewGetsEverythingAgain) {
   second.greet(first);
   first.greet(second);
   EXPECT_EQ(second.owner_of_memory_from(first, later()), 1);
-  Rank again(2);  // In the place of the second, which could not make what it needs.
+  Rank again(2);  // Replaces the second rank, which failed to make its resources.
   first.greet(again);
   again.greet(first);
   EXPECT_EQ(again.owner_of_memory_from(first, later()), 1);

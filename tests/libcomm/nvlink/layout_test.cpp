@@ -1,4 +1,4 @@
-// Where fragments of exchanges of device memory lie: needs no device.
+// Positions of fragments of exchanges of device memory. Needs no device.
 
 #include "engines/nvlink/layout.hpp"
 
@@ -63,7 +63,7 @@ TEST(ChannelLayout, FragmentsCoverABlock) {
   layout.add_channel(std::size_t{8} << 20, 8);
   layout.add_channel(65'536, 8);
   for (auto const& channel : layout.channels) {
-    EXPECT_EQ(channel.num_fragments(0), 1U);  // Also an empty block is a message.
+    EXPECT_EQ(channel.num_fragments(0), 1U);  // An empty block is a message, too.
     for (std::size_t const size : {1UL, 65'536UL, 65'537UL, 8'388'608UL, 8'388'609UL, 30'000'001UL, 134'217'728UL}) {
       std::uint64_t const count = channel.num_fragments(size);
       EXPECT_GE(count * channel.slot_bytes, size) << size;
@@ -86,7 +86,7 @@ TEST(ChannelLayout, PartsOfABlockFollowEachOther) {
     }
     EXPECT_EQ(end, size);
   }
-  EXPECT_EQ(channel.part(134'217'728, 1, 0).num_bytes, 134'217'728U);  // What is not cut.
+  EXPECT_EQ(channel.part(134'217'728, 1, 0).num_bytes, 134'217'728U);  // A block that is not cut.
 }
 
 TEST(ChannelLayout, RunsOfFragmentsAreSideBySideAndLeaveRoom) {
@@ -103,7 +103,7 @@ TEST(ChannelLayout, RunsOfFragmentsAreSideBySideAndLeaveRoom) {
           auto const run = channel.run(count, first, i);
           auto const part = channel.part(size, count, i, run);
           ASSERT_GE(run, 1U);
-          ASSERT_LT(run + kCreditStep - 1, num_slots);  // A receiver may owe the credit for all others.
+          ASSERT_LT(run + kCreditStep - 1, num_slots);  // A receiver may owe the credit for all other slots.
           EXPECT_EQ(part.offset, end) << size;
           EXPECT_LE(channel.slot_offset(first + i) + part.num_bytes, layout.device_bytes) << size;
           end += part.num_bytes;
@@ -123,8 +123,8 @@ TEST(ChannelLayout, ARunIsHalfOfTheBlockAndOfTheSlots) {
   EXPECT_EQ(channel.run(16, 0, 0), 4U);
   EXPECT_EQ(channel.run(16, 3, 5), 4U);
   EXPECT_EQ(channel.run(3, 0, 0), 2U);
-  EXPECT_EQ(channel.run(16, 6, 0), 2U);                                      // To the last slot.
-  EXPECT_EQ(LinkLayout::of_shared_slots(512, 1, 2).of(0).run(1, 5, 0), 1U);  // Rings of slots may have one.
+  EXPECT_EQ(channel.run(16, 6, 0), 2U);                                      // Up to the last slot.
+  EXPECT_EQ(LinkLayout::of_shared_slots(512, 1, 2).of(0).run(1, 5, 0), 1U);  // Slot tensors: runs of one.
 }
 
 TEST(Placement, IsOfWhoeverComesFirst) {
@@ -132,7 +132,7 @@ TEST(Placement, IsOfWhoeverComesFirst) {
   EXPECT_EQ(placement.choose(0, Way::kSlots), Way::kSlots);
   EXPECT_EQ(placement.choose(0, Way::kDirectly), Way::kSlots);
   EXPECT_FALSE(placement.is_chosen(Board::kNumNotes));
-  EXPECT_EQ(placement.choose(Board::kNumNotes, Way::kDirectly), Way::kDirectly);  // The next message there.
+  EXPECT_EQ(placement.choose(Board::kNumNotes, Way::kDirectly), Way::kDirectly);  // The next message in the same place.
   EXPECT_EQ(placement.choose(Board::kNumNotes, Way::kSlots), Way::kDirectly);
   EXPECT_TRUE(placement.is_chosen(Board::kNumNotes));
 }

@@ -1,4 +1,4 @@
-// Descriptors go from mailbox to mailbox: needs no device.
+// File descriptors go from mailbox to mailbox. Needs no device.
 
 #include "engines/nvlink/mailbox.hpp"
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(20);
 
-/// A file whose only content is `text`.
+/// A file that contains only `text`.
 FileDescriptor file_of(std::string const& text) {
   FileDescriptor file(::memfd_create("headway-test", MFD_CLOEXEC));
   EXPECT_EQ(::pwrite(file.get(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
@@ -96,7 +96,7 @@ TEST(Mailbox, SaysThatThisProcessMayHaveNoMoreDescriptors) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   rlimit const none{.rlim_cur = static_cast<rlim_t>(file.get()), .rlim_max = limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  std::exception_ptr error;  // Looked at later: sanitizers need descriptors to look at anything.
+  std::exception_ptr error;  // Checked later: sanitizers need file descriptors for any check.
   try {
     static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + kPatience, 1, [] {}));
   } catch (...) {

@@ -21,7 +21,7 @@ HandshakeSelf self_of(int rank, InstanceId const& instance) {
   return {.rank = rank, .size = 2, .instance = instance, .secret = "a secret for this test", .fields = {{"size", "2"}}};
 }
 
-/// Rank 0: accepts connections one after the other, and counts the handshakes that came to their end.
+/// Rank 0. It accepts connections one after the other, and counts completed handshakes.
 class Acceptor {
  public:
   explicit Acceptor(InstanceId const& instance)
@@ -66,8 +66,8 @@ class Acceptor {
   std::jthread thread_;
 };
 
-/// An address that does not answer: its kernel drops what comes, as the queue of connections is full. It is no loopback
-/// address for a Connector, which would wait for it.
+/// An address that does not answer: its queue of connections is full, so its kernel drops new ones. It is no loopback
+/// address, since a Connector would wait for a loopback address.
 class Silent {
  public:
   Silent() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {

@@ -29,7 +29,7 @@ void feed(Handshake& to, std::span<std::byte const> bytes) {
   }
 }
 
-// Carries what both sides say until neither says more. @returns all that was sent.
+// Passes messages until both sides are silent. @returns all bytes that were sent.
 Bytes converse(Handshake& connector, Handshake& acceptor) {
   Bytes all;
   for (;;) {
@@ -140,7 +140,7 @@ TEST(Handshake, ALowerOrUnknownRankIsNotAccepted) {
 }
 
 TEST(Handshake, AProofIsBoundToItsDirection) {
-  // An attacker that answers with the connector's own messages must not pass for the acceptor.
+  // An attacker that echoes the connector's own messages must not pass for the acceptor.
   Pair pair;
   auto connector = Handshake::connect(pair.high, 0, pair.low.instance);
   auto acceptor = Handshake::accept(pair.low);

@@ -73,7 +73,7 @@ std::vector<RankArgs> ranks(int size, Engine engine) {
 
 bool contains(std::string const& text, std::string const& part) { return text.find(part) != std::string::npos; }
 
-// Each rank says who it is on each lifeline, and each hears the right one.
+// Each rank sends its number on each lifeline, and each peer receives the right one.
 void expect_connected(std::vector<RankResult> const& results) {
   int const size = static_cast<int>(results.size());
   for (int rank = 0; rank < size; ++rank) {
@@ -146,8 +146,8 @@ TEST_P(EveryEngine, TooFewOpenFilesAreToldWithTheLimitAndTheNeed) {
   for (int const num_files : {0, 5}) expect_told_of_files(connect_with_files(args, num_files), num_files);
 }
 
-// The highest limit that is too low leaves room for the sockets but not for the transport: the ranks learn that while
-// they still talk to each other. How many files the sockets take depends on the addresses of the host.
+// The highest limit that is too low leaves room for the sockets but not for the transport. The ranks learn it while
+// they still talk to each other. The number of files for sockets depends on the host's addresses.
 TEST_P(EveryEngine, TooFewOpenFilesForTheTransportAreTold) {
   if (kSanitizerNeedsFiles) GTEST_SKIP() << "the sanitizer opens files of its own";
   if (GetParam() == Engine::kTcp) GTEST_SKIP() << "tcp needs the sockets alone";
@@ -191,7 +191,7 @@ TEST(Lifelines, AnInterfaceMayBeGivenByName) {
   EXPECT_EQ(results[0].lifelines[1].own_address, results[1].lifelines[0].address);
 }
 
-// The highest rank listens nowhere: it must find out all the same before it meets others.
+// The highest rank does not listen. It must detect the error nevertheless, before it meets others.
 TEST(Lifelines, AnInterfaceThatIsNotThereIsToldToAllWhicheverRankNamesIt) {
   for (std::size_t const wrong : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
     MemoryStore store;
@@ -346,7 +346,7 @@ TEST_P(EveryEngine, StrangersAreToldWhyAndDoNotDisturb) {
 
 constexpr char const* kAnnouncementKey = "headway/test/announcement";
 
-// The keys of an attempt whose rank 0 has given up, in this process or, as far as `change` says so, in an earlier one.
+// Leaves in the store the keys of an attempt whose rank 0 has given up.
 void leave_keys_of_a_failed_attempt(Store& store, RankArgs args) {
   args.time = milliseconds(10);
   EXPECT_NE(connect_rank(0, args, store).error, "");
@@ -363,7 +363,7 @@ TEST(Lifelines, AnAnnouncementOfAProcessThatIsGoneGivesWayToANewOne) {
     MemoryStore store;
     store.set(kAnnouncementKey, earlier.get(kAnnouncementKey, seconds(1)));
     auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
-    std::this_thread::sleep_for(milliseconds(50));  // Rank 1 tries the old contact, most likely.
+    std::this_thread::sleep_for(milliseconds(50));  // Rank 1 has most likely tried the old contact by then.
     std::vector<RankResult> results;
     results.push_back(connect_rank(0, args[0], store));
     results.push_back(rank_1.get());
@@ -410,7 +410,7 @@ TEST(Lifelines, EveryAttemptHasAGenerationOfItsOwnThatAllRanksKnow) {
   }
 }
 
-// A failure of `age` before this process began, or after it, under the generation that the store announces.
+// Posts a failure under the announced generation, `after_start` after the start of this process.
 void post_failure(MemoryStore& store, std::chrono::milliseconds after_start) {
   Noticeboard board(store, "test");
   auto const generation = board.find_announcement(Clock::now() + seconds(1))->generation();
@@ -446,7 +446,7 @@ TEST(Lifelines, ARankFollowsRank0WhenItIsAnnouncedAnew) {
   auto args = ranks(3, Engine::kAuto);
   for (auto& rank : args) rank.time = seconds(60);
   MemoryStore store;
-  // An attempt that was left by its launcher while it waits for rank 2.
+  // An attempt that its launcher left while it waits for rank 2.
   auto old_args = args[0];
   old_args.time = seconds(3);
   auto old_rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, old_args, store); });
@@ -501,7 +501,7 @@ TEST(Lifelines, TwoProcessesWithOneRankFailTheGroup) {
   EXPECT_NE(second.get().error, "");
 }
 
-// Shakes hands as `rank` and returns the connection without a further word.
+// Shakes hands as `rank` and returns the connection without sending more.
 FileDescriptor shake_hands(int rank, RankArgs const& args, Contact const& contact) {
   Agreement const agreement{.size = args.size, .landing_bytes = args.landing_bytes, .options = &args.options};
   auto handshake = Handshake::connect({.rank = rank,

@@ -22,7 +22,7 @@ class Sha256Vectors : public testing::TestWithParam<Sha256Vector> {};
 
 TEST_P(Sha256Vectors, AreMet) { EXPECT_EQ(to_hex(sha256(bytes_of(GetParam().message))), GetParam().digest); }
 
-// FIPS 180-4 examples of NIST, and lengths around the padding's turn.
+// NIST's examples of FIPS 180-4, and lengths around the block boundary of the padding.
 INSTANTIATE_TEST_SUITE_P(
     Nist, Sha256Vectors,
     testing::Values(

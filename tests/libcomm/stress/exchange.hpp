@@ -11,7 +11,7 @@
 
 namespace headway::comm::stress {
 
-/// One rank's part of one all_to_all_v, with its memory. The blocks to receive lie between guard bytes.
+/// One rank's part of one all_to_all_v with its memory. Receive blocks lie between guard bytes.
 class Exchange {
  public:
   /// Starts exchange `index` of `channel`.
@@ -22,8 +22,8 @@ class Exchange {
   [[nodiscard]] int channel() const { return channel_; }
   [[nodiscard]] std::string name() const;
 
-  /// For an exchange that is done: compares all that was received, byte for byte, then spoils the memory, which is the
-  /// caller's again. @throws HistoryFailure
+  /// Compares all received bytes of a completed exchange, then spoils the memory, since the caller owns it again.
+  /// @throws HistoryFailure
   void verify();
 
  private:
@@ -38,7 +38,7 @@ class Exchange {
   int channel_;
   std::uint64_t index_;
   std::vector<std::byte> memory_;
-  std::vector<std::span<std::byte>> sends_, receives_;  ///< (size) into memory_.
+  std::vector<std::span<std::byte>> sends_, receives_;  ///< (size) spans in memory_.
   OperationPtr operation_;
 };
 

@@ -4,7 +4,7 @@
 
 namespace headway::comm::stress {
 
-/// What a history found to be wrong, with the ranks and operations concerned.
+/// Error that a history found, with the ranks and operations concerned.
 class HistoryFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -1,5 +1,19 @@
 #pragma once
 
+// Plans of random histories, drawn from seeds.
+//
+// Idea: a plan is a pure function of a seed. Ranks do not exchange it: each computes the same sizes, matches and
+// contents. A group plan holds the settings of one group; a history plan holds the operations of one short run on it.
+//
+// Example: the group with seed g runs history 5 with seed hash_of(g, 8, 5). In this history block (channel 0, index 3,
+// sender 1, receiver 0) has the key hash_of(seed, 0, 3, 1, 0). The key gives the block's size and its contents. So rank
+// 0 knows which bytes to expect of rank 1 without asking.
+//
+// Invariants: a quarter of all blocks is empty. Sizes lie around the slot size, so eager and large paths both run.
+// Blocks of several fragments occur only without get and without exposed puts. Equal seeds give equal plans on every
+// host.
+// Complexity: O(1) per block, message or setting; nothing is stored.
+
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/group.hpp"
 #include "payload.hpp"
@@ -10,32 +24,32 @@
 
 namespace headway::comm::stress {
 
-/// What all histories of one group share.
+/// Settings that all histories of one group share.
 struct GroupPlan {
   std::uint64_t seed = 0;
   int num_ranks = 2;
-  int lag = 0;  ///< max_lag and max_lag_limit.
+  int lag = 0;  ///< Value of max_lag and max_lag_limit.
   int num_channels = 1;
   std::size_t slot_bytes = 64;
-  bool can_get = true, can_put_exposed = false;    ///< How payloads above a slot travel; neither: in fragments.
-  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Of such a payload that is exposed.
+  bool can_get = true, can_put_exposed = false;    ///< Paths of payloads above a slot; neither: fragments.
+  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload exposed at a time.
   std::size_t pull_bytes = 0;
-  std::size_t credit = 0;        ///< Puts to a peer that may be under way.
-  std::uint64_t fault_seed = 1;  ///< Of `checked`.
-  bool has_messages = false;     ///< Point-to-point messages besides the exchanges.
+  std::size_t credit = 0;        ///< Puts to one peer that may be in flight.
+  std::uint64_t fault_seed = 1;  ///< Seed of the faults of `checked`.
+  bool has_messages = false;     ///< Also run point-to-point messages.
 };
 
-/// Limits that the command line sets; -1 lets the seed choose.
+/// Limits set on the command line; -1 lets the seed choose.
 struct PlanChoice {
   int num_ranks = -1;
   int lag = -1;
 };
 
-/// The plan that `seed` stands for.
+/// Draws the plan of `seed`.
 inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   Random random(hash_of(seed, 1));
   GroupPlan plan{.seed = seed};
-  constexpr int kRanksOf[10] = {2, 2, 2, 2, 2, 2, 3, 3, 3, 4};  // Small groups run faster, and find nearly all.
+  constexpr int kRanksOf[10] = {2, 2, 2, 2, 2, 2, 3, 3, 3, 4};  // Small groups run faster and find nearly everything.
   plan.num_ranks = kRanksOf[random.below(10)];
   plan.lag = static_cast<int>(random.below(4));
   plan.num_channels = static_cast<int>(1 + random.below(2));
@@ -53,10 +67,10 @@ inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   return plan;
 }
 
-/// One block of an exchange or one message: who sends what to whom.
+/// Identifies one block of an exchange or one message.
 struct BlockId {
   std::uint64_t history_seed;
-  int kind;  ///< The channel of an exchange, or kMessageKind.
+  int kind;  ///< Channel of an exchange, or kMessageKind.
   std::uint64_t index;
   int sender, receiver;
 
@@ -64,10 +78,10 @@ struct BlockId {
 };
 inline constexpr int kMessageKind = 100;
 
-/// One short run: which exchanges and messages there are is a function of the seed, which all ranks know.
+/// One short run. Its exchanges and messages are a function of the seed, which all ranks know.
 struct HistoryPlan {
   static constexpr std::size_t kLargeBytes = 150'000;  ///< More than two fragments of a transfer.
-  static constexpr std::uint64_t kMatchAny = 9;        ///< Messages that the receiver takes from any rank.
+  static constexpr std::uint64_t kMatchAny = 9;        ///< Match of messages that the receiver takes from any rank.
   static constexpr std::size_t kMatchAnyBytes = 24;
   static constexpr DataType kMatchAnyType = 4;
 
@@ -87,7 +101,7 @@ struct HistoryPlan {
     return size % (group->slot_bytes + 1);
   }
 
-  /// Messages from `sender` to `receiver`; at times more than the channel has slots, all one way.
+  /// Number of messages from `sender` to `receiver`. It may exceed the slots of the channel, in one direction only.
   [[nodiscard]] std::uint64_t num_messages(int sender, int receiver) const {
     if (!group->has_messages || sender == receiver) return 0;
     std::uint64_t const draw = hash_of(seed, 4, sender, receiver);
@@ -107,7 +121,7 @@ struct HistoryPlan {
   [[nodiscard]] std::size_t message_bytes(BlockId const& message) const {
     if (message_match(message) == kMatchAny) return kMatchAnyBytes;
     std::uint64_t const draw = hash_of(message.key(), 6);
-    if (draw % 64 == 0) return 8 * 1024 + draw / 64 % 4096;  // Around the size of a slot, and above.
+    if (draw % 64 == 0) return 8 * 1024 + draw / 64 % 4096;  // Around the size of a slot and above.
     return draw / 64 % 200;
   }
 };

@@ -27,7 +27,7 @@ Status LateEndpoint::put(Destination const& destination, std::span<std::byte con
 
 bool LateEndpoint::land_one(Random& random) {
   if (num_submitted_ == 0) return false;
-  // The newest one half of the time: old puts then fall far behind younger ones.
+  // Half of the time it lands the newest put, so old puts fall far behind younger ones.
   std::size_t const chosen = random.one_in(2) ? num_submitted_ - 1 : random.below(num_submitted_);
   Put const put = under_way_[chosen];
   under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(chosen));

@@ -1,5 +1,18 @@
 #pragma once
 
+// Endpoint that delays and reorders the puts of another endpoint.
+//
+// Idea: put() only queues. land_one() picks any submitted put and passes it to the endpoint below, data and tag
+// together. This is the order that several queue pairs may produce. The source is read when the put lands, so a caller
+// that reuses it too early is caught.
+//
+// Example: puts 1, 2, 3 to one peer are submitted. Put 3 lands first: flushed() stays 0. Put 1 lands: flushed() is 1.
+// Put 2 lands: flushed() is 3.
+//
+// Invariants: only submitted puts land, and each lands once. flushed() counts the prefix of puts that have landed. At
+// most `credit` puts to a peer are in flight.
+// Complexity: land_one() takes O(puts in flight).
+
 #include "headway/comm/endpoint.hpp"
 #include "random.hpp"
 
@@ -14,14 +27,14 @@
 
 namespace headway::comm::stress {
 
-/// Delays the puts of another endpoint: each lands, data and tag together, when land_one() picks it, in any order among
-/// all that were submitted, as over several queue pairs. A source is read when its put lands.
+/// Delays the puts of another endpoint. Each put lands, data and tag together, when land_one() picks it. Its source is
+/// read then.
 class LateEndpoint final : public Endpoint {
  public:
-  /// At most `credit` puts to a peer are under way; further ones get kWouldBlock.
+  /// Lets at most `credit` puts to a peer be in flight; put() refuses more with kWouldBlock.
   LateEndpoint(std::unique_ptr<Endpoint> inner, std::size_t credit);
 
-  /// Lands one submitted put. @returns false if there is none.
+  /// Lands one submitted put, chosen at random. @returns false if there is none.
   bool land_one(Random& random);
   [[nodiscard]] std::size_t num_under_way() const { return under_way_.size(); }
 
@@ -67,12 +80,12 @@ class LateEndpoint final : public Endpoint {
     std::size_t header_bytes;
     std::span<std::byte const> payload;
     Tag tag;
-    std::uint64_t number;  ///< put_count() after it.
+    std::uint64_t number;  ///< Value of put_count() right after this put.
   };
   struct Peer {
     std::uint64_t num_put = 0, num_flushed = 0;
     std::size_t num_under_way = 0;
-    std::deque<bool> landed;  ///< Of the puts from num_flushed on.
+    std::deque<bool> landed;  ///< Entry i: has put num_flushed + 1 + i landed?
   };
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] Peer const& peer_at(int peer) const { return peers_[static_cast<std::size_t>(peer)]; }
@@ -80,7 +93,7 @@ class LateEndpoint final : public Endpoint {
   std::unique_ptr<Endpoint> inner_;
   std::size_t credit_;
   std::vector<Peer> peers_;     ///< (size)
-  std::vector<Put> under_way_;  ///< The first num_submitted_ may land.
+  std::vector<Put> under_way_;  ///< The first num_submitted_ of them may land.
   std::size_t num_submitted_ = 0;
 };
 

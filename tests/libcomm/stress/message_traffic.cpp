@@ -33,7 +33,7 @@ MessageTraffic::MessageTraffic(Group& group, HistoryPlan const& plan)
 bool MessageTraffic::start_one(Random& random) {
   if (num_to_start_ == 0) return false;
   --num_to_start_;
-  // A random first choice among sends and receives of all pairs, then the next that has something left.
+  // Starts at a random choice among sends and receives of all pairs, and takes the next one that has something left.
   std::uint64_t const num_choices = 2 * static_cast<std::uint64_t>(size_) + 1;
   std::uint64_t const first = random.below(num_choices);
   for (std::uint64_t i = 0; i < num_choices; ++i) {
@@ -93,7 +93,7 @@ Operation* MessageTraffic::some_pending(Random& random) {
 }
 
 void MessageTraffic::collect() {
-  bool older_any_is_pending = false;  // Whose message each match-any receive has is known in the order of their start.
+  bool older_any_is_pending = false;  // The messages of match-any receives are known only in the order of their starts.
   std::erase_if(pending_, [&](Message& message) {
     bool const is_any = message.peer < 0;
     if (!message.operation->done() || (is_any && older_any_is_pending)) {

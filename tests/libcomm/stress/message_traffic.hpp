@@ -17,19 +17,19 @@ class MessageTraffic {
  public:
   MessageTraffic(Group& group, HistoryPlan const& plan);
 
-  /// Starts a send or a receive that the plan still holds. @returns false if all are started.
+  /// Starts a send or receive of the plan. @returns false if all are started.
   bool start_one(Random& random);
   [[nodiscard]] bool finished() const { return num_to_start_ == 0 && pending_.empty(); }
-  /// An operation that is not done, or null.
+  /// A random operation that is not done, or null.
   [[nodiscard]] Operation* some_pending(Random& random);
-  /// Checks and releases what is done. @throws HistoryFailure
+  /// Checks and releases all completed operations. @throws HistoryFailure
   void collect();
 
  private:
   struct Message {
     OperationPtr operation;
     bool is_send;
-    int peer;  ///< -1: from any rank.
+    int peer;  ///< -1 for a receive from any rank.
     std::uint64_t index;
     std::vector<std::byte> memory;
   };
@@ -48,11 +48,11 @@ class MessageTraffic {
   Group& group_;
   HistoryPlan const& plan_;
   int rank_, size_;
-  std::vector<std::uint64_t> num_sent_, num_received_;  ///< (size) messages of the pair that were started or skipped.
-  std::vector<std::uint64_t> next_any_;                 ///< (size) index from which the next match-any message is.
+  std::vector<std::uint64_t> num_sent_, num_received_;  ///< (size) messages of each pair that were started or skipped.
+  std::vector<std::uint64_t> next_any_;                 ///< (size) search for match-any messages from here.
   std::uint64_t num_any_left_ = 0;
   std::uint64_t num_to_start_ = 0;
-  std::deque<Message> pending_;  ///< In the order of their start.
+  std::deque<Message> pending_;  ///< In the order of their starts.
 };
 
 }  // namespace headway::comm::stress

@@ -1,4 +1,4 @@
-// The library with planted faults is built without engines for processes, which connect() would need.
+// The library with planted faults has no engines for processes. connect() would need them.
 
 #include "headway/comm/group.hpp"
 

@@ -9,12 +9,12 @@
 
 namespace headway::comm::stress {
 
-/// Word `index` of the payload that `key` names.
+/// Word `index` of the payload of `key`.
 constexpr std::uint64_t payload_word(std::uint64_t key, std::size_t index) {
   return (key | 1) * (index + 0x9e3779b97f4a7c15u);
 }
 
-/// Writes the payload that `key` (sender, receiver, operation) names.
+/// Writes the payload of `key`, which is a hash of sender, receiver and operation.
 inline void fill_payload(std::span<std::byte> block, std::uint64_t key) {
   for (std::size_t at = 0; at < block.size(); at += sizeof(std::uint64_t)) {
     std::uint64_t const word = payload_word(key, at / sizeof(std::uint64_t));
@@ -22,7 +22,7 @@ inline void fill_payload(std::span<std::byte> block, std::uint64_t key) {
   }
 }
 
-/// The first byte of `block` that is not what fill_payload() writes.
+/// Offset of the first byte of `block` that differs from fill_payload(); none if all are right.
 inline std::optional<std::size_t> first_wrong_byte(std::span<std::byte const> block, std::uint64_t key) {
   for (std::size_t at = 0; at < block.size(); at += sizeof(std::uint64_t)) {
     std::uint64_t const word = payload_word(key, at / sizeof(std::uint64_t));

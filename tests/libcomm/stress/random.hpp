@@ -4,14 +4,14 @@
 
 namespace headway::comm::stress {
 
-/// A bijection of 64 bits that leaves no pattern (the finaliser of splitmix64).
+/// Mixes 64 bits; a bijection (finaliser of splitmix64).
 constexpr std::uint64_t mixed(std::uint64_t value) {
   value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
   value = (value ^ value >> 27) * 0x94d049bb133111ebu;
   return value ^ value >> 31;
 }
 
-/// A number that all `parts` decide.
+/// Hash of all `parts`.
 template <typename... Parts>
 constexpr std::uint64_t hash_of(Parts... parts) {
   std::uint64_t hash = 0;
@@ -19,12 +19,12 @@ constexpr std::uint64_t hash_of(Parts... parts) {
   return hash;
 }
 
-/// Small generator whose draws are the same with every compiler and library.
+/// Small generator with the same draws on every compiler and library.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
   std::uint64_t next() { return mixed(state_ += 0x9e3779b97f4a7c15u); }
-  /// From 0 to bound - 1.
+  /// Draws from 0 to bound - 1.
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }
   bool one_in(std::uint64_t count) { return below(count) == 0; }
 

@@ -18,8 +18,8 @@ RankScript::RankScript(Group& group, HistoryPlan const& plan)
 void RankScript::step() {
   if (awaited_ != nullptr) {
     test(awaited_);
-    // It gives up at times: a rank that waits for ever on one channel while another waits on the next would be our
-    // deadlock, not the library's.
+    // The rank gives up waiting at times. Otherwise a rank that waits for ever on one channel, while another one waits
+    // on the next channel, would be a deadlock of the test and not of the library.
     if (patience_-- == 0) awaited_ = nullptr;
     return;
   }
@@ -68,7 +68,7 @@ void RankScript::test(Operation* operation) {
   collect();
 }
 
-/// Releases what is done, in order; within a channel nothing may be done before what was started earlier.
+/// Releases completed exchanges in order. Within a channel no exchange may be done before an earlier one.
 void RankScript::collect() {
   for (auto& exchanges : outstanding_) {
     auto const is_pending = [](auto const& exchange) { return !exchange->done(); };
@@ -87,7 +87,7 @@ void RankScript::collect() {
   messages_.collect();
 }
 
-/// Any call moves the group on; this rank has no operation to test, but others may need it.
+/// Makes progress without an operation to test. Other ranks may need it.
 void RankScript::nudge() {
   group_.set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
   collect();

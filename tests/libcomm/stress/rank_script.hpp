@@ -14,16 +14,16 @@
 
 namespace headway::comm::stress {
 
-/// What one rank does in one history: starts, waits for a while, tests, changes its bound; checks all that it receives.
-/// It never blocks, so one thread can run all ranks of a group.
+/// Actions of one rank in one history: it starts, waits for a while, tests, and changes its bound. It checks all
+/// received data. It never blocks, so one thread can run all ranks of a group.
 class RankScript {
  public:
   RankScript(Group& group, HistoryPlan const& plan);
 
-  /// Takes one step; the scheduler says when. @throws HistoryFailure, or what the library throws.
+  /// Takes one step, when the scheduler says so. @throws HistoryFailure, or an error of the library.
   void step();
   [[nodiscard]] bool finished() const;
-  /// What it still lacks, for a history that does not end.
+  /// Describes what the rank still lacks, for a history that does not end.
   [[nodiscard]] std::string describe() const;
 
  private:
@@ -36,12 +36,12 @@ class RankScript {
   Group& group_;
   HistoryPlan const& plan_;
   Random random_;
-  std::uint64_t eagerness_;                                         ///< Of 16 steps, how many start something.
+  std::uint64_t eagerness_;                                         ///< Steps in 16 that may start something.
   std::vector<std::uint64_t> num_started_;                          ///< (num_channels)
-  std::vector<std::deque<std::unique_ptr<Exchange>>> outstanding_;  ///< (num_channels) in the order of their start.
+  std::vector<std::deque<std::unique_ptr<Exchange>>> outstanding_;  ///< (num_channels), by start.
   MessageTraffic messages_;
   Operation* awaited_ = nullptr;
-  std::uint64_t patience_ = 0;  ///< Further steps that it waits for awaited_.
+  std::uint64_t patience_ = 0;  ///< Further steps for which it waits for awaited_.
 };
 
 }  // namespace headway::comm::stress

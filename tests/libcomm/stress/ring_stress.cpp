@@ -1,5 +1,19 @@
-// Randomised stress of the bounded-lag exchange and of point-to-point messages: the real code above late, repeated and
-// reordered deliveries, one thread, everything decided by a seed. See README.md in this folder.
+// Randomised stress of the bounded-lag exchange and of point-to-point messages, and its mutants.
+//
+// Idea: the real group code runs on endpoints that deliver late, repeated and reordered. One thread runs all ranks of a
+// group as state machines, and a seed decides every step. A run is many short histories, so that rare orders are found
+// and a failure has few steps. A mutant is a library with one rule of the proof removed. The stress must catch it,
+// which shows that the histories reach the orders that the rule guards against.
+//
+// Example: mutant shallow_ring with bound 1 has 3 slots. A starts 0 and 1, B starts 0, A completes 0 and starts 2, B
+// starts 1. A completes 1 and may start 3, which lands in slot 0 over block 0 that B has not copied out. B then finds
+// wrong bytes, and the program prints the seed of the group and the number of the history.
+//
+// Invariants: received bytes and guard bytes are right, completion is in order within a channel, a source is not read
+// after it was released, and every history ends within 10^6 steps. Seeds alone decide the outcome: no progress thread,
+// no clock in a decision, one thread per group. A mutant counts as caught only if the same histories pass without it.
+// Complexity: a history takes a few thousand steps; 10^6 histories take some 9 minutes of one core.
+// Source: docs/bounded_lag.md (proof); README.md in this folder (how to run and replay).
 
 #include "history_plan.hpp"
 #include "mutant.hpp"
@@ -43,11 +57,11 @@ struct Arguments {
 
 struct Finding {
   std::uint64_t group_seed = 0;
-  std::uint64_t history = 0;  ///< Number within the group.
+  std::uint64_t history = 0;  ///< Index within the group.
   std::string what;
 };
 
-/// @throws std::invalid_argument naming the option.
+/// Parses a number. @throws std::invalid_argument naming the option.
 std::uint64_t parse_number(std::string_view option, std::string_view text, std::uint64_t least, std::uint64_t most) {
   int const base = text.starts_with("0x") ? 16 : 10;
   if (base == 16) text.remove_prefix(2);
@@ -98,7 +112,7 @@ std::string describe(GroupPlan const& plan) {
                                  : "fragments");
 }
 
-/// Runs `count` histories of one group. @returns the first failure.
+/// Runs `count` histories of one group. @returns the first failure, or none.
 std::optional<Finding> run_group(std::uint64_t group_seed, std::uint64_t count, Arguments const& arguments,
                                  Tally& tally) {
   std::uint64_t history = 0;
@@ -112,7 +126,7 @@ std::optional<Finding> run_group(std::uint64_t group_seed, std::uint64_t count, 
   }
 }
 
-/// What the threads of a run share. Each takes the next group; which thread it is changes nothing.
+/// State that the threads of a run share. Each thread takes the next group; the result does not depend on which one.
 class Run {
  public:
   explicit Run(Arguments const& arguments) : arguments_(arguments) {}
@@ -153,7 +167,7 @@ class Run {
   }
 
   Arguments const& arguments_;
-  std::mutex mutex_;  ///< Guards all below.
+  std::mutex mutex_;  ///< Guards all members below.
   std::uint64_t num_taken_ = 0, num_groups_ = 0;
   Tally tally_;
   std::optional<Finding> finding_;
@@ -184,7 +198,7 @@ void print(Finding const& finding, Arguments const& arguments) {
   std::printf("\n");
 }
 
-/// A mutant is caught only if the same histories do not fail without it. @throws std::runtime_error if they do.
+/// Runs the same histories without the mutant: a mutant is caught only if they pass. @throws std::runtime_error if not.
 void check_without_mutant(Arguments arguments, Finding const& finding) {
   arguments.mutant.clear();
   Tally tally;
@@ -194,7 +208,7 @@ void check_without_mutant(Arguments arguments, Finding const& finding) {
   }
 }
 
-/// @returns whether it went as it must: no failure, or, with a mutant, one.
+/// @returns whether the run went as it must: without a failure, or with one if there is a mutant.
 bool run_and_report(Arguments const& arguments) {
   auto const started = std::chrono::steady_clock::now();
   Tally tally;
@@ -231,7 +245,7 @@ int run(std::vector<std::string_view> const& words) {
   int num_failed = 0;
   for (auto& mutant : mutants) {
     arguments.mutant = mutant;
-    (void)mutant_from(mutant);  // Throws here, not in a history, where it would count as caught.
+    (void)mutant_from(mutant);  // Throws here. In a history the error would count as a caught mutant.
     if (!run_and_report(arguments)) ++num_failed;
     std::fflush(stdout);
   }

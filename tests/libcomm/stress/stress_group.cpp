@@ -1,3 +1,16 @@
+// Scheduler of the stress: it interleaves the ranks of one group, and the wire, in one thread.
+//
+// Idea: ranks start and test operations and never wait, so each rank is a state machine (RankScript). In each step the
+// scheduler picks a rank, which takes one step, or the wire, which lands one put. A list of turns gives the speeds:
+// rank r occurs in it 0 to 3 times, the wire 0 to 2n times. The list is drawn anew in one of 128 steps on average.
+//
+// Example: two ranks, turns {0, 0, 0, wire}. Rank 0 runs ahead until its bound stops it, rank 1 stands still, and one
+// step in four lands a put on average. The next list may let rank 1 catch up, or stop the wire.
+//
+// Invariants: equal seeds give equal histories. A list is never empty. A history that takes more than kMaxSteps steps
+// has hung, since each rank gets turns again and again.
+// Complexity: O(ranks) per step besides the rank's own work; a history takes a few thousand steps.
+
 #include "stress_group.hpp"
 
 #include "engines/checked/endpoint.hpp"
@@ -12,10 +25,10 @@ namespace headway::comm::stress {
 
 namespace {
 
-/// Steps of all ranks and the wire after which a history counts as hanging; they take a few thousand.
+/// Steps after which a history counts as hanging. A history takes a few thousand.
 constexpr std::uint64_t kMaxSteps = 1'000'000;
 
-/// Each rank as often as its speed, and the wire, which is number `num_ranks`.
+/// Draws turns: each rank occurs in proportion to its speed. Number `num_ranks` stands for the wire.
 std::vector<std::size_t> draw_turns(std::size_t num_ranks, Random& random) {
   std::vector<std::size_t> turns;
   while (turns.empty()) {
@@ -75,7 +88,7 @@ StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : pla
     auto late = std::make_unique<LateEndpoint>(std::move(endpoint), plan.credit);
     wires_.push_back(late.get());
     auto checked = std::make_unique<CheckedEndpoint>(std::move(late), plan.fault_seed);
-    // Without the progress thread: nothing but the scheduler moves a rank on, so that a seed replays exactly.
+    // No progress thread: only the scheduler makes a rank progress, so a seed replays exactly.
     groups_.push_back(std::make_unique<GroupImpl>(std::move(checked), options, layout, nullptr));
   }
 }
@@ -89,8 +102,8 @@ void StressGroup::run_history(std::uint64_t number) {
   ++num_histories_;
 }
 
-/// The scheduler: ranks and the wire take turns at random. Speeds change from time to time; a rank, or the wire, may
-/// stand still while others go on.
+/// Lets ranks and the wire take turns at random. Speeds change from time to time. A rank, or the wire, may stand still
+/// while others go on.
 void StressGroup::run_scripts(std::vector<std::unique_ptr<RankScript>>& scripts, Random& random) {
   auto const is_finished = [](auto const& script) { return script->finished(); };
   std::vector<std::size_t> turns;

@@ -13,7 +13,7 @@
 
 namespace headway::comm::stress {
 
-/// What happened in some histories: evidence that they tried something.
+/// Counters of some histories, as evidence that they exercised the code.
 struct Tally {
   std::uint64_t histories = 0, steps = 0, exchanges = 0, queued = 0, lag_lost = 0, revoked = 0, repeated = 0,
                 messages = 0;
@@ -24,12 +24,12 @@ struct Tally {
   Tally& operator+=(Tally const& other);
 };
 
-/// All ranks of one group in one thread, above `checked` and delayed `inproc` endpoints; a seed decides everything.
+/// All ranks of one group in one thread, on `checked` and delayed `inproc` endpoints. A seed decides everything.
 class StressGroup {
  public:
   StressGroup(GroupPlan const& plan, std::string const& mutant);
 
-  /// Runs history `number` of this group to its end. @throws HistoryFailure, or what the library throws.
+  /// Runs history `number` of this group to its end. @throws HistoryFailure, or an error of the library.
   void run_history(std::uint64_t number);
   [[nodiscard]] Tally tally();
 

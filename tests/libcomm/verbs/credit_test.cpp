@@ -13,9 +13,9 @@
 namespace headway::comm {
 namespace {
 
-constexpr int kRanks = 4;  ///< Rank 0 receives, the others send.
+constexpr int kRanks = 4;  ///< Rank 0 receives; the others send.
 
-/// Counts tags by source and looks whether one is missing or comes twice.
+/// Counts tags by source, and detects missing and repeated tags.
 class CountingSink final : public ArrivalSink {
  public:
   void arrived(int source, Tag tag) override {
@@ -32,7 +32,7 @@ class CountingSink final : public ArrivalSink {
   std::vector<std::uint64_t> counts_ = std::vector<std::uint64_t>(kRanks);
 };
 
-/// How often devices of this host saw a receiver that was not ready; a queue that ran dry shows there.
+/// Number of receiver-not-ready events of this host's devices. A receive queue that ran dry shows there.
 std::uint64_t receivers_not_ready() {
   std::uint64_t total = 0;
   for (auto const& address : verbs::find_addresses()) {
@@ -49,7 +49,7 @@ std::uint64_t receivers_not_ready() {
 
 class CreditTest : public testing::Test {
  protected:
-  /// Puts tags from `rank` to rank 0 until there is no credit or `limit` are sent in all.
+  /// Puts tags from `rank` to rank 0 until there is no credit or `limit` tags are sent in total.
   void put_while_accepted(int rank, std::uint64_t limit) {
     auto& sender = *endpoints_[static_cast<std::size_t>(rank)];
     auto& sent = sent_[static_cast<std::size_t>(rank)];
@@ -93,7 +93,7 @@ TEST_F(CreditTest, TheReceiveQueueNeverRunsDryWhoeverSendsHowMuch) {
   std::mt19937 random(17);
   Deadline const deadline = Clock::now() + std::chrono::seconds(100);
   while (!all_arrived(kEach) && Clock::now() < deadline) {
-    // Mostly one sender alone, so that it takes what it can; the receiver is slow and sees many at once.
+    // Mostly one sender alone, so that it uses all its credit. The receiver is slow and sees many tags at a time.
     int const rank = 1 + static_cast<int>(random() % (kRanks - 1));
     put_while_accepted(rank, kEach);
     poll(rank);

@@ -21,7 +21,7 @@ class PayloadTest : public testing::Test {
  protected:
   static constexpr std::size_t kMaxBytes = 100'000;
 
-  /// @returns whether the payload was free as soon as the put was accepted.
+  /// Puts `payload`. @returns whether it was free as soon as the put was accepted.
   bool put_is_copied(std::span<std::byte const> payload) {
     Tag const tag{.operation = next_operation_++};
     auto const header = test_bytes(40, tag.operation);

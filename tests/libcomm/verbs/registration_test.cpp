@@ -83,13 +83,13 @@ TEST_F(RegistrationsTest, WhatThePoolHasLetGoOfIsGivenUp) {
   std::weak_ptr<ibv_mr> const kept = registrations.find_or_register(of(memory, kMiB), kAccess);
   ASSERT_FALSE(kept.expired());
   memory.reset();
-  other.reset();  // Together above what the pool keeps: it lets go of the older one.
+  other.reset();  // Both exceed the pool's limit together, so it frees the older one.
   auto const next = allocate(kMiB);
   static_cast<void>(registrations.find_or_register(of(next, kMiB), kAccess));
   EXPECT_TRUE(kept.expired());
 }
 
-/// Two ranks, threads of this process, exchange blocks of `bytes` in memory that `make` gives, round by round.
+/// Two ranks, threads of this process, exchange blocks of `bytes` in memory from `make`, round by round.
 void exchange_blocks(std::size_t bytes, int num_rails, int num_rounds,
                      std::function<std::shared_ptr<std::byte>(std::size_t)> const& make) {
   MemoryStore store;

@@ -14,7 +14,7 @@
 namespace headway::comm {
 namespace {
 
-/// Without a device none of these tests can run; ctest takes the line for what it is.
+/// Skips all tests if there is no device. ctest recognises the line that it prints.
 class NeedsDevice final : public testing::Environment {
  public:
   void SetUp() override {
@@ -25,7 +25,7 @@ class NeedsDevice final : public testing::Environment {
 };
 [[maybe_unused]] auto* const needs_device = testing::AddGlobalTestEnvironment(new NeedsDevice);
 
-/// Three queue pairs to each peer, on which puts overtake each other.
+/// Three queue pairs to each peer. Puts on different ones may overtake each other.
 struct CheckedVerbs {
   static constexpr char const* kName = "checked_verbs_three_rails";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {
@@ -38,8 +38,8 @@ struct CheckedVerbs {
   }
 };
 
-/// Ranks of two pretended hosts, the even ones and the odd ones: shm inside a host; between the two verbs for some
-/// pairs and tcp for the others, as where some hosts have no device.
+/// Even and odd ranks pretend to be on two hosts: shm inside a host. Between hosts, some pairs use verbs and the others
+/// tcp, as if some hosts had no RDMA device.
 struct ShmVerbsTcp {
   static constexpr char const* kName = "shm_verbs_tcp";
   static constexpr std::size_t kShm = 0, kVerbs = 1, kTcp = 2;
