@@ -1,4 +1,17 @@
-// Bytes of a peer that may be anything, through the reader that puts frames in place.
+// Fuzzes FrameReader, the reader of the tcp engine that puts frames in place, with arbitrary bytes of a peer.
+//
+// Idea: the input is split into a stream of frames and a control part. The control part chooses how many bytes each
+// read takes, and when a segment is exposed or withdrawn. In a quarter of the cases the stream is the raw input.
+// Otherwise the input chooses frames whose headers mostly pass the first checks, so that the code behind them is
+// reached.
+//
+// Example: first byte 4 selects the raw mode (4 % 4 = 0). A quarter of the input becomes the control part, and the rest
+// is the stream. First byte 5 selects plausible frames, and half of the input becomes the control part.
+//
+// Invariants: no write outside of the landing segment and the exposed ones, and none after withdraw(); each buffer is
+// an allocation of its own, so AddressSanitizer detects it. While bytes are left, the reader asks for more. A reader
+// that failed has an error text and stays failed. A notice has at most kMaxNoticeBytes.
+// Complexity: linear in the length of the stream, at most some 200,000 bytes.
 
 #include "engines/tcp/frame_reader.hpp"
 
@@ -25,7 +38,7 @@ struct CountingHandler final : FrameHandler {
   std::size_t count = 0;
 };
 
-/// Choices that the input makes; zeros at its end.
+/// Choices made by the input; zeros at its end.
 class Choices {
  public:
   explicit Choices(std::span<std::byte const> bytes) : bytes_(bytes) {}
@@ -46,7 +59,7 @@ class Choices {
   std::span<std::byte const> bytes_;
 };
 
-/// A stream whose frames mostly pass the first checks, so that the rest is reached.
+/// Makes a stream whose frames mostly pass the first checks.
 std::vector<std::byte> plausible_stream(Choices& choices) {
   std::vector<std::byte> stream;
   while (!choices.empty() && stream.size() < 200'000) {
@@ -71,7 +84,7 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
   return stream;
 }
 
-// Every buffer is an allocation of its own, so that the address sanitizer sees a byte beyond it.
+// Every buffer is an allocation of its own, so AddressSanitizer detects an access beyond its end.
 void read_stream(std::span<std::byte const> stream, Choices choices) {
   std::vector<std::byte> landing(kLandingBytes);
   std::vector<std::vector<std::byte>> exposed(kExposedSegments + 1);
@@ -84,7 +97,7 @@ void read_stream(std::span<std::byte const> stream, Choices choices) {
       reader.expose(segment, exposed[segment]);
     } else if (choices.next(3) == 1) {
       reader.withdraw(segment);
-      std::vector<std::byte>().swap(exposed[segment]);  // Writing there now is a use after free.
+      std::vector<std::byte>().swap(exposed[segment]);  // From now on a write there is a use after free.
     }
     FrameReader::Pieces pieces;
     std::size_t const count = reader.gather(pieces);
@@ -95,7 +108,7 @@ void read_stream(std::span<std::byte const> stream, Choices choices) {
       std::memcpy(pieces[i].iov_base, stream.data() + num_read, taken);
       num_read += taken;
     }
-    if (num_read == 0) std::abort();  // A reader that wants nothing would hang.
+    if (num_read == 0) std::abort();  // A reader that asks for nothing would hang.
     stream = stream.subspan(num_read);
     if (!reader.advance(num_read, handler)) {
       if (reader.error().empty() || reader.advance(0, handler)) std::abort();

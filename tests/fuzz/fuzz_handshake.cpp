@@ -1,4 +1,16 @@
-// Bytes of a stranger through everything that reads them before the stranger has proved to be a rank.
+// Fuzzes the code that reads a stranger's bytes before the stranger has proved to be a rank.
+//
+// Idea: the first byte selects one of four modes: raw bytes to both sides of a handshake; the same bytes framed as
+// messages, so that the code for their bodies is reached; a real handshake with one changed byte; the text of a contact
+// in the store.
+//
+// Example: input 2, 10, 0, 255, ... selects mode 2 and flips all bits of byte 10 that the connector sends. The rest of
+// the input, if any, replaces all later bytes of that output. The acceptor must then not complete.
+//
+// Invariants: without the secret no side completes or learns a disagreement. In mode 2 the acceptor completes exactly
+// if no byte was changed. A malformed contact raises SystemError and nothing else. Decoded text has no control
+// characters.
+// Complexity: linear in the length of the input.
 
 #include "headway/comm/status.hpp"
 #include "rendezvous/contact.hpp"
@@ -38,11 +50,11 @@ void talk_to_stranger(Input input) {
   feed(acceptor, input);
   auto connector = Handshake::connect(self_of(1), 0, self_of(0).instance);
   feed(connector, input);
-  // Without the secret nobody gets through.
+  // Without the secret no side may complete.
   if (knows_us(acceptor) || knows_us(connector)) std::abort();
 }
 
-/// Frames the input as messages, so that their bodies are reached.
+/// Frames the input as messages, so that the code for their bodies is reached.
 void talk_in_messages(Input input) {
   Bytes stream;
   while (input.size() >= 2) {
@@ -55,7 +67,8 @@ void talk_in_messages(Input input) {
   talk_to_stranger(stream);
 }
 
-/// Changes one byte of a real conversation; the rest of the input takes the place of all that follows it, if any.
+/// Changes one byte of a real handshake. The rest of the input, if any, replaces all bytes that follow it in that
+/// message.
 void talk_with_interference(Input input) {
   if (input.size() < 3) return;
   std::size_t const position = std::to_integer<std::size_t>(input[0]) | std::to_integer<std::size_t>(input[1]) << 8;
@@ -91,7 +104,7 @@ void read_contact(Input input) {
     auto const contact = decode_contact(text, 3);
     static_cast<void>(decode_contact(encode_contact(contact), 3));
   } catch (SystemError const&) {
-    // The one way in which it may fail.
+    // SystemError is the only allowed failure.
   }
   for (char const c : decode_text(input)) {
     if (static_cast<unsigned char>(c) < 0x20) std::abort();

@@ -1,4 +1,4 @@
-"""``import headway`` asks CUDA for all of its hardware queues, unless the user has said how many."""
+"""``import headway`` requests all hardware queues of CUDA unless the user has set their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LagQueue keeps exchanges in order and completes the oldest ones, no more than the bound asks for."""
+"""LagQueue keeps exchanges in order, and completes only as many of the oldest ones as the bound requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.lag_queue import LagQueue
 
 
 class RecordedWork:
-    """An exchange that notes when it is waited for."""
+    """An exchange that records when it is waited for."""
 
     def __init__(self, number: int, waited: list[int], error: Exception | None = None) -> None:
         self._number = number
@@ -131,7 +131,7 @@ def test_pop_of_an_empty_queue_is_an_error() -> None:
 
 @pytest.fixture
 def headway_group() -> Iterator[Any]:
-    """A group of this process alone, of bound 1, that may be raised to 3."""
+    """A group of this process alone with bound 1, which may be raised to 3."""
     headway = pytest.importorskip("headway", reason="headway cannot be imported")
     if not hasattr(headway, "Options"):
         pytest.skip("headway is not built")

@@ -1,4 +1,4 @@
-"""Ranks on GPUs, which share those that are there."""
+"""Ranks on GPUs. Several ranks share a GPU if there are too few."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rank_processes import SPAWN, run_ranks
 
 
 def num_gpus() -> int:
-    """GPUs of this host, without asking CUDA: a process that has done so must not fork."""
+    """Counts the GPUs of this host without CUDA: a process that has used CUDA must not fork."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
@@ -20,7 +20,7 @@ NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(num_gpus() == 0, reason="this h
 
 
 def run_on_gpus(function: Any, size: int, *arguments: Any, **options: Any) -> list[Any]:
-    """``run_ranks()`` for ranks that use CUDA."""
+    """Calls ``run_ranks()`` with spawned processes, for ranks that use CUDA."""
     return run_ranks(function, size, *arguments, context=SPAWN, **options)
 
 
@@ -31,5 +31,5 @@ def take_device(rank: int) -> torch.device:
 
 
 def keep_busy(milliseconds: float) -> None:
-    """Enqueues that much work on the current stream."""
+    """Enqueues about this much work on the current stream."""
     torch.cuda._sleep(int(milliseconds * 1e6))

@@ -1,4 +1,4 @@
-"""Addresses at which this process listens, as the kernel knows it."""
+"""Addresses at which this process listens, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def is_socket(fd: str) -> bool:
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
     except OSError:
-        return False  # That of the listing itself.
+        return False  # The descriptor of the listing itself.

@@ -1,4 +1,4 @@
-"""A process that can have no more threads."""
+"""Makes the creation of C++ threads fail."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
-#: More than the address space has: no stack of this size can be mapped.
+#: More than the address space: no stack of this size can be mapped.
 _IMPOSSIBLE_STACK_BYTES = 1 << 47
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _set_default_stack(size_bytes: int | None) -> None:
-    """Stack size of threads that C++ makes from now on; None: the usual one."""
+    """Sets the stack size of threads that C++ makes from now on. None sets the usual size."""
     attributes = ctypes.create_string_buffer(256)
     assert _LIBC.pthread_attr_init(attributes) == 0
     if size_bytes is None:
@@ -24,7 +24,7 @@ def _set_default_stack(size_bytes: int | None) -> None:
 
 @contextlib.contextmanager
 def no_threads() -> Iterator[None]:
-    """Lets the creation of each thread of C++ fail with EAGAIN, as at a limit of the system."""
+    """Makes the creation of each C++ thread fail with EAGAIN, as at a limit of the system."""
     _set_default_stack(_IMPOSSIBLE_STACK_BYTES)
     try:
         yield

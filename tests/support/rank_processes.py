@@ -1,4 +1,4 @@
-"""Runs one function on several ranks, each a forked process with a default group, under a time limit."""
+"""Runs a function on several ranks under a time limit. Each rank is a forked process with a default group."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ import torch.distributed as dist
 BACKENDS = ["gloo", "headway"]
 
 FORK = multiprocessing.get_context("fork")
-#: For ranks that use CUDA, which a forked child cannot.
+#: Context for ranks that use CUDA. A forked child cannot use CUDA.
 SPAWN = multiprocessing.get_context("spawn")
 
-#: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed for it.
+#: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed then.
 DIED = object()
 
 
 class RankError(AssertionError):
-    """What a rank raised, with its traceback."""
+    """Exception of a rank, with its traceback."""
 
 
 def join_group(
@@ -46,9 +46,9 @@ def join_group(
     """Makes the default group of one rank, with a file as rendezvous.
 
     Args:
-        rank, size, path: of the rank, of the group, of the file.
-        backend, timeout_s, options: of the group.
-        hosts: a letter for each rank; ranks with different ones act as if they were on different hosts.
+        rank, size, path: rank, size of the group, and path of the file.
+        backend, timeout_s, options: settings of the group.
+        hosts: one letter per rank. Ranks with different letters pretend to be on different hosts.
     """
     torch.set_num_threads(1)
     if hosts:
@@ -62,17 +62,17 @@ def join_group(
         pg_options=options,
     )
     if backend == "gloo":
-        dist.barrier()  # A rank that leaves before others are connected to it breaks their group.
+        dist.barrier()  # A rank that leaves before the others are connected to it breaks their group.
 
 
 def make_group(backend: str, *, max_lag: int, slot_bytes: int = 1 << 16) -> dist.ProcessGroup:
-    """A further group of all ranks; the bound is for Headway alone."""
+    """Makes a further group of all ranks. The bound applies to Headway only."""
     options = headway.Options(max_lag=max_lag, slot_bytes=slot_bytes) if backend == "headway" else None
     return dist.new_group(backend=backend, pg_options=options)
 
 
 def shared_store() -> dist.Store:
-    """The store that the ranks met in, for a test's own keys."""
+    """Store of the ranks' rendezvous, for a test's own keys."""
     return dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
 
 
@@ -88,9 +88,11 @@ def run_ranks(
     """Calls ``function(rank, *arguments)`` on ``size`` ranks and returns their results by rank.
 
     Args:
-        function: runs in a process whose default group is made; the group is destroyed afterwards.
-        limit_s: all ranks are killed after that.
-        context: how the processes are made.
+        function: runs in a process with a default group, which is destroyed afterwards.
+        size: number of ranks.
+        arguments: further arguments of ``function``.
+        limit_s: all ranks are killed after this time.
+        context: method that starts the processes.
         may_die: a rank that ends without an answer gives ``DIED`` instead of failing the test.
         group: keyword arguments of ``join_group()``.
     Raises:
@@ -140,7 +142,7 @@ def _run(
         if dist.is_initialized():
             dist.destroy_process_group()
         pipe.send(("result", result))
-    except BaseException:  # the parent reports it
+    except BaseException:  # The parent reports the error.
         pipe.send(("error", traceback.format_exc()))
 
 
@@ -165,11 +167,11 @@ def _collect(
 
 
 def kill_self() -> None:
-    """Ends this process as an out-of-memory killer would."""
+    """Kills this process, as an out-of-memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop_self(seconds: float) -> None:
-    """Stops this process, all its threads, for a while."""
+    """Stops this process with all its threads for a while."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Batches for tests of HSTU attention, from a case that names what is special of it."""
+"""Batches for tests of HSTU attention. A case names the special features of its batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a batch is like; ``options`` go to the function as they are."""
+    """Features of a batch. ``options`` are passed to the function unchanged."""
 
     key_lengths: tuple[int, ...] = (5, 0, 1, 17, 40)
     query_lengths: tuple[int, ...] | None = None
@@ -59,7 +59,7 @@ def offsets_of(lengths: tuple[int, ...]) -> Tensor:
 
 
 def batch_of(case: Case, dtype: torch.dtype, *, seed: int = 0) -> tuple[list[Tensor], dict[str, Any]]:
-    """Positional and named arguments of ``hstu_attention``."""
+    """Returns the positional and named arguments of ``hstu_attention``."""
     draw = torch.Generator().manual_seed(seed)
     queries = case.query_lengths or case.key_lengths
     offsets, key_offsets = offsets_of(queries), offsets_of(case.key_lengths)

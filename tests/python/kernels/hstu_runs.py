@@ -1,4 +1,4 @@
-"""Runs HSTU attention and its reference on a case, and says how far results are from the truth."""
+"""Runs HSTU attention and its reference on a case, and measures the error of the results."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _OF_MASKS = ("causal", "window", "full_attention_tail")
 
 
 def wanted(inputs: list[Tensor], named: dict[str, Any]) -> list[Tensor]:
-    """The tensors that get gradients."""
+    """Returns the tensors that get gradients."""
     return [
         each for each in (*inputs[:3], named.get("position_weights"), named.get("time_weights")) if each is not None
     ]
 
 
 def run(attention: Attention, case: Case, dtype: torch.dtype, *, device: str = "cpu") -> list[Tensor]:
-    """Output and gradients in float64."""
+    """Returns output and gradients in float64."""
     inputs, named = batch_of(case, dtype)
     return _run(attention, inputs, named, dtype, device)
 
 
 def run_truth(case: Case, dtype: torch.dtype) -> list[Tensor]:
-    """The reference in float64, of a batch with the values of ``dtype``."""
+    """Runs the reference in float64 on a batch with values of ``dtype``."""
     inputs, named = batch_of(case, dtype)
     inputs = [each.double() if each.is_floating_point() else each for each in inputs]
     named |= {name: named[name].double() for name in ("position_weights", "time_weights") if name in named}
@@ -59,12 +59,12 @@ def _grad_like(out: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def error_of(values: Tensor, truth: Tensor) -> float:
-    """Norm of the difference over that of the truth."""
+    """Relative error: norm of the difference over the norm of the truth."""
     return float((values - truth).norm() / truth.norm().clamp(min=1e-30)) if truth.numel() else 0.0
 
 
 def expect_as_good_as_reference(attention: Attention, case: Case, dtype: torch.dtype, *, device: str = "cpu") -> None:
-    """Output and gradients are at most twice as far from the truth as those of the reference in the same type."""
+    """Checks that the errors are at most twice those of the reference in the same type, for output and gradients."""
     truth = run_truth(case, dtype)
     plain = run(reference.hstu_attention, case, dtype)
     ours = run(attention, case, dtype, device=device)

@@ -1,4 +1,4 @@
-"""Calls of jagged operators, by name; each makes its arguments on a device."""
+"""Calls of jagged operators by name. Each makes its arguments on a device."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 FEATURES, SAMPLES = 3, 6
-#: Empty ones among them, of features, of samples, at both ends.
+#: Lengths with empty entries: a whole feature, single samples, and both ends.
 LENGTHS = torch.tensor([[0, 2, 1, 0, 5, 3], [0, 0, 0, 0, 0, 0], [4, 0, 1, 0, 2, 0]])
 OFFSETS = torch.tensor([0, 0, 3, 4, 4, 11, 12])
 OTHER_OFFSETS = torch.tensor([0, 2, 2, 3, 3, 5, 9])
-#: Ranks without samples, and with one and several.
+#: Ranks with no sample, one sample and several samples.
 BOUNDS = torch.tensor([0, 0, 1, 4, 4, 6])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Of ``headway.ops.NAME`` and ``headway.reference.NAME``; ``only`` is what the reference does not need."""
+    """Call of ``headway.ops.NAME`` and ``headway.reference.NAME``; ``only`` is for the former."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -29,7 +29,7 @@ class Call:
     operator_arguments: tuple[Any, ...]
 
     def leaves(self) -> list[Tensor]:
-        """Arguments that have gradients."""
+        """Returns the arguments that get gradients."""
         lists = [each if isinstance(each, list) else [each] for each in self.arguments]
         return [leaf for each in lists for leaf in each if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
@@ -38,13 +38,13 @@ Make = Callable[[torch.device, torch.dtype], Call]
 
 
 def whole_numbers(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Small ones, so that sums are exact in all types and orders."""
+    """Draws small integers, so that sums are exact in all types and orders."""
     values = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(len(shape))).to(device, dtype)
     return values.requires_grad_(dtype.is_floating_point)
 
 
 def _values(device: torch.device, dtype: torch.dtype, num_rows: int) -> list[Tensor]:
-    """Weights, odd and wide vectors, more dimensions, ids."""
+    """Makes weights, vectors of odd and wide sizes, more dimensions, and ids."""
     return [
         whole_numbers(device, dtype, num_rows),
         whole_numbers(device, dtype, num_rows, 3),

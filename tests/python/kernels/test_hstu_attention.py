@@ -1,4 +1,4 @@
-"""The operator of HSTU attention beside its plain reference, on the CPU."""
+"""The operator of HSTU attention matches its plain reference on the CPU."""
 
 from __future__ import annotations
 

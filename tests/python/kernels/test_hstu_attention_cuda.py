@@ -1,4 +1,4 @@
-"""The operator of HSTU attention on a GPU beside its plain reference on the CPU."""
+"""The operator of HSTU attention on a GPU matches its plain reference on the CPU."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_graph_replays_what_was_captured() -> None:
     def call() -> Tensor:
         return hstu_attention(q, k, v, offsets, key_offsets=key_offsets, **named)
 
-    call()  # What is loaded at the first call cannot be captured.
+    call()  # The first call loads modules, which a graph cannot capture.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = call()

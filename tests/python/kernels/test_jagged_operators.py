@@ -1,4 +1,4 @@
-"""Jagged operators do what the reference does, and are what torch expects of operators."""
+"""Jagged operators match the reference, and behave as torch expects of operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_outputs_and_gradients_are_those_of_the_reference(name: str, dtype: torc
     grads = [
         torch.arange(out.numel(), device=device).remainder(5).to(dtype).view(out.shape) for out, _ in differentiable
     ]
-    if name == "mean":  # On a GPU torch multiplies by the reciprocal: the quotient of a power of two is the same.
+    # On a GPU torch multiplies by the reciprocal. Multiples of a power of two give the same quotient.
+    if name == "mean":
         grads = [torch.full_like(grad, 64) for grad in grads]
     if differentiable:
         found = torch.autograd.grad([out for out, _ in differentiable], call.leaves(), grads)
@@ -57,7 +58,7 @@ def test_outputs_and_gradients_are_those_of_the_reference(name: str, dtype: torc
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_gradients_are_those_of_differences(name: str) -> None:
     call = make(name)
-    # It perturbs the tensors that it is handed, which are those of the call.
+    # gradcheck perturbs the tensors that it gets, which are the leaves of the call.
     assert torch.autograd.gradcheck(lambda *_: [out for out in run(call) if out.requires_grad], call.leaves())
 
 
@@ -78,7 +79,7 @@ def test_compiled_calls_are_one_graph(name: str) -> None:
         return torch.stack([out.double().sin().sum() for out in run(call)]).sum()
 
     torch._dynamo.reset()
-    # Without a number of rows its shape depends on data, which fullgraph allows where this is on.
+    # Without a number of rows the output shape depends on data. fullgraph allows that with this setting.
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         compiled, plain = torch.compile(total, fullgraph=True, backend="aot_eager")(*leaves), total(*leaves)
     torch.testing.assert_close(compiled, plain)

@@ -1,4 +1,4 @@
-"""Operators of layers do what the reference does, and are what torch expects of operators."""
+"""Operators of layers match the reference, and behave as torch expects of operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64, device: str = "cpu", s
 
 
 def norm_inputs(form: str | None, rows: int, columns: int, **options: Any) -> tuple[list[Tensor], dict[str, Any]]:
-    """x, gate (where there is one), weight and bias; and what else the function takes."""
+    """Returns x, gate (if there is one), weight and bias, and the other arguments of the function."""
     shapes = [(rows, columns), (columns,), (columns,)]
     if form is not None:
         shapes.insert(1, (rows, columns))
@@ -37,7 +37,7 @@ def call_norm(function: Any, leaves: list[Tensor], **named: Any) -> Tensor:
 
 
 def with_gradients(outs: list[Tensor], leaves: list[Tensor], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Outputs and gradients, for gradients with values of ``dtype``."""
+    """Returns outputs and gradients, for output gradients with values of ``dtype``."""
     grads = [leaf(*out.shape, dtype=dtype, device=out.device.type, seed=9).detach().to(out.dtype) for out in outs]
     return [*outs, *torch.autograd.grad(outs, leaves, grads)]
 

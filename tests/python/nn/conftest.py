@@ -1,4 +1,4 @@
-"""One thread: the tensors are too small to share."""
+"""Fixture: one thread, because the tensors are too small for several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches for tests: jagged, with an empty sequence and one of a single token."""
+"""Jagged batches for tests, with an empty sequence and one of a single token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 
 def batch_of(lengths: list[int] = LENGTHS, *, seed: int = 0) -> Sequences:
-    """Tokens from seconds to months apart; the last of each sequence asks an hour after it."""
+    """Makes tokens that are seconds to months apart. The last query of each sequence is an hour after its token."""
     generator = torch.Generator().manual_seed(seed)
     gaps = torch.exp(torch.rand(sum(lengths), generator=generator) * 16).long()
     times = 1_500_000_000 + gaps.cumsum(0)
@@ -34,7 +34,7 @@ def tokens(dim: int, *, num: int = NUM_TOKENS, seed: int = 1, dtype: torch.dtype
 
 
 def layer_of(config: HSTUConfig, *, seed: int = 2, dtype: torch.dtype = torch.float64) -> HSTULayer:
-    """With weights, norms' and biases included, that are all random."""
+    """Makes a layer with random weights, including norms and biases."""
     layer = HSTULayer(config).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -48,10 +48,10 @@ def targets_of(sequences: Sequences, num_targets: list[int]) -> Sequences:
 
 
 def padded(values: Tensor, lengths: list[int]) -> Tensor:
-    """(B, N, ...) of (T, ...), with zeros."""
+    """Pads with zeros: (T, ...) to (B, N, ...)."""
     return torch.nn.utils.rnn.pad_sequence(list(values.split(lengths)), batch_first=True)
 
 
 def jagged(values: Tensor, lengths: list[int]) -> Tensor:
-    """(T, ...) of (B, N, ...)."""
+    """Removes the padding: (B, N, ...) to (T, ...)."""
     return torch.cat([row[:length] for row, length in zip(values, lengths, strict=True)])

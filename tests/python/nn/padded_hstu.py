@@ -1,4 +1,4 @@
-"""HSTU over padded batches, written from the paper's equations: the judge of the jagged layer.
+"""HSTU over padded batches, written from the paper's equations: the reference of the jagged layer.
 
 Shapes: B sequences, N tokens of each, padded, E columns, H heads, D columns of queries and keys, V of values.
 """
@@ -21,7 +21,7 @@ def padded_layer(
     times_BN: Tensor,
     query_times_BN: Tensor,
 ) -> Tensor:
-    """(B, N, E), causal; what is behind the end of a sequence means nothing."""
+    """Returns the causal layer's output (B, N, E). Rows behind the end of a sequence have no meaning."""
     num_tokens = x_BNE.shape[1]
     heads, value = config.num_heads, config.num_heads * config.v_dim
     key = heads * config.qk_dim
@@ -53,7 +53,7 @@ def padded_layer(
 
 
 def scales(config: HSTUConfig, lengths: list[int]) -> Tensor:
-    """(B,)."""
+    """Returns the scale of each sequence: (B,)."""
     if not isinstance(config.scale, str):
         return torch.full((len(lengths),), config.scale, dtype=torch.float64)
     divisors = {
@@ -65,7 +65,7 @@ def scales(config: HSTUConfig, lengths: list[int]) -> Tensor:
 
 
 def padded_norm(config: HSTUConfig, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """LayerNorm or RMSNorm of the last dimension."""
+    """LayerNorm or RMSNorm over the last dimension."""
     if config.norm == "layer":
         x = x - x.mean(-1, keepdim=True)
     x = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm_eps)
@@ -73,7 +73,7 @@ def padded_norm(config: HSTUConfig, x: Tensor, weight: Tensor | None, bias: Tens
 
 
 def padded_bias(config: HSTUConfig, weights: Mapping[str, Tensor], times_BN: Tensor, query_times_BN: Tensor) -> Tensor:
-    """(B, N, N), token by token."""
+    """Computes the relative bias (B, N, N) token by token."""
     bias = torch.zeros(*times_BN.shape, times_BN.shape[1], dtype=torch.float64)
     for b, i, j in torch.cartesian_prod(*(torch.arange(size) for size in bias.shape)).tolist():
         if config.position_bias:

@@ -1,4 +1,4 @@
-"""The layer: its definitions against padded ones, its gradients, what it keeps, types and compilation."""
+"""The layer: its definitions against padded ones, gradients, saved activations, types and compilation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
 
 
 def gradients(out: Tensor, layer: HSTULayer, x: Tensor) -> dict[str, Tensor]:
-    """For a sum whose terms differ."""
+    """Returns gradients of a weighted sum of the output; all weights differ."""
     factors = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device)
     loss = (out.double() * factors.view_as(out)).sum()
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -96,7 +96,7 @@ def test_recomputation_changes_no_gradient_with_dropout_masks_and_time(recompute
 
 
 def kept_elements(layer: HSTULayer, x: Tensor, sequences: Sequences) -> tuple[float, float]:
-    """Elements of the type of x, and bytes of masks, that a forward pass keeps for each token."""
+    """Counts per token what a forward pass saves: elements in the type of x, and bytes of masks."""
     kept: dict[int, Tensor] = {}
     ours = {p.data_ptr() for p in layer.parameters()}
 
@@ -119,7 +119,7 @@ def test_a_layer_keeps_what_it_says(name: str) -> None:
     e, p, v, g = config.dim, sum(config.projection_widths), config.gate_width, config.output_width
     sequences = Sequences(offsets=offsets_of([100, 150]), max_length=150)
     x = tokens(e, num=250, dtype=torch.float32).requires_grad_()
-    # SiLU of u alone leaves v, q and k where the projection has them; that of u is never kept.
+    # With SiLU on u alone, v, q and k stay in the projection. SiLU of u is never saved.
     activated = p - v if config.activated == "all" else 0
     of_norms = 4
     expected = {
@@ -162,11 +162,11 @@ def on_device(sequences: Sequences, device: str) -> Sequences:
 @pytest.mark.parametrize("recompute", ["none", "norm_and_gate"])
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_layer_of_bfloat16_is_near_that_of_float64(name: str, recompute: Any, device: str) -> None:
-    # Wide enough that rows of kernels are in vectors.
+    # Wide enough for kernels to load rows as vectors.
     config = replace(DEFINITIONS[name], recompute=recompute, dim=64, qk_dim=32, v_dim=32)
     found = []
     for dtype, place in ((torch.bfloat16, device), (torch.float64, "cpu")):
-        layer = layer_of(config).to(torch.bfloat16).to(place, dtype)  # the same weights
+        layer = layer_of(config).to(torch.bfloat16).to(place, dtype)  # The same weights.
         x = (0.3 * tokens(config.dim)).to(torch.bfloat16).to(place, dtype).requires_grad_()
         out = layer(x, on_device(batch_of(), place))
         found.append({"out": out.detach()} | gradients(out, layer, x))

@@ -1,4 +1,4 @@
-"""The stack: cached history, its last norm, and checkpoints of the authors' code."""
+"""The stack: cached history, the final norm, and checkpoints of the authors' code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stack_of(layer: HSTUConfig, **changes: Any) -> HSTUStack:
 
 
 def part_of(sequences: Sequences, x: Tensor, begins: list[int], ends: list[int]) -> tuple[Sequences, Tensor, Tensor]:
-    """Tokens ``begins[b]`` to ``ends[b]`` of each sequence, their x, and where they are in the whole batch."""
+    """Cuts out tokens ``begins[b]`` to ``ends[b]`` of each sequence; returns them, their x, and their batch indices."""
     starts = sequences.offsets[:-1].tolist()
     places = torch.tensor(
         [s + i for s, begin, end in zip(starts, begins, ends, strict=True) for i in range(begin, end)],
@@ -69,7 +69,7 @@ def test_targets_behind_a_cached_history_give_what_all_give_together() -> None:
     history, x_of_history, _ = part_of(sequences, x, [0] * 4, history_ends)
     new, x_of_new, places = part_of(sequences, x, history_ends, LENGTHS)
     _, caches = stack.extend(x_of_history, history)
-    for _ in range(2):  # the cache serves any number of requests
+    for _ in range(2):  # The cache serves any number of requests.
         out, _ = stack.extend(x_of_new, replace(new, num_targets=targets), caches)
         torch.testing.assert_close(out, expected[places])
     with pytest.raises(ValueError, match="must be targets"):
@@ -119,7 +119,7 @@ def test_checkpoints_of_the_research_code_load() -> None:
     stack = stack_of(config, num_layers=2, final_norm="l2")
     stack.load_state_dict(renamed_state(state))
 
-    # In the padded code the place behind the last token has time 0, unless it has that of the item asked for.
+    # The padded code gives the position after the last token time 0, unless it holds the time of the requested item.
     sequences, x = batch_of(), tokens(6)
     assert sequences.times is not None
     times = padded(sequences.times, LENGTHS)
@@ -180,7 +180,7 @@ def test_a_stack_without_memory_for_its_bounds_is_refused(attention: Any) -> Non
     stack = stack_of(HSTUConfig.research(**SIZES, attention=attention))
     with torch.device("meta"):
         empty = HSTUStack(stack.config)
-    empty.load_state_dict(stack.state_dict(), assign=True)  # Bounds are in no state.
+    empty.load_state_dict(stack.state_dict(), assign=True)  # Time bounds are not part of the state.
     with pytest.raises(ValueError, match=r"bounds of time buckets are on meta, and x on cpu: .* to_empty\(\)"):
         empty(tokens(6), batch_of())
 
@@ -191,7 +191,7 @@ def test_a_stack_of_the_meta_device_can_draw_its_weights_by_itself(layer: HSTUCo
     with torch.device("meta"):
         empty = HSTUStack(stack.config).to_empty(device="cpu")
     torch.manual_seed(4)
-    for each in empty.layers:  # In the order in which a layer is made.
+    for each in empty.layers:  # The same order as in the construction of a layer.
         each.bias.reset_parameters()
         each.reset_parameters()
     for name, value in empty.to(torch.float64).state_dict().items():

@@ -1,4 +1,4 @@
-"""Buckets of time, and when tokens ask."""
+"""Time buckets, and the times at which tokens ask."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_bounds_are_there_once_a_module_of_the_meta_device_gets_memory() -> None
 def test_bounds_are_there_where_torchrec_gives_buffers_memory() -> None:
     with torch.device("meta"):
         bias = RelativeBias(max_length=3, position=True, num_time_buckets=128, time_bucket_width=0.301)
-    # What DistributedModelParallel does: no to_empty().
+    # DistributedModelParallel does the same, without to_empty().
     for name, parameter in bias.named_parameters():
         setattr(bias, name, torch.nn.Parameter(torch.empty_like(parameter, device="cpu")))
     for name, buffer in bias.named_buffers():

@@ -8,7 +8,7 @@
 
 namespace headway::device_emulator {
 
-/// Where this is in the shared memory of the block.
+/// Offset of `pointer` in the block's shared memory. @throws KernelError if it is outside.
 inline std::uint32_t shared_address(void const* pointer) {
   Block& block = *this_thread().block;
   auto const offset = static_cast<std::byte const*>(pointer) - block.shared();
@@ -18,11 +18,11 @@ inline std::uint32_t shared_address(void const* pointer) {
   return static_cast<std::uint32_t>(offset);
 }
 
-/// The state of a barrier, in the 8 bytes that it has in shared memory.
+/// State of a barrier, in the 8 bytes of its word in shared memory.
 struct BarrierState {
   std::uint64_t phase : 1;
   std::uint64_t count : 13, pending : 13;
-  std::int64_t bytes : 37;  ///< Announced and not yet there; less than none if they came before.
+  std::int64_t bytes : 37;  ///< Announced bytes less arrived ones; negative if they arrive first.
 
   void end_phase_if_complete() {
     if (pending > 0 || bytes != 0) return;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What CUDA C++ adds to C++, for kernels that run in the emulator.
+// Extensions of CUDA C++, for kernels that run in the emulator.
 
 #include "grid.hpp"
 
@@ -28,7 +28,7 @@
 #define blockDim (::headway::device_emulator::this_thread().block->options().block)
 #define gridDim (::headway::device_emulator::this_thread().block->options().grid)
 
-// Their names are CUDA's.
+// The names are CUDA's.
 struct int2 {
   int x, y;
 };
@@ -79,7 +79,7 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __trap() { throw headway::device_emulator::KernelError("trap"); }
 
-// Threads take turns, so plain operations are atomic.
+// Threads run one at a time, so plain operations are atomic.
 template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   T const old = *address;
@@ -121,11 +121,11 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) {
 
 namespace headway::device_emulator {
 
-/// What a lane hands to the others, and what it is handed.
+/// Argument and result of a lane in a shuffle.
 template <class T>
 struct Exchange {
   T value;
-  unsigned source, mask;  ///< The lane that it is handed the value of.
+  unsigned source, mask;  ///< The lane whose value this lane gets.
   T result;
 };
 
@@ -193,13 +193,13 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
-/// By all lanes.
+/// All lanes must call it.
 inline int __reduce_max_sync(unsigned mask, int value) {
   for (int bits = 1; bits < 32; bits *= 2) value = std::max(value, __shfl_xor_sync(mask, value, bits));
   return value;
 }
 inline int __reduce_min_sync(unsigned mask, int value) { return ~__reduce_max_sync(mask, ~value); }
-/// Bytes of two words, of which those of `high` have numbers from 4 on; `numbers` has 4 bits for each.
+/// Selects four bytes from two words. `numbers` has 4 bits per byte; numbers from 4 on select bytes of `high`.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned numbers) {
   unsigned long long const both = (unsigned long long)high << 32 | low;
   unsigned result = 0;

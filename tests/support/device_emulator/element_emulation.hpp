@@ -30,7 +30,7 @@ inline std::uint16_t float_to_float16(float value) {
   float const size = std::fabs(value);
   if (std::isnan(value)) return 0x7fff;
   if (size >= 65520) return sign | 0x7c00;
-  // In steps of the last place, to nearest even as the host rounds.
+  // Rounds to the nearest step of the last place, ties to even like the host.
   int const exponent = size < 0x1p-14F ? -14 : std::ilogb(size);
   auto const steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(size, 10 - exponent)));
   return static_cast<std::uint16_t>(sign | ((static_cast<std::uint32_t>(exponent + 14) << 10) + steps));

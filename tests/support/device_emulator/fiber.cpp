@@ -1,4 +1,4 @@
-// The checked longjmp takes another stack for an error.
+// The checked longjmp would report the change of stacks as an error.
 #undef _FORTIFY_SOURCE
 #include "fiber.hpp"
 
@@ -21,7 +21,7 @@ void Fiber::prepare(std::span<std::byte> stack, std::function<void()> body) {
   std::memcpy(stack_.data(), &kGuard, sizeof kGuard);
 }
 
-// ucontext only makes the stack: its switches enter the kernel, those of setjmp do not.
+// ucontext only sets up the stack. Its switches enter the kernel; those of setjmp do not.
 void Fiber::resume() {
   if (_setjmp(outside_) == 0) {
     if (is_started_) _longjmp(inside_, 1);

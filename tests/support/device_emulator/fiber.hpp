@@ -11,19 +11,19 @@
 
 namespace headway::device_emulator {
 
-/// A function that runs on a stack of its own and may stop in the middle. All of it on one thread of the host.
+/// A function that runs on a stack of its own and may stop in the middle. All fibers run on one thread of the host.
 class Fiber {
  public:
   Fiber() = default;
   Fiber(Fiber const&) = delete;
   Fiber& operator=(Fiber const&) = delete;
 
-  /// Prepares `body` to run on `stack`; what an earlier body left there is forgotten, without destructors.
+  /// Prepares `body` to run on `stack`. An earlier body on it is dropped without running destructors.
   void prepare(std::span<std::byte> stack, std::function<void()> body);
-  /// Runs on until the body stops or ends.
-  /// @throws what the body threw
+  /// Continues the body until it stops or ends.
+  /// @throws the exception of the body.
   void resume();
-  /// Called by the body: back to who resumed it.
+  /// Called by the body: returns to the caller of resume().
   void stop();
   [[nodiscard]] bool is_done() const { return is_done_; }
 

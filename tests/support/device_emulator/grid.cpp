@@ -44,7 +44,7 @@ void Block::start(Index3 index, std::span<std::byte> stacks) {
   meetings_.clear();
   products_.assign((num_running_ + 31) / 32, {});
   std::fill(std::begin(barriers_), std::end(barriers_), NamedBarrier{});
-  std::memset(shared_storage_.data(), 0xff, shared_storage_.size());  // Not a number in each format.
+  std::memset(shared_storage_.data(), 0xff, shared_storage_.size());  // NaN in each format.
   for (unsigned i = 0; i < threads_.size(); ++i) {
     Thread& thread = threads_[i];
     thread.block = this;
@@ -94,7 +94,7 @@ bool Block::run(Thread& thread) {
 
 bool Block::finish_one_operation() {
   if (put_off_.empty()) return false;
-  // Any of them: operations of different barriers come in any order.
+  // Picks any of them: operations of different barriers may complete in any order.
   choice_ = choice_ * 1664525 + 1013904223;
   std::swap(put_off_[(choice_ >> 16) % put_off_.size()], put_off_.back());
   auto const operation = std::move(put_off_.back());

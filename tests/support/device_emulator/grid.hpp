@@ -25,21 +25,22 @@ struct Extent3 {
   [[nodiscard]] unsigned volume() const { return x * y * z; }
 };
 
-/// When what a kernel only starts (copies, products of warpgroups) is done: at once, or when nothing else can go on.
-/// A kernel must be right with both. With the first warps take turns step by step; with the other each runs as far as
-/// it can, the last first, and what was put off is done in a random order, the same each time. With the third, which is
-/// early too, a warp goes on only while none before it can: so the last ones lag behind.
+/// Time at which asynchronous operations (copies, products of warpgroups) complete. A kernel must be right with each.
+/// kEarly: at once. Warps take turns step by step.
+/// kLate: when nothing else can run. Each warp runs as far as it can, the last one first. Deferred operations complete
+/// in a random order that is the same in each run.
+/// kLastLag: at once. A warp runs only while no warp before it can, so the last warps lag behind.
 enum class AsyncTiming : std::uint8_t { kEarly, kLate, kLastLag };
 
 struct LaunchOptions {
   Extent3 grid{}, block{};
   std::size_t shared_bytes = 0;
   AsyncTiming timing = AsyncTiming::kEarly;
-  /// Blocks that run interleaved. More than one only for kernels whose shared memory is all dynamic.
+  /// Number of blocks that run interleaved. Above 1 only for kernels whose shared memory is all dynamic.
   unsigned concurrent_blocks = 1;
 };
 
-/// What a kernel did that CUDA does not define, or that never ends.
+/// A kernel did something that CUDA does not define, or never ends.
 struct KernelError : std::logic_error {
   using std::logic_error::logic_error;
 };
@@ -52,7 +53,7 @@ struct OperationQueue {
   std::deque<std::vector<std::function<void()>>> groups;
 
   void commit();
-  /// Does the oldest groups until `num_left` are left.
+  /// Completes the oldest groups until `num_left` are left.
   void finish(std::size_t num_left);
 };
 
@@ -69,7 +70,7 @@ struct Thread {
   [[nodiscard]] unsigned lane() const { return number % 32; }
 };
 
-/// What some lanes of a warp do together: each hands in its argument, the last that comes does it for all.
+/// Joint operation of some lanes of a warp. Each lane passes its argument; the last one to arrive acts for all.
 struct WarpMeeting {
   std::uint32_t arrived = 0;
   std::uint64_t generation = 0;
@@ -86,9 +87,9 @@ class Block {
  public:
   Block(LaunchOptions const& options, std::function<void()> const& kernel);
   void start(Index3 index, std::span<std::byte> stacks);
-  /// Runs each thread that can go on until it waits. @returns whether one could
+  /// Runs each thread that can run until it waits. @returns whether any could.
   bool advance();
-  /// Does one of the operations that were put off. @returns whether there was one
+  /// Completes one deferred operation. @returns whether there was one.
   bool finish_one_operation();
   [[nodiscard]] bool is_done() const { return num_running_ == 0; }
   [[nodiscard]] std::string describe_waits() const;
@@ -96,15 +97,15 @@ class Block {
   void meet(std::uint32_t mask, char const* name, void* argument, void (*act)(void* const* arguments));
   void sync(unsigned barrier, unsigned num_threads, char const* name);
   void arrive(unsigned barrier, unsigned num_threads);
-  /// Does it now or puts it off, as the timing has it.
+  /// Runs `operation` now or defers it, depending on the timing.
   void do_sometime(std::function<void()> operation);
 
   [[nodiscard]] Index3 index() const { return index_; }
   [[nodiscard]] LaunchOptions const& options() const { return options_; }
   [[nodiscard]] bool is_late() const { return options_.timing == AsyncTiming::kLate; }
-  /// Those that a warp has started together.
+  /// Products that the threads of a warp have started together.
   [[nodiscard]] OperationQueue& products_of(unsigned warp) { return products_[warp]; }
-  /// 1024-byte aligned.
+  /// Shared memory of the block, 1024-byte aligned.
   [[nodiscard]] std::byte* shared() { return shared_; }
 
  private:
@@ -119,17 +120,17 @@ class Block {
   std::byte* shared_ = nullptr;
   std::vector<Thread> threads_;
   unsigned num_running_ = 0;
-  std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< By warp and mask.
+  std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< Keyed by warp and mask.
   NamedBarrier barriers_[16];
-  std::vector<OperationQueue> products_;  ///< By warp.
+  std::vector<OperationQueue> products_;  ///< One queue per warp.
   std::vector<std::function<void()>> put_off_;
   std::uint32_t choice_ = 1;
 };
 
-/// The thread whose code runs. Only inside a kernel.
+/// The thread whose code runs. Call it only inside a kernel.
 [[nodiscard]] Thread& this_thread();
 
-/// Until `is_ready()`, which the scheduler asks for.
+/// Lets other threads run until `is_ready()`. The scheduler evaluates it.
 template <class Ready>
 void wait_until(char const* name, Ready is_ready) {
   if (is_ready()) return;
@@ -141,7 +142,8 @@ void wait_until(char const* name, Ready is_ready) {
 }
 
 /// Runs `kernel()` for each thread of the grid.
-/// @throws KernelError if a kernel does what CUDA does not define or no thread can go on; then says where each waits
+/// @throws KernelError if a kernel does something that CUDA does not define, or if no thread can run; says where each
+/// waits.
 void launch(LaunchOptions const& options, std::function<void()> const& kernel);
 
 }  // namespace headway::device_emulator

@@ -11,7 +11,7 @@ inline std::uint16_t half_of(std::uint32_t pair, unsigned which) {
   return static_cast<std::uint16_t>(pair >> (16 * which));
 }
 
-/// What a lane hands in for a product; see mma_m16n8k16 in mma.cuh for who holds what.
+/// Arguments of one lane in a product. mma_m16n8k16 in mma.cuh describes which lane holds which elements.
 struct MmaArguments {
   float* d;
   std::uint32_t const *a, *b;

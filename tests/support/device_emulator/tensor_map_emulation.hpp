@@ -9,14 +9,15 @@
 
 namespace headway::device_emulator {
 
-/// What cuTensorMapEncodeTiled is told of a tensor of rank 4 of 16-bit numbers: columns lie together.
+/// Arguments of cuTensorMapEncodeTiled for a tensor of rank 4 of 16-bit numbers with contiguous columns.
 struct TensorMap {
   std::byte const* data = nullptr;
   std::array<std::int64_t, 4> size{}, stride_bytes{};
   std::array<std::int32_t, 4> box{};
 };
 
-/// Rows of 128 bytes swizzle 8 units of 16 bytes by the address's bits 7 to 9, rows of 64 bytes 4 by bits 7 and 8.
+/// Rows of 128 bytes: XOR of the 16-byte unit (8 per row) with address bits 7 to 9. Rows of 64 bytes: 4 units, bits 7
+/// and 8.
 inline std::uint32_t swizzle(std::uint32_t address, std::uint32_t row_bytes) {
   return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4);
 }
@@ -50,7 +51,7 @@ inline void load_tile(void* shared, TensorMap const* map, std::uint64_t* barrier
   std::int32_t const num_bytes = 2 * map->box[0] * map->box[1] * map->box[2] * map->box[3];
   BarrierState& state = state_of(barrier);
   Block& block = *this_thread().block;
-  // A map is a parameter of the kernel, which outlives its threads on a device, and not here.
+  // Copies the map. On a device it is a kernel parameter that outlives the threads; here it is not.
   block.do_sometime([&block, &state, start, map = *map, at, num_bytes] {
     copy_box(block, start, map, at);
     state.bytes -= num_bytes;

@@ -10,19 +10,19 @@
 
 namespace headway::device_emulator {
 
-/// What a thread hands in for a product of its warpgroup.
+/// Arguments of one thread in a product of its warpgroup.
 struct ProductArguments {
   float* d = nullptr;
   int num_sums = 0;
   std::uint64_t a = 0;
-  std::uint32_t const* a_registers = nullptr;  ///< Instead of `a`.
+  std::uint32_t const* a_registers = nullptr;  ///< A in registers, instead of `a`.
   std::uint64_t b = 0;
   bool is_a_transposed = false, is_b_transposed = false;
   bool accumulate = false;
   float (*to_float)(std::uint16_t) = nullptr;
 };
 
-/// An operand in shared memory, as the descriptor's fields name it.
+/// An operand in shared memory, described by the fields of its descriptor.
 class Operand {
  public:
   Operand(Block& block, std::uint64_t descriptor, bool is_transposed)
@@ -37,7 +37,7 @@ class Operand {
     if (descriptor >> 62 == 0) throw KernelError("operands without swizzle are not emulated");
   }
 
-  /// Element (i, k), where k is summed over.
+  /// Element (i, k). The product sums over k.
   [[nodiscard]] std::uint16_t at(std::uint32_t i, std::uint32_t k) const {
     std::uint32_t const row = is_transposed_ ? k : i, column = is_transposed_ ? i : k;
     std::uint32_t const per_row = row_bytes_ / 2;
@@ -57,7 +57,7 @@ class Operand {
   bool is_transposed_;
 };
 
-/// Of the 64 rows of a product the 16 of one warp.
+/// Computes the 16 rows of one warp among the 64 rows of a product.
 inline void product_of_warp(Block& block, unsigned warp, std::array<ProductArguments, 32> const& lanes) {
   ProductArguments const& all = lanes[0];
   auto const num_columns = static_cast<unsigned>(all.num_sums) * 2;
