@@ -1,18 +1,27 @@
-/* Bounded-lag alltoallv: ranks put into each other's rings with no acknowledgement.
+/* Bounded-lag alltoallv: ranks put into each other's rings without acknowledgements.
  *
- * Every rank starts operations 0 .. OPS-1. Operation t of a source is written into slot t mod DEPTH of the ring that the
- * receiver keeps for that source, at any time after it was posted and in any order (several queue pairs): one `link`
- * process for each ordered pair. A rank completes an operation when it holds every source's tag of it, and copies it out.
+ * Idea: every rank starts operations 0 .. OPS-1. Operation t of a source is written into slot t mod DEPTH of the ring
+ * that the receiver keeps for this source. The write lands at any time after the post and in any order, as over several
+ * queue pairs: there is one `link` process for each ordered pair. A rank completes an operation when it holds the tags
+ * of all sources for it, and then copies the data out. It posts t only after it completed everything up to t - LAG - 1.
  *
- * Checked: no write lands in a slot whose content was not copied out; a copy finds the data of its own operation; nobody
- * waits for ever (invalid end state). run_spin.py sets the macros, which select the rule or one of its mutants:
+ * Example: LAG 1 with DEPTH 3, which is too small. A posts 0 and 1, B posts 0. A completes 0 and posts 2; B posts 1.
+ * A completes 1 and posts 3. If 3 lands in slot 0 before B has copied operation 0 out, `land` finds the overwrite.
+ * With DEPTH 4, operation 3 lands in slot 3, and A may post 4 only after it completed 2, so B has copied 0 out.
  *
- *   RANKS, LAG, DEPTH, OPS    number of ranks, the bound k, slots of a ring, operations started by each rank (at most 15)
- *   PROMPT_RECEIVERS          bit r set: writes to rank r land in the step that posts them (fewer states, see README.md)
- *   BOUND_IS_A_COUNT          post t when at most k operations are outstanding, whichever they are
+ * Invariants (checked): no write lands in a slot whose content was not copied out; a copy finds the data of its own
+ * operation; nobody waits for ever (invalid end state).
+ * Complexity: the search visits all interleavings; RANKS 3 with LAG 2 and all delays has some 10^8 states (README.md).
+ * Source: Dichev et al., arXiv 2512.19342, section III (its k slots are too few); docs/bounded_lag.md.
+ *
+ * run_spin.py sets the macros, which select the rule or one of its mutants:
+ *
+ *   RANKS, LAG, DEPTH, OPS    number of ranks, bound k, slots of a ring, operations of each rank (at most 15)
+ *   PROMPT_RECEIVERS          bit r set: writes to rank r land in the step that posts them (fewer states; README.md)
+ *   BOUND_IS_A_COUNT          mutant: post t when at most k operations are outstanding, whichever they are
  *   COMPLETE_IN_ANY_ORDER     an operation may complete before an older one
- *   SILENT_EMPTY_BLOCKS       a source may have nothing for a receiver, and then sends no tag (chosen per ordered pair)
- *   COUNT_ARRIVALS            arrival is a counter of tags per source, which does not look at their operation
+ *   SILENT_EMPTY_BLOCKS       mutant: a source with nothing for a receiver sends no tag (chosen per ordered pair)
+ *   COUNT_ARRIVALS            mutant: arrival is a counter of tags per source, which ignores their operation
  *   REPEAT_TAGS               a tag that has arrived may arrive once more
  */
 
@@ -29,8 +38,8 @@
 #define EMPTY                       255
 
 byte posted[RANKS];                        /* this rank has posted operations 0 .. posted-1 */
-byte num_completed[RANKS];
-short completed[RANKS];                    /* set of operations copied out */
+byte num_completed[RANKS];                 /* number of operations copied out */
+short completed[RANKS];                    /* set of operations that are copied out */
 short landed[RANKS * RANKS];               /* PAIR: set of operations whose data and tag have landed */
 byte occupant[RANKS * RANKS * DEPTH] = EMPTY; /* SLOT: the operation whose data lies there */
 
@@ -91,7 +100,7 @@ inline land(receiver, source, op) {
 }
 
 #ifdef REPEAT_TAGS
-/* The tag of `op`, which has arrived, arrives again. A set does not change by that. */
+/* The tag of `op` has arrived and arrives again. A set stays the same. */
 inline repeat(receiver, source, op) {
     repeated[PAIR(receiver, source)] = repeated[PAIR(receiver, source)] | BIT(op);
 #ifdef COUNT_ARRIVALS

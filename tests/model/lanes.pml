@@ -1,23 +1,30 @@
-/* Arrival by monotonic words when a block is cut over several lanes (copy streams, queue pairs) that finish in any order.
+/* Arrival by monotonic words when a block is cut over several lanes (copy streams, queue pairs).
  *
- * One source, one receiver. The part of operation t in lane l lands in its place of slot t mod DEPTH, and the lane then
- * raises its word to t + 1; a lane keeps the order of its own parts, lanes among each other have none. The receiver waits
- * until the words have reached t + 1 (GEQ) and copies all parts out. The return path, which keeps the sender within the
- * ring, is exact here: pair_channel.pml looks at it.
+ * Idea: there is one source and one receiver. The part of operation t in lane l lands in its place of slot t mod DEPTH.
+ * The lane then raises its own word to t + 1. A lane keeps the order of its parts; lanes are not ordered among each
+ * other. The receiver waits until every word has reached t + 1 (GEQ) and copies all parts out.
  *
- * Checked: a copy finds the parts of its own operation in every lane. run_spin.py sets the macros:
+ * Example: two lanes, operation 0. Lane 1 writes its part and raises word 1 to 1; word 0 is still 0, so the receiver
+ * waits. Lane 0 follows, and both words have reached 1. With one shared word, lane 1 alone would raise it to 1, and the
+ * receiver would copy the missing part of lane 0.
+ *
+ * Invariants (checked): a copy finds the parts of its own operation in every lane. Words only rise.
+ * Complexity: states grow with the product of the lanes' positions; run_spin.py searches 2 and 3 lanes completely.
+ * The return path, which keeps the sender within the ring, is exact here; pair_channel.pml examines it.
+ *
+ * run_spin.py sets the macros:
  *
  *   LANES, DEPTH, OPS   lanes of a block, slots of the ring, operations
- *   ONE_WORD            all lanes of the source raise one shared word
+ *   ONE_WORD            mutant: all lanes of the source raise one shared word
  */
 
 #define PART(lane, op)  ((lane) * DEPTH + (op) % DEPTH)
 #define EMPTY           255
 
-byte posted, copied;
+byte posted, copied;               /* operations posted by the sender, copied out by the receiver */
 byte finished[LANES];              /* parts that this lane has written: those of operations 0 .. finished-1 */
 byte occupant[LANES * DEPTH] = EMPTY; /* PART: the operation whose data lies there */
-byte word[LANES];
+byte word[LANES];                  /* the number + 1 of the newest operation whose part has landed */
 
 #ifdef ONE_WORD
 #define WORD_OF(lane)  0

@@ -1,25 +1,33 @@
-/* Point-to-point channel: one sender, one receiver, a ring of DEPTH slots that the consumed count protects.
+/* Point-to-point channel: one sender, one receiver, and a ring of DEPTH slots that the consumed count protects.
  *
- * The sender may have at most DEPTH messages that it does not know to be consumed. Messages land at any time and in any
- * order. The receiver copies them out in order, and sends the number it has consumed back after each copy; these counts
- * arrive at any time and in any order too, so an old one may arrive after a newer one.
+ * Idea: the sender has at most DEPTH messages of which it does not know that they are consumed. Messages land at any
+ * time and in any order. The receiver copies them out in order. After each copy it sends back the number of messages
+ * that it has consumed. Counts arrive at any time and in any order too, so an old one may arrive after a newer one.
+ * The sender believes the largest count that it has seen.
  *
- * Checked: no message lands in a slot whose content was not copied out; a copy finds its own message; nobody waits for
- * ever. run_spin.py sets the macros:
+ * Example: DEPTH 2. The sender posts 0 and 1 and stops. The receiver copies both out and sends counts 1 and 2. Count 2
+ * arrives first: the sender may post 2 and 3. Count 1 arrives late and changes nothing. If counts travelled modulo 4
+ * and each were taken for an advance, the late 1 would mean 5, and the sender would overwrite a slot.
+ *
+ * Invariants (checked): no message lands in a slot whose content was not copied out; a copy finds its own message;
+ * nobody waits for ever. A late count may make the sender wait, but never lets it post too early.
+ * Complexity: states grow exponentially with the messages in flight; run_spin.py searches DEPTH 1 to 4 completely.
+ *
+ * run_spin.py sets the macros:
  *
  *   DEPTH, MESSAGES            slots of the ring, messages sent (at most 15)
- *   COUNT_BEFORE_COPY          the receiver counts a message when its tag arrives, before it is copied out
- *   COUNT_MODULO=M             counts travel modulo M and the sender takes each one for an advance, also a stale one
- *   ONLY_POSSIBLE_ADVANCE      with COUNT_MODULO: an advance beyond what the sender has posted is not believed
- *   BELIEVE_LAST_COUNT         the sender takes the count that arrived last, also if it is lower (it then waits for ever)
+ *   COUNT_BEFORE_COPY          mutant: the receiver counts a message when its tag arrives, before the copy
+ *   COUNT_MODULO=M             counts travel modulo M, and the sender takes each one for an advance, even a stale one
+ *   ONLY_POSSIBLE_ADVANCE      with COUNT_MODULO: an advance beyond the posted messages is not believed
+ *   BELIEVE_LAST_COUNT         mutant: the sender takes the last count to arrive, even if it is lower (waits for ever)
  */
 
 #define BIT(message)       (1 << (message))
 #define HAS(set, message)  (((set) >> (message)) & 1)
 #define EMPTY              255
 
-byte posted, believed;            /* the sender's: messages posted, messages it believes to be consumed */
-byte copied, reported;            /* the receiver's: messages copied out, counts sent back: 1 .. reported */
+byte posted, believed;            /* sender: messages posted, messages believed consumed */
+byte copied, reported;            /* receiver: messages copied out; counts 1 .. reported were sent back */
 short landed, counts_arrived;     /* sets: messages landed; counts (count c is bit c-1) that reached the sender */
 byte occupant[DEPTH] = EMPTY;     /* the message whose data lies in the slot */
 

@@ -1,30 +1,42 @@
-/* A large block under a bound: one sender offers, one receiver reads the sender's memory, or the sender takes the offer
- * back and puts the block into the slot. Of the two, who claims the slot's word first moves the block.
+/* A large block under a bound: the receiver reads it from the sender's memory, or the sender puts it into the slot.
  *
- * Offers, blocks and reports ("I have it") arrive at any time and in any order. That the sender posts an operation only
- * when its slot is free is the matter of bounded_lag.pml, and taken for granted here. An operation of the sender is
- * complete when its block was read or has landed; then its memory may change, and the slot's word serves the next one.
+ * Idea: the sender offers the block. The receiver may read the sender's memory, or the sender may revoke the offer and
+ * send the block. Both sides first claim the word of the slot, which holds the number + 1 of the newest claimed
+ * operation. The side whose claim comes first moves the block; the other side must not.
  *
- * Checked: nobody reads memory that may have changed; a copy from the slot finds its own block; no block lands on one
- * that was not copied out; nobody waits for ever. run_spin.py sets the macros:
+ * Example: operation 4 with DEPTH 3 uses word 1, which holds 2 from operation 1. The sender revokes: it sets the word
+ * to 5 and sends the block. The receiver now finds 5, does not read, and waits for the block. Had it claimed first, the
+ * sender would have found 5 and would wait for the report that the block was read. With a word of one bit, the post of
+ * operation 7 would clear it. If the report of operation 4 were still in flight, the sender could then revoke 4 and
+ * send a block that the receiver already has.
+ *
+ * Invariants (checked): nobody reads memory that may have changed; a copy from the slot finds its own block; no block
+ * lands on one that was not copied out; nobody waits for ever.
+ * Complexity: states grow exponentially with the operations in flight; run_spin.py searches DEPTH 2 and 3 completely.
+ *
+ * Offers, blocks and reports ("I have it") arrive at any time and in any order. An operation of the sender is complete
+ * when its block was read or has landed. From then on its memory may change. bounded_lag.pml shows that the sender
+ * posts an operation only when its slot is free; this model takes it for granted.
+ *
+ * run_spin.py sets the macros:
  *
  *   DEPTH, OPS              slots of the ring, operations (at most 15)
- *   READ_WITHOUT_CLAIM      the receiver reads what was offered without a look at the word
- *   REVOKE_WITHOUT_CLAIM    the sender sends the block although the receiver may be reading it
- *   ONE_BIT_WORD            the word is a bit that the sender clears at the next post, in place of a rising number
+ *   READ_WITHOUT_CLAIM      mutant: the receiver reads an offer without claiming the word
+ *   REVOKE_WITHOUT_CLAIM    mutant: the sender sends the block although the receiver may be reading it
+ *   ONE_BIT_WORD            mutant: the word is a bit that the sender clears at the next post, not a rising number
  */
 
 #define BIT(op)       (1 << (op))
 #define HAS(set, op)  (((set) >> (op)) & 1)
 #define EMPTY         255
 
-byte posted, completed;              /* the sender's */
-byte copied;                         /* the receiver's: operations whose block it has */
-short offers_landed, blocks_landed;  /* sets of operations, at the receiver */
-short revoked;                       /* set: the sender sends the block */
-short read, reports_landed;          /* sets: blocks that the receiver has read; reports of that at the sender */
+byte posted, completed;              /* sender: operations 0 .. n-1 are posted, completed */
+byte copied;                         /* receiver: it has the blocks of 0 .. copied-1 */
+short offers_landed, blocks_landed;  /* sets of operations whose offer, or block, reached the receiver */
+short revoked;                       /* set of operations whose block the sender sends */
+short read, reports_landed;          /* sets: blocks that the receiver has read; their reports at the sender */
 byte word[DEPTH];                    /* 0, or the number + 1 of the newest operation that was claimed */
-byte occupant[DEPTH] = EMPTY;
+byte occupant[DEPTH] = EMPTY;        /* the operation whose data lies in the slot */
 
 #ifdef ONE_BIT_WORD
 #define IS_FREE(op)   (word[(op) % DEPTH] == 0)
