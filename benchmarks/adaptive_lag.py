@@ -27,7 +27,7 @@ PATTERNS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     epilog = "patterns:\n" + "\n".join(f"  {name:10}  {text}" for name, text in PATTERNS.items())
     parser = make_parser("adaptive_lag", DESCRIPTION, ranks=(4,), rounds=3, epilog=epilog)
     parser.add_argument("--patterns", nargs="+", choices=tuple(PATTERNS), default=list(PATTERNS),
@@ -117,7 +117,7 @@ def _panels(points: Sequence[Point]) -> list[Panel]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, pattern and bound."""
+    """Formats the table: one row for each number of ranks, pattern and bound."""
     rows = []
     for point in points:
         like = [

@@ -23,7 +23,7 @@ _COPY_FROM_BYTES = 256 << 10  #: Smaller copies stay in the nearest cache and sa
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("all_to_all", DESCRIPTION, ranks=(2, 4, 8), sizes=SIZES, against=OPENMPI, rounds=5)
     parser.add_argument("--split", nargs="+", choices=SPLITS, default=["even", "zipf"],
                         help="how a rank's bytes are spread: even; zipf, each rank with an order of its own; "
@@ -69,7 +69,7 @@ def _measure_copy(programs: Programs, launch: Launch, sizes: list[int], options:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, split and size."""
+    """Formats the table: one row for each number of ranks, split and size."""
     copy_s = {_place(point): point.median_s for point in points if point.system == "memcpy"}
     others = {(_place(point), point.params["split"]): point for point in points if point.system == OPENMPI}
     rows = []

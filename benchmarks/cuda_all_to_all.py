@@ -24,7 +24,7 @@ WIRES = ("tcp", "shm")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("cuda_all_to_all", DESCRIPTION, ranks=(2,), sizes="64,4K,64K,1M,16M,128M,512M",
                          against=_NCCL, rounds=5)  # fmt: skip
     add_exchange_options(parser, splits=("even", "zipf", "skew1.5"))
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, split, size and way of waiting."""
+    """Formats the table: one row for each number of ranks, split, size and way of waiting."""
     others = {point.key: point for point in points if point.system == _NCCL}
     rows = []
     for point in points:

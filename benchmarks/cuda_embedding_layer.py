@@ -80,7 +80,7 @@ class Work:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("cuda_embedding_layer", DESCRIPTION, ranks=(1,), against="fbgemm", rounds=20)
     for name, default, text in (
         ("--tables", 10, "that merge into one"),
@@ -249,7 +249,7 @@ def _check(work: Work, layers: dict[str, Layer]) -> None:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each optimizer, kind of output, and part of a step."""
+    """Formats the table: one row for each optimizer, kind of output, and part of a step."""
     return format_layers(points, ("optimizer", "pooling", "part"))
 
 

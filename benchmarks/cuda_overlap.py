@@ -28,7 +28,7 @@ _WORKS = ("products", "attention")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("cuda_overlap", DESCRIPTION, ranks=(2,), against="nccl", rounds=15)
     parser.add_argument("--bytes", type=size, default=256 << 20, metavar="BYTES",
                         help="of a rank in one exchange (default: 256M)")  # fmt: skip
@@ -72,7 +72,7 @@ def with_clock(point: Point, all_points: Sequence[Point]) -> Point:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each work and system."""
+    """Formats the table: one row for each work and system."""
     rows = []
     for point in points:
         alone = next(each for each in points if each.key == point.key and each.system == _ALONE)

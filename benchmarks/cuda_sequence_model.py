@@ -36,7 +36,7 @@ _SETTINGS = ("device", "length", "warm_up", "ids", "exponent", "optimizer", "evi
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("cuda_sequence_model", DESCRIPTION, ranks=(1,), against=TORCHREC, rounds=12)
     for name, default, text in (
         ("--base-dim", 32, "values of a vector, times each of --factors"),
@@ -112,7 +112,7 @@ def _num_lists(options: argparse.Namespace, dim: int, num_ranks: int) -> int:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each dimension and system."""
+    """Formats the table: one row for each dimension and system."""
     rows = []
     for point in points:
         low, high = point.extra.get("ratio_low"), point.extra.get("ratio_high")

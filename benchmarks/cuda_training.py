@@ -21,7 +21,7 @@ DESCRIPTION = "training steps on GPUs, serial and overlapped, against NCCL"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("cuda_training", DESCRIPTION, ranks=(2,), against="nccl", rounds=7)
     parser.add_argument("--batch", type=whole_number(2), default=8192, metavar="ROWS",
                         help="of each rank in a step; even (default: %(default)s)")  # fmt: skip
@@ -73,7 +73,7 @@ def with_medians(point: Point, all_points: Sequence[Point]) -> Point:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each schedule and system."""
+    """Formats the table: one row for each schedule and system."""
     rows = []
     for point in points:
         low, high = point.extra.get("ratio_low"), point.extra.get("ratio_high")

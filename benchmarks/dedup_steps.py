@@ -24,7 +24,7 @@ _SETTINGS = ("device", "keys", "length", "ids", "exponent", "steps", "rounds")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("dedup_steps", DESCRIPTION, ranks=(2,), rounds=5)
     for name, default, text in (
         ("--keys", 262_144, "ids of a rank and step"),
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, dim and setting of deduplication."""
+    """Formats the table: one row for each number of ranks, dim and setting of deduplication."""
     rows = [
         (
             f"{point.params['ranks']} ranks, dim {point.params['dim']}",

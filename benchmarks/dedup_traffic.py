@@ -78,7 +78,7 @@ def draw_batches(*, num_ranks: int, keys: int, num_ids: int, exponent: float, se
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("dedup_traffic", DESCRIPTION, ranks=(4, 16, 32, 64))
     parser.add_argument(
         "--keys", type=whole_number(1), default=76_000, help="of a rank and step (default: %(default)s)"
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks and dim, with bytes and, in brackets, lookups of each setting."""
+    """Formats the table: one row for each number of ranks and dim, with bytes and, in brackets, lookups of each setting."""
     by_key: dict[object, dict[str, Point]] = {}
     for point in points:
         by_key.setdefault(point.key, {})[point.system] = point

@@ -44,7 +44,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("embedding_layer", DESCRIPTION, ranks=(1,), against=FBGEMM, rounds=20)
     for name, default, text in (
         ("--tables", 10, "that merge into one"),

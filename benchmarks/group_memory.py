@@ -17,7 +17,7 @@ DESCRIPTION = "memory of a group over ranks, slot size and bound k"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("group_memory", DESCRIPTION, ranks=(2, 4, 8), sizes="32K")
     parser.add_argument("--slot-bytes", type=size, nargs="+", default=[64 << 10, 256 << 10, 1 << 20], metavar="BYTES",
                         help="largest block that lags (default: 64K 256K 1M)")  # fmt: skip
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: bytes per rank, as the mean over ranks."""
+    """Formats the table: bytes per rank, as the mean over ranks."""
     rows = [
         (
             f"{point.params['ranks']} ranks",

@@ -62,7 +62,7 @@ Attention = Callable[..., Tensor]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("hstu_attention", DESCRIPTION, ranks=(1,), rounds=15)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--dtype", choices=list(_TYPES), default="float32", help="(default: %(default)s)")
@@ -321,7 +321,7 @@ def _points_of(
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each point of Headway."""
+    """Formats the table: one row for each point of Headway."""
     others: dict[Any, Point] = {}  # The fastest system besides Headway, by parameters.
     for point in points:
         if point.system != HEADWAY and (point.key not in others or point.median_s < others[point.key].median_s):

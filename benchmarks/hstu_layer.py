@@ -44,7 +44,7 @@ _DEFINITIONS = {"research": HSTUConfig.research, "production": HSTUConfig.produc
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("hstu_layer", DESCRIPTION, ranks=(1,), rounds=15)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--dtype", choices=list(_TYPES), default="float32", help="(default: %(default)s)")
@@ -231,7 +231,7 @@ def _points(options: argparse.Namespace, seconds: dict[str, list[float]], kept: 
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each system."""
+    """Formats the table: one row for each system."""
     rows = [
         (
             point.system,

@@ -67,7 +67,7 @@ class Work:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("jagged_moves", DESCRIPTION, ranks=(32, 128, 512), against=FBGEMM, rounds=15)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     for name, default, text in (
@@ -335,7 +335,7 @@ def _points_of(operation: Operation, params: Params, seconds: dict[str, list[flo
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each point."""
+    """Formats the table: one row for each point."""
     rows = []
     for point in points:
         assert point.rate is not None, "a measured point has a rate"

@@ -29,7 +29,7 @@ _LEAST_SLOT_BYTES = 256 << 10
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("lag_cost", DESCRIPTION, ranks=(2,), sizes="512,4K,32K,256K,2M", rounds=3)
     parser.add_argument("--lags", type=whole_number(1), nargs="+", default=[1, 2, 3, 4], metavar="K",
                         help="bounds to compare with 0 (default: 1 2 3 4)")  # fmt: skip
@@ -100,7 +100,7 @@ def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, size and bound."""
+    """Formats the table: one row for each number of ranks, size and bound."""
     rows = [
         (
             f"{point.params['ranks']} ranks",

@@ -25,7 +25,7 @@ _REPETITIONS = 500
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("oversubscribed", DESCRIPTION, ranks=(8,), sizes="8,512,4K,32K,256K,2M", against=OPENMPI,
                          rounds=3)  # fmt: skip
     parser.add_argument("--num-cores", type=whole_number(1), default=2, metavar="N",

@@ -240,7 +240,7 @@ def waiting_for_the_last(nodes: int) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = OneLineParser(prog="put_model", description=DESCRIPTION)
     parser.add_argument("--ranks", type=whole_number(2), nargs="+", default=[8, 16, 32, 64, 128, 256, 512], metavar="N",
                         help="nodes, one rank on each (default: 8 to 512)")  # fmt: skip

@@ -21,7 +21,7 @@ COUNTS = (1, 10, 100, 1_000, 10_000, 100_000)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("sequence", DESCRIPTION, ranks=(8,), sizes="32K", against=OPENMPI, rounds=3)
     parser.add_argument("--counts", type=whole_number(1), nargs="+", default=list(COUNTS), metavar="N",
                         help="calls in a row (default: 1 10 ... 100000)")  # fmt: skip
@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, size and count."""
+    """Formats the table: one row for each number of ranks, size and count."""
     others = {point.key: point for point in points if point.system == OPENMPI}
     rows = []
     for point in points:

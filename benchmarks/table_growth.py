@@ -70,7 +70,7 @@ class IdStream:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("table_growth", DESCRIPTION, ranks=(1,))
     for name, default, text in (
         ("--first", 1_000_000, "rows at the start"),

@@ -20,7 +20,7 @@ _GLOO = "gloo"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line; returns the exit status."""
     parser = make_parser("torch_all_to_all", DESCRIPTION, ranks=(8,), sizes="8,64,512,4K,32K,256K,2M,16M",
                          against=_GLOO, rounds=5)  # fmt: skip
     add_exchange_options(parser, splits=["even"])
@@ -36,7 +36,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table: one row for each number of ranks, split and size."""
+    """Formats the table: one row for each number of ranks, split and size."""
     others = {point.key: point for point in points if point.system == _GLOO}
     rows = []
     for point in points:

@@ -31,8 +31,8 @@ struct Settings : RankSettings {
   Split split = Split::kEven;
   std::string split_name = "even";
   int lag = 0;
-  std::vector<int> lags{0, 1, 2, 3, 4};                              ///< For kLagCost.
-  std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< For kSequence.
+  std::vector<int> lags{0, 1, 2, 3, 4};                              ///< Bounds of kLagCost.
+  std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< Calls per row of kSequence.
   std::optional<std::size_t> slot_bytes;
   std::optional<std::size_t> pull_bytes;
   std::string engine;       ///< Empty: the system's default.

@@ -139,7 +139,7 @@ def make_points(
 
 
 def format_layers(points: Sequence[Point], columns: Sequence[str]) -> str:
-    """The table: one row for each point, with the parameters ``columns``."""
+    """Formats the table: one row for each point, with the parameters ``columns``."""
     others = {point.key: point for point in points if point.system == FBGEMM}
     rows = []
     for point in points:

@@ -1,9 +1,9 @@
 """Runs PyTorch's distributed tests on one backend and judges the outcome against Gloo's.
 
-Usage: ``python run.py [--backend headway] [--world-size 4] [TEST ...]``. Each test runs in freshly forked ranks; what
-the suite skips with fewer than 8 ranks runs with 8. The last line is ``N passed, N failed, N skipped``; the exit status
-is 1 if anything failed. A test that passes under Gloo (``gloo_passes.txt``) and is skipped here has failed, unless
-``exceptions.txt`` names it.
+Usage: ``python run.py [--backend headway] [--world-size 4] [TEST ...]``. Each test runs in freshly forked ranks. Tests
+that the suite skips with fewer than 8 ranks run with 8. The last line is ``N passed, N failed, N skipped``; the exit
+status is 1 if anything failed. A test that passes under Gloo (``gloo_passes.txt``) and is skipped here counts as
+failed, unless ``exceptions.txt`` names it.
 """
 
 from __future__ import annotations

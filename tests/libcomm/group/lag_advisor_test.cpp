@@ -113,7 +113,7 @@ Followed follow(BusyOf const& busy_of) {
   double sum_of_lags = 0;
   auto const advised = [&](std::uint64_t number) {
     for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
-    if (number >= kLimit) advisor.completed(number - kLimit);  // As late as possible.
+    if (number >= kLimit) advisor.completed(number - kLimit);  // The latest time.
     sum_of_lags += advisor.advice();
     return static_cast<std::size_t>(advisor.advice());
   };
