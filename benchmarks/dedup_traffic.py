@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each number of ranks and dim, with bytes and, in brackets, lookups of each setting."""
+    """Formats the table: one row per number of ranks and dim, with bytes and, in brackets, lookups of each setting."""
     by_key: dict[object, dict[str, Point]] = {}
     for point in points:
         by_key.setdefault(point.key, {})[point.system] = point
