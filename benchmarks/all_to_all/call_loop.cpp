@@ -43,6 +43,7 @@ class SetOrder {
 }  // namespace
 
 std::size_t default_repetitions(std::size_t bytes_per_rank) {
+  /// Number of calls for sizes up to a limit.
   struct Step {
     std::size_t up_to_bytes, repetitions;
   };

@@ -23,6 +23,7 @@ struct CallBlocks {
   std::vector<std::span<std::byte>> receives;
 };
 
+/// Exchange over a comm::Group. At lag 0 it uses the blocking call, as MPI does.
 class HeadwayExchange final : public Exchange {
  public:
   explicit HeadwayExchange(std::unique_ptr<comm::Group> group)
@@ -60,7 +61,7 @@ class HeadwayExchange final : public Exchange {
   std::unique_ptr<comm::Group> group_;
   bool is_blocking_;  ///< At lag 0 start() does the whole exchange in one call, as with MPI.
   std::vector<CallBlocks> sets_;
-  std::deque<comm::OperationPtr> pending_;
+  std::deque<comm::OperationPtr> pending_;  ///< Started operations, oldest first.
 };
 
 comm::Engine engine_named(std::string const& name) {

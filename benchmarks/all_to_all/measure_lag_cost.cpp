@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kTurns = 40;
 
+/// One bound under test: its group, its sets of buffers and its results.
 struct Contender {
   int lag;
   std::size_t num_sets;  ///< Sets of buffers used in turn.

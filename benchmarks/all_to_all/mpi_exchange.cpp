@@ -90,7 +90,7 @@ class MpiExchange final : public Exchange {
   MPI_Comm communicator_ = MPI_COMM_NULL;
   std::vector<Side> sends_;
   std::vector<Side> receives_;
-  std::deque<MPI_Request> pending_;
+  std::deque<MPI_Request> pending_;  ///< Started requests, oldest first.
 };
 
 std::unique_ptr<Exchange> connect_mpi(RankContext const& context, int lag, std::string const&) {

@@ -6,6 +6,7 @@
 
 namespace headway::benchmarks {
 
+/// Ways to start the ranks.
 enum class Launch {
   kHereOrOutside,  ///< Forks the ranks unless a launcher started them.
   kOutside,        ///< A launcher such as mpirun starts every rank.
@@ -14,7 +15,7 @@ enum class Launch {
 /// The system under test.
 struct System {
   std::string name;
-  Launch launch;
+  Launch launch;  ///< Ways that this system supports.
   RankContext::Connect connect;
   Allocate allocate_registered = nullptr;  ///< Null if the system has no registered memory.
 };

@@ -11,6 +11,7 @@
 
 namespace headway::benchmarks {
 
+/// Measurement of a run.
 enum class Mode {
   kCalls,     ///< Blocking calls back to back (or lag + 1 in flight), one point per size.
   kSequence,  ///< Time per call in rows of 1, 10, ... calls.
@@ -30,14 +31,14 @@ struct Settings : RankSettings {
   std::size_t repetitions = 0;            ///< Timed calls of a point; 0: chosen by size.
   Split split = Split::kEven;
   std::string split_name = "even";
-  int lag = 0;
+  int lag = 0;                                                       ///< Calls in flight, less one.
   std::vector<int> lags{0, 1, 2, 3, 4};                              ///< Bounds of kLagCost.
   std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< Calls per row of kSequence.
-  std::optional<std::size_t> slot_bytes;
-  std::optional<std::size_t> pull_bytes;
-  std::string engine;       ///< Empty: the system's default.
+  std::optional<std::size_t> slot_bytes;                             ///< Largest block that lags; empty: the default.
+  std::optional<std::size_t> pull_bytes;                             ///< GroupOptions::pull_bytes; empty: the default.
+  std::string engine;                                                ///< Empty: the system's default.
   bool registered = false;  ///< Allocate blocks in memory that the system keeps registered.
-  double idle_s = 2.0;
+  double idle_s = 2.0;      ///< Seconds that kIdle measures.
 };
 
 /// @throws SettingsError

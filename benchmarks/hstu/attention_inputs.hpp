@@ -31,13 +31,18 @@ class AttentionInputs {
   [[nodiscard]] void* workspace() const { return workspace_; }
 
  private:
+  /// Frees device memory.
   struct Free {
     void operator()(void* memory) const;
   };
+  /// Allocates device memory that lives as long as this object.
   void* allocate(std::size_t size_bytes);
+  /// Allocates bf16 numbers and fills them with random values.
   void* random_rows(std::int64_t num_elements);
+  /// Copies `values` to the device.
   template <class T>
   T* copy_of(std::vector<T> const& values);
+  /// Adds the weights and times of the bias that `point` names.
   void add_bias(AttentionPoint const& point, std::int64_t num_tokens, std::int64_t max_length);
 
   std::vector<std::unique_ptr<void, Free>> memory_;

@@ -40,17 +40,21 @@ class BareEnd final : public MessageEnd {
  private:
   /// Connection data that the ranks exchange through the store.
   struct Hello {
-    std::uint64_t address;
-    std::uint32_t key, queue_pair_number;
+    std::uint64_t address;                 ///< Virtual address of the receive slots.
+    std::uint32_t key, queue_pair_number;  ///< rkey and QP number.
     ibv_gid gid;
     std::uint16_t lid;
   };
+  /// Object of libibverbs with the function that destroys it.
   template <typename Object>
   using Owned = std::unique_ptr<Object, int (*)(Object*)>;
 
+  /// Creates the protection domain, memory regions, completion queue and queue pair.
   void make_queues();
+  /// Moves the queue pair to RTS towards `peer`.
   void connect(BareAddress const& address, Hello const& own, Hello const& peer, ibv_mtu mtu);
   void post_receives(std::uint32_t count);
+  /// Takes completions: arrivals, and sends that are done.
   void poll();
 
   std::vector<std::byte> landing_, source_;
@@ -60,9 +64,9 @@ class BareEnd final : public MessageEnd {
   Owned<ibv_cq> completions_{nullptr, ibv_destroy_cq};
   Owned<ibv_qp> queue_pair_{nullptr, ibv_destroy_qp};
   Hello peer_{};
-  std::size_t slot_bytes_;
+  std::size_t slot_bytes_;  ///< Distance of two receive slots.
   std::uint64_t num_sent_ = 0, num_acknowledged_ = 0, num_arrived_ = 0;
-  std::uint32_t num_receives_taken_ = 0;
+  std::uint32_t num_receives_taken_ = 0;  ///< Consumed receives that are not posted again yet.
 };
 
 }  // namespace headway::benchmarks

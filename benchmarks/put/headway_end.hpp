@@ -29,6 +29,7 @@ class HeadwayEnd final : public MessageEnd {
   [[nodiscard]] BareAddress const& address() const { return address_; }
 
  private:
+  /// Counts arrivals, and keeps the first error.
   class Sink final : public comm::ArrivalSink {
    public:
     void arrived(int source, comm::Tag tag) override;

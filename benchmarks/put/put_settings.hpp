@@ -8,6 +8,7 @@
 
 namespace headway::benchmarks {
 
+/// Traffic of a run.
 enum class PutMode {
   kPingPong,  ///< One message at a time, back and forth.
   kStream,    ///< Messages in one direction, as many in flight as the system allows.

@@ -14,6 +14,7 @@
 namespace headway::benchmarks {
 namespace {
 
+/// Ranks are threads that meet in a file of this process.
 class MeetingTest : public testing::Test {
  protected:
   ~MeetingTest() override { std::filesystem::remove(file_); }

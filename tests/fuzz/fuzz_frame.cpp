@@ -29,6 +29,7 @@ constexpr std::size_t kLandingBytes = 1000;
 constexpr std::size_t kExposedBytes = 300;
 constexpr SegmentId kExposedSegments = 3;
 
+/// Counts landed frames and bytes of notices.
 struct CountingHandler final : FrameHandler {
   void landed(Tag) override { ++count; }
   void notice(std::string_view text) override {

@@ -22,6 +22,7 @@ class SumHub final {
  public:
   explicit SumHub(int size) : size_(size) {}
 
+  /// Adds a copy of a rank's tensor to reduction `sequence`.
   void give(std::uint64_t sequence, at::Tensor const& tensor) {
     std::lock_guard const lock(mutex_);
     given_[sequence].push_back(tensor.clone());
@@ -85,6 +86,7 @@ class SumBackend final : public c10d::Backend {
   }
 
  private:
+  /// Work of one reduction; its thread completes the future.
   class SumWork final : public c10d::Work {
    public:
     SumWork(int rank, std::vector<at::Tensor> tensors)

@@ -22,9 +22,9 @@ class ScriptedEndpoint final : public Endpoint {
   std::vector<std::pair<int, Tag>> arrivals;  ///< Reported by the next poll.
   std::vector<int> losses;                    ///< Reported by the next poll, after the arrivals.
   std::uint64_t puts = 0, flushed_puts = 0;
-  bool counts_puts = true;
+  bool counts_puts = true;  ///< If false, put_count() does not advance.
   bool poll_result = true;
-  std::atomic<bool> in_submit{false}, leave_submit{true};
+  std::atomic<bool> in_submit{false}, leave_submit{true};  ///< Let a test hold submit().
 
   [[nodiscard]] int rank() const override { return 0; }
   [[nodiscard]] int size() const override { return 3; }
@@ -63,12 +63,13 @@ class ScriptedEndpoint final : public Endpoint {
   [[nodiscard]] bool lands_by_polling() const override { return false; }
 
   Deadline slept_until{};
-  bool says_it_copies = false;
+  bool says_it_copies = false;  ///< The trait copies_at_put.
 
  private:
   std::vector<std::byte> landing_ = std::vector<std::byte>(1024);
 };
 
+/// A CheckedEndpoint on a ScriptedEndpoint. Tests script the engine and look for breaches.
 class CheckedEndpointTest : public testing::Test {
  protected:
   explicit CheckedEndpointTest(std::uint64_t fault_seed = 0) {
@@ -130,6 +131,7 @@ TEST_F(CheckedEndpointTest, CallsOfTwoThreadsThatOverlapAreFound) {
 }
 
 TEST_F(CheckedEndpointTest, PollFromInsidePollIsFoundButAPutThereIsFine) {
+  /// Calls poll() and put() from inside arrived().
   struct Reentrant final : ArrivalSink {
     CheckedEndpoint* endpoint = nullptr;
     std::string poll_breach, put_breach;
@@ -223,6 +225,7 @@ struct OrderSink final : ArrivalSink {
   void lost(int, std::string_view) override {}
 };
 
+/// A CheckedEndpoint with faults: it delays, repeats and reorders arrivals.
 class FaultyEndpointTest : public CheckedEndpointTest {
  protected:
   FaultyEndpointTest() : CheckedEndpointTest(99) { engine_->poll_result = false; }

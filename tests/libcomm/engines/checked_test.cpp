@@ -7,11 +7,13 @@
 namespace headway::comm {
 namespace {
 
+/// Wraps every endpoint in a CheckedEndpoint. Seed 0 means no faults.
 std::vector<std::unique_ptr<Endpoint>> wrap(std::vector<std::unique_ptr<Endpoint>> engines, std::uint64_t fault_seed) {
   for (auto& engine : engines) engine = std::make_unique<CheckedEndpoint>(std::move(engine), fault_seed);
   return engines;
 }
 
+/// inproc under the checker, without faults.
 struct CheckedInproc {
   static constexpr char const* kName = "checked_inproc";
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
@@ -19,6 +21,7 @@ struct CheckedInproc {
   }
 };
 
+/// inproc under the checker, with faults of a fixed seed.
 struct FaultyInproc {
   static constexpr char const* kName = "faulty_inproc";
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
@@ -26,6 +29,7 @@ struct FaultyInproc {
   }
 };
 
+/// shm under the checker, with faults of a fixed seed.
 struct FaultyShm {
   static constexpr char const* kName = "faulty_shm";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {

@@ -16,6 +16,7 @@
 ///   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store);
 namespace headway::comm {
 
+/// Base of the suites. The parameter is the engine under test.
 class EndpointConformance : public testing::TestWithParam<TestedEngine> {
  protected:
   static EndpointGroup connect(int size, std::size_t landing_bytes = std::size_t{1} << 20) {

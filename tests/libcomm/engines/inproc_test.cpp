@@ -8,6 +8,7 @@
 namespace headway::comm {
 namespace {
 
+/// inproc with its default options.
 struct Inproc {
   static constexpr char const* kName = "inproc";
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {
@@ -15,6 +16,7 @@ struct Inproc {
   }
 };
 
+/// inproc that puts into exposed memory instead of reading it.
 struct InprocThatExposes {
   static constexpr char const* kName = "inproc_that_exposes";
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t landing_bytes) {

@@ -16,6 +16,7 @@ namespace {
 constexpr unsigned long kNobody = TracerCalls::kNobody, kAnyProcess = TracerCalls::kAnyProcess;
 constexpr int kLauncher = 100;
 
+/// Records set_tracer() and answers from tables.
 class PlayedKernel final : public TracerCalls {
  public:
   int yama_level() override { return level; }
@@ -29,6 +30,7 @@ class PlayedKernel final : public TracerCalls {
   std::vector<unsigned long> named;                                         ///< In the order of the calls.
 };
 
+/// ReadPermission on a played kernel.
 class ReadPermissionTest : public testing::Test {
  protected:
   ReadPermission permit(std::vector<int> const& peers) { return {process_, peers}; }

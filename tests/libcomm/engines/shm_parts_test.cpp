@@ -17,6 +17,7 @@
 namespace headway::comm {
 namespace {
 
+/// shm with one part per rank in each landing segment.
 struct ShmInParts {
   static constexpr char const* kName = "shm_in_parts";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {

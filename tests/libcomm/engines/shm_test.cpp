@@ -5,6 +5,7 @@
 namespace headway::comm {
 namespace {
 
+/// shm with its default options.
 struct Shm {
   static constexpr char const* kName = "shm";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {

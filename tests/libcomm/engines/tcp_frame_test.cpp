@@ -15,6 +15,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
+/// Records the tags and notices of a FrameReader.
 struct Heard final : FrameHandler {
   void landed(Tag tag) override { tags.push_back(tag); }
   void notice(std::string_view text) override { notices.emplace_back(text); }
@@ -161,6 +162,7 @@ TEST(FrameStream, WithdrawStopsAFrameThatIsHalfThere) {
   }
 }
 
+/// A header that the reader must reject.
 struct BadFrame {
   std::string name;
   FrameHeader frame;

@@ -5,6 +5,7 @@
 namespace headway::comm {
 namespace {
 
+/// tcp with its default options.
 struct Tcp {
   static constexpr char const* kName = "tcp";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {

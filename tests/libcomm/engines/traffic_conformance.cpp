@@ -55,19 +55,22 @@ class TrafficRank {
   }
 
  private:
+  /// Header of a message: its payload is test_bytes(size, seed).
   struct Header {
     std::uint64_t size;
     std::uint64_t seed;
   };
 
+  /// State of the messages to and from one peer.
   struct Peer {
     std::vector<std::vector<std::byte>> payloads = std::vector<std::vector<std::byte>>(kSlots);
     std::uint16_t sent = 0;
-    std::set<std::uint16_t> acknowledged;
+    std::set<std::uint16_t> acknowledged;  ///< Own messages that the peer has checked.
     std::set<std::uint16_t> received;
-    std::vector<std::uint16_t> to_acknowledge;
+    std::vector<std::uint16_t> to_acknowledge;  ///< Messages received but not acknowledged yet.
   };
 
+  /// Passes arrivals to the rank. A notice or a loss is an error.
   class Sink final : public ArrivalSink {
    public:
     explicit Sink(TrafficRank& rank) : rank_(rank) {}
@@ -81,6 +84,7 @@ class TrafficRank {
 
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
+  /// Offset of the slot of `message` in the receiver's landing segment.
   static std::size_t slot_offset(int source, std::uint16_t message) {
     return (static_cast<std::size_t>(source) * kSlots + message % kSlots) * kSlotStride;
   }
@@ -111,6 +115,7 @@ class TrafficRank {
     return static_cast<std::uint64_t>(source) << 40 | static_cast<std::uint64_t>(target) << 20 | message;
   }
 
+  /// Sends all due acknowledgements to `rank`, and one message if its slot is free.
   void send_some(int rank) {
     Peer& to = peer(rank);
     while (!to.to_acknowledge.empty()) {
@@ -134,6 +139,7 @@ class TrafficRank {
     }
   }
 
+  /// Mostly small sizes, some zero and some large.
   std::size_t random_size() {
     switch (random_() % 8) {
       case 0:
@@ -159,7 +165,7 @@ class TrafficRank {
   }
 
   Endpoint& endpoint_;
-  std::uint16_t messages_;
+  std::uint16_t messages_;  ///< Messages to each peer.
   std::mt19937_64 random_;
   std::vector<Peer> peers_;
   Sink sink_{*this};

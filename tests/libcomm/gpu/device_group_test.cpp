@@ -24,8 +24,10 @@ namespace {
 
 constexpr int kRanks = 2;
 
+/// Ranks that are threads, each with a group, a device group and a stream.
 class DeviceGroupTest : public GpuTest {
  protected:
+  /// Objects of one rank.
   struct Rank {
     std::unique_ptr<Group> group;
     std::unique_ptr<DeviceGroup> device;
@@ -70,6 +72,7 @@ class DeviceGroupTest : public GpuTest {
     own.device.reset();
   }
 
+  /// Contents of the block from `source` to `destination` in exchange `number`.
   static std::vector<std::byte> block(int source, int destination, std::size_t size, int number) {
     return test_bytes(size, static_cast<unsigned>(number * 100 + source * 10 + destination));
   }

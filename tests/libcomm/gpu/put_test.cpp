@@ -13,6 +13,7 @@
 namespace headway::comm {
 namespace {
 
+/// Needs a GPU and an RDMA device; skipped otherwise.
 class GpuPutTest : public GpuTest {
  protected:
   void SetUp() override {

@@ -19,6 +19,7 @@
 namespace headway::comm {
 namespace {
 
+/// All-to-all exchanges of all sizes, under several bounds.
 class AllToAllTest : public GroupTest {
  protected:
   /// Runs `count` exchanges. Finishes the oldest one whenever more than `in_flight` are pending.

@@ -22,6 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+/// Callbacks of operations. Some tests use two groups, so that one could disturb the other.
 class CallbackTest : public GroupTest {
  protected:
   /// Shared: a promise must outlive set_value(), which may still run when its future is ready.
@@ -87,6 +88,7 @@ TEST_P(CallbackTest, ACallbackMayDestroyItsOwnGroup) {
 TEST_P(CallbackTest, ACallbackThatThrowsMayOwnItsGroup) {
   run_with_late_message([](TwoGroups& groups, Operation& operation, std::promise<void>& is_ready) {
     Signal const destroyed = make_signal();
+    /// Signals after it has destroyed its group.
     struct Owner {
       std::unique_ptr<Group> group;
       Signal destroyed;

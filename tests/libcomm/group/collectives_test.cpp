@@ -36,6 +36,7 @@ class Blocks {
   std::vector<std::span<std::byte>> spans_;
 };
 
+/// Collectives. Every output is compared with bytes that depend on rank, size and root.
 class CollectivesTest : public GroupTest {
  protected:
   /// Runs `body(group, bytes, root, seed)` with groups of 1, 2, 3, 5 and 8 ranks, several sizes and roots.

@@ -55,6 +55,7 @@ class Exchange {
   Exchange(Exchange&&) = default;
   Exchange& operator=(Exchange const&) = delete;
 
+  /// Starts the exchange. The memory must stay until the operation is done.
   OperationPtr start(Group& group, int channel = 0, DataType type = 1) {
     operation_ = group.all_to_all_v({.sends = sends_, .receives = receives_, .data_type = type, .channel = channel});
     return operation_;
@@ -127,6 +128,7 @@ inline SizeOf uneven_sizes(std::uint64_t number, std::size_t max_bytes) {
   };
 }
 
+/// The same size for each pair.
 inline SizeOf even_sizes(std::size_t bytes) {
   return [=](int, int) { return bytes; };
 }

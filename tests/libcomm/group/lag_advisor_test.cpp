@@ -11,9 +11,10 @@
 namespace headway::comm {
 namespace {
 
-constexpr int kRanks = 8, kLimit = 8;
+constexpr int kRanks = 8, kLimit = 8;  ///< Number of ranks; largest bound.
 using BusyOf = std::function<BusyTimes(std::uint64_t number, int rank)>;
 
+/// Feeds exchanges [first, end) to the advisor. Each is completed at once.
 void run(LagAdvisor& advisor, std::uint64_t first, std::uint64_t end, BusyOf const& busy_of) {
   for (std::uint64_t number = first; number < end; ++number) {
     for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
@@ -21,6 +22,7 @@ void run(LagAdvisor& advisor, std::uint64_t first, std::uint64_t end, BusyOf con
   }
 }
 
+/// Advice after `count` exchanges.
 int advice_after(std::uint64_t count, BusyOf const& busy_of) {
   LagAdvisor advisor(kRanks, kLimit);
   run(advisor, 0, count, busy_of);
@@ -35,6 +37,7 @@ std::uint64_t draw(std::uint64_t one, std::uint64_t other) {
   return bits ^ bits >> 31;
 }
 
+/// Busy times: `work_us` before each wait, and a random delay up to `max_us` after it.
 BusyOf random_delays(std::uint32_t max_us, std::uint32_t work_us) {
   return [=](std::uint64_t number, int rank) {
     auto const delay_us = draw(number, static_cast<std::uint64_t>(rank)) % (max_us + 1);

@@ -22,6 +22,7 @@ namespace {
 /// under every order of events that a seed can make. This test covers the layers below: engines, threads and sleep.
 class LagStressTest : public GroupTest {
  protected:
+  /// Random settings of one round.
   struct Plan {
     int size;
     std::size_t max_bytes;
@@ -80,6 +81,7 @@ class LagStressTest : public GroupTest {
     return channel < 0 ? std::nullopt : std::optional(channel);
   }
 
+  /// Sleeps, changes a bound or tests an operation, or does nothing.
   static void disturb(Group& group, RandomRounds::Random& random, Operation& newest) {
     auto const limit = static_cast<std::uint64_t>(group.options().max_lag_limit);
     switch (draw(random, 0, 9)) {

@@ -18,8 +18,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
+/// Groups at the limits of sizes and counts.
 class LimitsTest : public testing::Test {
  protected:
+  /// Error of connecting `size` ranks with `options`.
   static std::string refusal_of(GroupOptions const& options, int size) {
     MemoryStore store;
     try {

@@ -41,6 +41,7 @@ struct Shared {
   std::atomic<bool> names_peer;
 };
 
+/// Ranks are forked processes. A third process takes the pid of a killed one.
 class PidReuseTest : public testing::Test {
  protected:
   static void wait_for(std::atomic<int> const& word, int value) {

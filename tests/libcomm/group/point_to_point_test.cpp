@@ -19,8 +19,10 @@ namespace {
 
 constexpr DataType kType = 3;
 
+/// Sends and receives, expected and unexpected.
 class PointToPointTest : public GroupTest {
  protected:
+  /// Size of a message: most are small, every fifth may exceed a slot.
   static std::size_t size_of(std::uint64_t message) {
     return message * 7919 % 5 == 0 ? message * 1237 % 60000 : message % 300;
   }

@@ -23,10 +23,10 @@ namespace headway::comm {
 struct GroupCase {
   char const* name;
   Engine engine;
-  bool wrap_checked = false;
-  std::uint64_t fault_seed = 0;
-  bool allow_pull = true;
-  int rdma_rails = 1;
+  bool wrap_checked = false;     ///< Wrap the engine in a CheckedEndpoint.
+  std::uint64_t fault_seed = 0;  ///< Seed of injected faults; 0: none.
+  bool allow_pull = true;        ///< If false, large blocks go in fragments.
+  int rdma_rails = 1;            ///< Queue pairs per peer.
 
   [[nodiscard]] GroupOptions options() const {
     GroupOptions options;

@@ -54,10 +54,12 @@ class End {
         RemoteMemory{.layout = layout, .incoming = memory_[0].get(), .outgoing = memory_[1].get()});
   }
 
+  /// Adds `message` to the relay's queue of this peer and channel.
   void hand_to(Relay& relay, int channel, bool is_send, Relay::Message const& message) const {
     relay.add(remote_, {.peer = peer_, .channel = channel, .is_send = is_send}, message);
   }
 
+  /// Plays the sender's stream: fills fragments, then raises `arrived` with release order.
   void send(int channel, Relay::Message const& message) const {
     auto const bytes = content(rank_, channel, message);
     for (auto number = message.first_fragment; number < message.first_fragment + message.num_fragments; ++number) {
@@ -68,6 +70,7 @@ class End {
     }
   }
 
+  /// Plays the receiver's stream: waits for each fragment, checks it, and returns credit every kCreditStep fragments.
   void receive(int channel, Relay::Message const& message) const {
     auto const bytes = content(peer_, channel, message);
     for (auto number = message.first_fragment; number < message.first_fragment + message.num_fragments; ++number) {
@@ -116,6 +119,7 @@ class End {
   std::shared_ptr<RemoteMemory> remote_;
 };
 
+/// Relays between ranks that share no memory.
 class RelayTest : public GroupTest {
  protected:
   /// Message of the group's failure; empty if it does not fail in time.
@@ -170,6 +174,7 @@ TEST_P(RelayTest, ItEndsWithItsGroup) {
 }
 
 TEST_P(RelayTest, ADisagreementNamesWhatBothMean) {
+  /// A disagreement and a part of its error text.
   struct Case {
     MessageMeaning sent, expected;
     std::string text;

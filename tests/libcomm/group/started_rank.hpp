@@ -63,6 +63,7 @@ class StartedRank {
 
   [[nodiscard]] std::string process() const { return std::to_string(pid_); }
 
+  /// Sends SIGKILL and waits for the end.
   void kill() {
     signal(SIGKILL);
     collect();
@@ -107,16 +108,16 @@ class StartedRank {
 
   pid_t pid_ = -1;
   int wait_status_ = 0;
-  int output_ = -1;
-  std::string unread_;
+  int output_ = -1;     ///< Read end of the pipe from its stdout.
+  std::string unread_;  ///< Output behind the last returned line.
 };
 
 /// Work of each rank of a group of processes; see rank_process.cpp.
 struct RankWork {
   std::string engine;
   int size = 4;
-  std::size_t bytes = 100;
-  int lag = 0;
+  std::size_t bytes = 100;  ///< Bytes per block.
+  int lag = 0;              ///< Bound k.
   bool with_collectives = false;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

@@ -55,6 +55,7 @@ class Crowd {
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   std::deque<std::string>& wire(int from, int to) { return wires_[index(from * size_ + to)]; }
+  /// Queues the news of each living rank to all others.
   void say_news() {
     for (int rank = 0; rank < size_; ++rank) {
       auto const news = is_alive(rank) ? ranks_[index(rank)].take_news() : std::nullopt;
@@ -68,7 +69,7 @@ class Crowd {
   int size_;
   std::vector<bool> is_alive_;
   std::vector<Survivors> ranks_;
-  std::vector<std::deque<std::string>> wires_;
+  std::vector<std::deque<std::string>> wires_;  ///< (size * size) notices in flight; "": a loss.
 };
 
 TEST(SurvivorsTest, AllThatAreLeftAgreeWhoeverDiesWhenever) {

@@ -92,6 +92,7 @@ SocketAddress address_of_nobody() {
   return own_address(listener.get());
 }
 
+/// Outcome of one Connector.
 struct Result {
   Connector::Outcome outcome{};
   Clock::duration time{};

@@ -43,6 +43,7 @@ Bytes converse(Handshake& connector, Handshake& acceptor) {
   }
 }
 
+/// The two sides of a handshake, and its result. Tests change `low` or `high` before shake().
 struct Pair {
   HandshakeSelf low = rank_of_two(0);
   HandshakeSelf high = rank_of_two(1);

@@ -29,18 +29,21 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+/// Lifelines of a rank, or the error of connecting.
 struct RankResult {
   std::vector<Lifeline> lifelines;
   std::string error;
 };
 
+/// Arguments of one rank.
 struct RankArgs {
   int size = 0;
   GroupOptions options;
   std::size_t landing_bytes = 1 << 20;
-  std::chrono::milliseconds time = seconds(20);
+  std::chrono::milliseconds time = seconds(20);  ///< Time limit of connecting.
 };
 
+/// Connects one rank; never throws.
 RankResult connect_rank(int rank, RankArgs const& args, Store& store) {
   RankResult result;
   Agreement const agreement{.size = args.size, .landing_bytes = args.landing_bytes, .options = &args.options};
@@ -52,6 +55,7 @@ RankResult connect_rank(int rank, RankArgs const& args, Store& store) {
   return result;
 }
 
+/// Connects all ranks, each in a thread of its own.
 std::vector<RankResult> connect_all(std::vector<RankArgs> const& args, Store& store) {
   std::vector<std::future<RankResult>> pending;
   for (std::size_t rank = 0; rank < args.size(); ++rank) {
@@ -211,6 +215,7 @@ TEST(Lifelines, AGivenSecretConnects) {
   expect_connected(connect_all(args, store));
 }
 
+/// A change of one rank's arguments, and the text that must appear in all errors.
 struct Difference {
   std::string name;
   void (*apply)(RankArgs&);
@@ -525,6 +530,7 @@ FileDescriptor shake_hands(int rank, RankArgs const& args, Contact const& contac
   return socket;
 }
 
+/// Rank 0 waits for ranks 1 and 2. The test plays a rank that fails.
 class DuringTheRendezvous : public testing::Test {
  protected:
   DuringTheRendezvous() {

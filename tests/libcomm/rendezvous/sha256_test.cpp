@@ -13,6 +13,7 @@ std::span<std::byte const> bytes_of(std::string const& text) { return std::as_by
 
 std::string repeated(unsigned char byte, std::size_t count) { return std::string(count, static_cast<char>(byte)); }
 
+/// Message and hex digest.
 struct Sha256Vector {
   std::string message;
   std::string digest;
@@ -47,6 +48,7 @@ TEST(Sha256, PiecesOfAnyLengthGiveTheSameDigestAsTheWhole) {
   }
 }
 
+/// Key, message and hex digest.
 struct HmacVector {
   std::string key;
   std::string message;

@@ -15,6 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLong(20'000);
 
+/// A directory that the destructor removes.
 class TemporaryDirectory {
  public:
   TemporaryDirectory()
@@ -26,15 +27,18 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
+/// Makes the store of ranks that are threads.
 struct MemoryStoreMaker {
   std::unique_ptr<Store> make() { return std::make_unique<MemoryStore>(); }
 };
 
+/// Makes a store in a fresh directory.
 struct FileStoreMaker {
   TemporaryDirectory directory;
   std::unique_ptr<Store> make() { return std::make_unique<FileStore>(directory.path()); }
 };
 
+/// Tests that hold for every store.
 template <typename Maker>
 class AnyStore : public testing::Test {
  protected:

@@ -30,6 +30,7 @@ class Exchange {
   [[nodiscard]] BlockId block_from(int sender, int receiver) const {
     return {.history_seed = plan_.seed, .kind = channel_, .index = index_, .sender = sender, .receiver = receiver};
   }
+  /// Places send and receive blocks in memory_, with kGuardBytes between them.
   void lay_out();
   [[noreturn]] void fail(std::string const& what) const;
 
@@ -37,7 +38,7 @@ class Exchange {
   int rank_, size_;
   int channel_;
   std::uint64_t index_;
-  std::vector<std::byte> memory_;
+  std::vector<std::byte> memory_;                       ///< All blocks and guard bytes.
   std::vector<std::span<std::byte>> sends_, receives_;  ///< (size) spans in memory_.
   OperationPtr operation_;
 };

@@ -74,6 +74,7 @@ class LateEndpoint final : public Endpoint {
   [[nodiscard]] bool lands_by_polling() const override { return inner_->lands_by_polling(); }
 
  private:
+  /// A put that has not landed yet.
   struct Put {
     Destination destination;
     std::array<std::byte, kMaxHeaderBytes> header;
@@ -82,6 +83,7 @@ class LateEndpoint final : public Endpoint {
     Tag tag;
     std::uint64_t number;  ///< Value of put_count() right after this put.
   };
+  /// Puts to one peer.
   struct Peer {
     std::uint64_t num_put = 0, num_flushed = 0;
     std::size_t num_under_way = 0;

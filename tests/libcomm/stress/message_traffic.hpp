@@ -26,11 +26,12 @@ class MessageTraffic {
   void collect();
 
  private:
+  /// A started send or receive with its memory.
   struct Message {
     OperationPtr operation;
     bool is_send;
-    int peer;  ///< -1 for a receive from any rank.
-    std::uint64_t index;
+    int peer;             ///< -1 for a receive from any rank.
+    std::uint64_t index;  ///< Index among the messages of the pair.
     std::vector<std::byte> memory;
   };
 
@@ -39,7 +40,9 @@ class MessageTraffic {
   }
   void start_send(int peer);
   void start_receive(int peer);
+  /// Starts a receive that takes a kMatchAny message of any rank.
   void start_receive_any();
+  /// Skips messages of `peer` that match-any receives take.
   void skip_match_any(int peer);
   void verify(Message& message);
   void verify_any(Message& message);
@@ -51,8 +54,8 @@ class MessageTraffic {
   std::vector<std::uint64_t> num_sent_, num_received_;  ///< (size) messages of each pair that were started or skipped.
   std::vector<std::uint64_t> next_any_;                 ///< (size) search for match-any messages from here.
   std::uint64_t num_any_left_ = 0;
-  std::uint64_t num_to_start_ = 0;
-  std::deque<Message> pending_;  ///< In the order of their starts.
+  std::uint64_t num_to_start_ = 0;  ///< Sends and receives of the plan that are not started.
+  std::deque<Message> pending_;     ///< In the order of their starts.
 };
 
 }  // namespace headway::comm::stress

@@ -27,7 +27,9 @@ class RankScript {
   [[nodiscard]] std::string describe() const;
 
  private:
+  /// Starts an exchange on a random channel. @returns false if all are started.
   bool start_exchange();
+  /// Chooses an operation to test for some steps.
   void await_something();
   void test(Operation* operation);
   void collect();
@@ -40,8 +42,8 @@ class RankScript {
   std::vector<std::uint64_t> num_started_;                          ///< (num_channels)
   std::vector<std::deque<std::unique_ptr<Exchange>>> outstanding_;  ///< (num_channels), by start.
   MessageTraffic messages_;
-  Operation* awaited_ = nullptr;
-  std::uint64_t patience_ = 0;  ///< Further steps for which it waits for awaited_.
+  Operation* awaited_ = nullptr;  ///< Operation that the next steps test; null: none.
+  std::uint64_t patience_ = 0;    ///< Further steps for which it waits for awaited_.
 };
 
 }  // namespace headway::comm::stress

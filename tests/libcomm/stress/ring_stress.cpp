@@ -45,16 +45,18 @@ constexpr char kUsage[] =
     "With --mutant, plants that fault and succeeds if it is found. --replay repeats one group of a failed run;\n"
     "give the other options as they were.\n";
 
+/// Options of the command line.
 struct Arguments {
   std::uint64_t histories = 1'000'000;
   std::uint64_t seed = 1;
   std::uint64_t histories_per_group = 64;
   unsigned threads = 1;
   PlanChoice choice;
-  std::string mutant;
-  std::optional<std::uint64_t> replay;
+  std::string mutant;                   ///< Name of the planted fault; "": none, "all": each in turn.
+  std::optional<std::uint64_t> replay;  ///< Seed of a single group to run.
 };
 
+/// A failed history.
 struct Finding {
   std::uint64_t group_seed = 0;
   std::uint64_t history = 0;  ///< Index within the group.
@@ -142,6 +144,7 @@ class Run {
   [[nodiscard]] std::optional<Finding> const& finding() const { return finding_; }
 
  private:
+  /// One group and its share of the run.
   struct GroupOfHistories {
     std::uint64_t seed, num_histories;
   };
@@ -154,6 +157,7 @@ class Run {
     return GroupOfHistories{hash_of(arguments_.seed, num_groups_++), count};
   }
 
+  /// Adds the counters of a group, and prints progress in tenths of a long run.
   void report(Tally const& tally, std::optional<Finding> finding) {
     std::lock_guard const lock(mutex_);
     auto const tenths = [&] { return 10 * tally_.histories / arguments_.histories; };

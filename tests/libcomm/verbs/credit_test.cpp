@@ -47,6 +47,7 @@ std::uint64_t receivers_not_ready() {
   return total;
 }
 
+/// Three senders and one receiver that share a receive queue.
 class CreditTest : public testing::Test {
  protected:
   /// Puts tags from `rank` to rank 0 until there is no credit or `limit` tags are sent in total.

@@ -24,6 +24,7 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
+/// The cache of memory regions on the first device of this host.
 class RegistrationsTest : public testing::Test {
  protected:
   verbs::Registrations with_limit(std::size_t limit_bytes) { return {domain_.get(), limit_bytes}; }

@@ -6,6 +6,7 @@
 
 namespace headway::comm {
 
+/// Connects a rank on the first usable device, with `num_rails` queue pairs to each peer.
 inline std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t landing_bytes, Store& store,
                                                int num_rails) {
   auto lifelines = connect_test_lifelines(rank, size, landing_bytes, store);
@@ -15,6 +16,7 @@ inline std::unique_ptr<Endpoint> connect_verbs(int rank, int size, std::size_t l
       {.address = std::move(address), .num_rails = num_rails, .cache_bytes = std::size_t{64} << 20});
 }
 
+/// verbs with one queue pair to each peer.
 struct Verbs {
   static constexpr char const* kName = "verbs";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t landing_bytes, Store& store) {

@@ -174,6 +174,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  /// Argument and result of a lane.
   struct Vote {
     unsigned mask;
     bool is_for;

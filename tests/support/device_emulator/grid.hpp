@@ -16,10 +16,12 @@
 
 namespace headway::device_emulator {
 
+/// Index of a block or thread, such as CUDA's threadIdx.
 struct Index3 {
   unsigned x = 0, y = 0, z = 0;
 };
 
+/// Size of a grid or block.
 struct Extent3 {
   unsigned x = 1, y = 1, z = 1;
   [[nodiscard]] unsigned volume() const { return x * y * z; }
@@ -32,9 +34,10 @@ struct Extent3 {
 /// kLastLag: at once. A warp runs only while no warp before it can, so the last warps lag behind.
 enum class AsyncTiming : std::uint8_t { kEarly, kLate, kLastLag };
 
+/// Arguments of a launch.
 struct LaunchOptions {
   Extent3 grid{}, block{};
-  std::size_t shared_bytes = 0;
+  std::size_t shared_bytes = 0;  ///< Dynamic shared memory.
   AsyncTiming timing = AsyncTiming::kEarly;
   /// Number of blocks that run interleaved. Above 1 only for kernels whose shared memory is all dynamic.
   unsigned concurrent_blocks = 1;
@@ -49,7 +52,7 @@ class Block;
 
 /// Operations that a thread has started, in groups that it waits for in order (cp.async, bulk stores, wgmma).
 struct OperationQueue {
-  std::vector<std::function<void()>> open;
+  std::vector<std::function<void()>> open;  ///< Started since the last commit().
   std::deque<std::vector<std::function<void()>>> groups;
 
   void commit();
@@ -57,12 +60,13 @@ struct OperationQueue {
   void finish(std::size_t num_left);
 };
 
+/// A thread of a kernel. It runs as a fiber.
 struct Thread {
   Fiber fiber;
   Block* block = nullptr;
   Index3 index;
-  unsigned number = 0;
-  char const* waits_for = nullptr;
+  unsigned number = 0;              ///< Linear index in the block.
+  char const* waits_for = nullptr;  ///< Name of the awaited event, for error texts.
   bool (*is_ready)(void*) = nullptr;
   void* ready_argument = nullptr;
   OperationQueue copies, bulk_stores;
@@ -78,14 +82,18 @@ struct WarpMeeting {
   void* arguments[32] = {};
 };
 
+/// A barrier of the block (__syncthreads, bar.sync, bar.arrive).
 struct NamedBarrier {
   unsigned arrived = 0, expected = 0;
   std::uint64_t generation = 0;
 };
 
+/// A block of a kernel: its threads, shared memory, barriers and deferred operations. All of it runs on one thread of
+/// the host, so nothing needs a lock.
 class Block {
  public:
   Block(LaunchOptions const& options, std::function<void()> const& kernel);
+  /// Prepares all threads of block `index`. `stacks` holds the memory of their fibers.
   void start(Index3 index, std::span<std::byte> stacks);
   /// Runs each thread that can run until it waits. @returns whether any could.
   bool advance();
@@ -94,8 +102,11 @@ class Block {
   [[nodiscard]] bool is_done() const { return num_running_ == 0; }
   [[nodiscard]] std::string describe_waits() const;
 
+  /// Waits until all lanes of `mask` have come. The last one calls `act` with the arguments of all lanes.
   void meet(std::uint32_t mask, char const* name, void* argument, void (*act)(void* const* arguments));
+  /// Waits at a barrier until `num_threads` threads have arrived.
   void sync(unsigned barrier, unsigned num_threads, char const* name);
+  /// Arrives at a barrier without waiting.
   void arrive(unsigned barrier, unsigned num_threads);
   /// Runs `operation` now or defers it, depending on the timing.
   void do_sometime(std::function<void()> operation);
@@ -122,9 +133,9 @@ class Block {
   unsigned num_running_ = 0;
   std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< Keyed by warp and mask.
   NamedBarrier barriers_[16];
-  std::vector<OperationQueue> products_;  ///< One queue per warp.
-  std::vector<std::function<void()>> put_off_;
-  std::uint32_t choice_ = 1;
+  std::vector<OperationQueue> products_;        ///< One queue per warp.
+  std::vector<std::function<void()>> put_off_;  ///< Deferred operations.
+  std::uint32_t choice_ = 1;                    ///< State of the generator that picks deferred operations.
 };
 
 /// The thread whose code runs. Call it only inside a kernel.

@@ -44,6 +44,7 @@ inline void mma_m16n8k16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32
   this_thread().block->meet(0xffffffffu, "mma_m16n8k16", &mine, mma_of_warp);
 }
 
+/// Arguments of one lane in ldmatrix.
 struct MatrixArguments {
   std::uint32_t* result;
   std::byte const* row;
