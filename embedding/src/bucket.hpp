@@ -9,13 +9,14 @@
 
 namespace headway::embedding {
 
-/// What a slot of the key structure says of its key: where its row is, below 2^31, or how often it was looked up so
-/// far.
+/// State of a slot of the key index: the number of the key's row (1 to 2^31 - 1), or the lookups so far of a key that
+/// waits for a row.
 enum class RowWord : std::uint32_t {
-  kEmpty = 0,            ///< There is no key, and no probe goes on past this bucket.
-  kPending = 1U << 31,   ///< And more by the count of lookups: the key waits for a row.
-  kErased = 0xffffffff,  ///< There is no key any more, but probes go on.
+  kEmpty = 0,            ///< No key. A probe ends at a bucket with such a slot.
+  kPending = 1U << 31,   ///< Plus the number of lookups: the key waits for a row.
+  kErased = 0xffffffff,  ///< Tombstone: no key, but probes go on past it.
 };
+/// Counts of pending keys saturate here. The largest pending word is 0xbfffffff, so it never equals kErased.
 inline constexpr std::uint32_t kMostPendingCount = 0x3fffffff;
 
 [[nodiscard]] constexpr bool is_live(RowWord word) { return word != RowWord::kEmpty && word != RowWord::kErased; }
@@ -30,7 +31,7 @@ inline constexpr std::uint32_t kMostPendingCount = 0x3fffffff;
   return RowWord{static_cast<std::uint32_t>(RowWord::kPending) + (count < most ? count : most)};
 }
 
-/// Slots that are looked at together: one cache line. For keys of any table and id.
+/// Four slots in one cache line, compared together. Holds keys of any table and id.
 struct alignas(64) WideBucket {
   static constexpr std::size_t kNumSlots = 4;
 
@@ -49,7 +50,8 @@ struct alignas(64) WideBucket {
 };
 static_assert(sizeof(WideBucket) == 64);
 
-/// The same for keys of table 0: those of one table, or whose ids carry the table's number.
+/// Five slots in one cache line, for keys of table 0: the index of a single table, or ids that contain the table
+/// number. Tables do not use it yet.
 struct alignas(64) PackedBucket {
   static constexpr std::size_t kNumSlots = 5;
 

@@ -9,34 +9,37 @@
 
 namespace headway::embedding {
 
-/// @throws comm::UsageError unless there are as many `what` as keys, and one table for each key or for all
+/// Checks a batch: one `what` for each key, and one table for each key or one for all.
+/// @throws comm::UsageError otherwise
 inline void expect_one_each(Keys const& keys, std::size_t count, char const* what) {
   if (count == keys.size() && (keys.tables.empty() || keys.tables.size() == keys.size())) return;
   throw comm::UsageError(std::to_string(keys.size()) + " keys have " + std::to_string(count) + " " + what + " and " +
                          std::to_string(keys.tables.size()) + " tables");
 }
 
-/// @throws comm::UsageError unless there are `width` values for each key
+/// Checks that there are `width` values for each key. @throws comm::UsageError otherwise
 inline void expect_values(Keys const& keys, std::size_t num_values, std::size_t width, char const* what) {
   if (num_values == keys.size() * width) return;
   throw comm::UsageError(std::string(what) + ": " + std::to_string(num_values) + " values for " +
                          std::to_string(keys.size()) + " keys of " + std::to_string(width));
 }
 
-/// How many keys the batch of some different keys has. @throws comm::UsageError if sizes do not agree
+/// Number of keys of the batch that `members` maps to the unique keys `keys`.
+/// @throws comm::UsageError if sizes do not agree
 inline std::size_t expect_members(Keys const& keys, Members const& members) {
   comm::expects(members.numbers.size() == members.members.size() && members.begins.size() > keys.size(),
                 "not one number and member for each key of the batch, and one beginning for each different key");
   return members.numbers.size();
 }
 
-/// How many bags a batch of so many keys has. @throws comm::UsageError if sizes do not agree
+/// Number of bags of a batch of `num_keys` keys. @throws comm::UsageError if sizes do not agree
 inline std::size_t count_bags(std::size_t num_keys, Bags const& bags) {
   comm::expects(bags.weights.empty() || bags.weights.size() == num_keys, "not one weight for each key");
   return bags.offsets.empty() ? num_keys : bags.offsets.size() - 1;
 }
 
-/// The same where the host may look at offsets. @throws comm::UsageError if they do not grow
+/// count_bags() for offsets in host memory, which are checked too.
+/// @throws comm::UsageError unless offsets grow from 0 to `num_keys`
 inline std::size_t count_bags_on_host(std::size_t num_keys, Bags const& bags) {
   bool const are_good = bags.offsets.empty() ||
                         (bags.offsets.front() == 0 && bags.offsets.back() == static_cast<std::int64_t>(num_keys) &&

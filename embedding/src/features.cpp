@@ -12,7 +12,7 @@ namespace headway::embedding {
 namespace {
 
 void expect_fitting(Feature const& feature) {
-  // A sum of lengths can overflow and then equal the number of ids. What is left of the ids cannot.
+  // Counts down the ids that remain: a sum of lengths could overflow and then equal the number of ids.
   auto left = static_cast<std::int64_t>(feature.ids.size);
   bool is_good = true;
   for (std::size_t i = 0; i < feature.lengths.size && is_good; ++i) {
@@ -32,7 +32,7 @@ void copy_ids(Integers const& ids, std::uint64_t* out) {
   for (std::size_t i = 0; i < ids.size; ++i) out[i] = static_cast<std::uint64_t>(ids[i]);
 }
 
-/// Lengths are those of lists of the ids.
+/// Writes one weight per id; for a mean, each is divided by the length of its list. Lengths must have been checked.
 void write_weights(Feature const& feature, float* out) {
   if (feature.weights.empty()) {
     std::fill_n(out, feature.ids.size, 1.0F);

@@ -4,7 +4,7 @@
 
 namespace headway::embedding {
 
-/// @throws comm::UsageError unless `out` is as large as joined features are, and weights are one each
+/// Sizes of the joined features. @throws comm::UsageError unless `out` has them, and weights are empty or one per id
 JoinedSizes expect_room(std::span<Feature const> features, JoinedFeatures const& out);
 
 }  // namespace headway::embedding

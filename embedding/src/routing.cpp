@@ -1,3 +1,16 @@
+// Routing: groups the keys of a batch by the rank that owns them.
+//
+// Idea: the highest 14 bits of the upper half of a key's hash are its virtual bucket. Rank r of n owns a contiguous
+// range of buckets (owner_of). route() is a stable counting sort by owner: count keys for each rank, prefix sum, place.
+//
+// Example: with 3 ranks, bucket b belongs to rank b * 3 / 16384: rank 0 has buckets 0 to 5,461.
+//   Keys 0 to 3 of owners 1, 0, 2, 0 give order = 1 3 0 2 and counts = 2 1 1.
+//
+// Invariants: a key's bucket never depends on the number of ranks, so checkpoints are read by ranges of buckets.
+//   Ranks get equal numbers of buckets, up to one. Within a rank keys keep the order of the batch.
+//   Index and routing use different bits of the hash, so the keys of one rank are spread over all stripes.
+// Complexity: O(keys + ranks). kRoutingVersion must change with the mapping of keys to ranks.
+
 #include "headway/embedding/routing.hpp"
 
 #include "headway/comm/status.hpp"

@@ -6,7 +6,7 @@
 
 namespace headway::embedding {
 
-/// As much as fits.
+/// count + more, at most 2^32 - 1.
 [[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::uint32_t saturating_sum(std::uint32_t count, std::uint32_t more) {
   constexpr std::uint32_t kMost = 0xffffffff;
   return more > kMost - count ? kMost : count + more;

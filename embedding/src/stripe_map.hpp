@@ -8,18 +8,18 @@
 
 namespace headway::embedding {
 
-/// Which of 64 stripes a key belongs to, by the highest bits of its hash. Stripe s has a share of 2^(s/64) of the keys,
-/// so that tables of one stripe each double at different times, one after the other.
+/// Maps a key to one of 64 stripes, by the highest bits of its hash. The share of stripe s is proportional to 2^(s/64),
+/// so the indices of the stripes double one after the other, not all at the same time.
 class StripeMap {
  public:
   static constexpr std::size_t kCount = 64;
-  /// So many bits of the hash choose the stripe; all further ones are alike in all stripes.
+  /// Number of highest hash bits that choose the stripe. All other bits are uniform within each stripe.
   static constexpr int kHashBits = 12;
 
   StripeMap();
   [[nodiscard]] std::size_t of(Hash hash) const { return of(hash.low); }
   [[nodiscard]] std::size_t of(std::uint64_t low) const { return of_cell_[low >> (64 - kHashBits)]; }
-  /// By those bits.
+  /// Values of those bits: cells() maps each to its stripe.
   static constexpr std::size_t kNumCells = std::size_t{1} << kHashBits;
   [[nodiscard]] std::array<std::uint8_t, kNumCells> const& cells() const { return of_cell_; }
 

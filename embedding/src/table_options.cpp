@@ -38,7 +38,7 @@ void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_
 }
 
 Sweep sweep_of(std::uint32_t before, std::uint32_t step, std::size_t num_stripes) {
-  // A step that begins again sweeps its stripe again, as rows in use may have become fewer.
+  // A repeated step sweeps its stripe again: fewer rows may be in use than before.
   std::size_t const count = std::min<std::size_t>(std::max(step - before, 1U), num_stripes);
   return {.first = (step + num_stripes - (count - 1)) % num_stripes, .count = count};
 }

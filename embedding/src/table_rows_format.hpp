@@ -12,19 +12,20 @@
 
 namespace headway::embedding {
 
-/// Cold rows have their vector in bfloat16, all others in float32; what belongs to the optimizer is float32 in both.
+/// Precision of a row's embedding. Cold rows (fewer lookups than hot_count) have bfloat16, all others float32. The
+/// optimizer state is float32 in both.
 enum class Precision : std::uint8_t { kFloat32, kBfloat16 };
 
-/// Numbers of rows of one precision; those of bfloat16 are further by so many.
+/// Row numbers of one precision: float32 rows have ids below it, bfloat16 rows have this added.
 inline constexpr std::uint32_t kNumRowIds = std::uint32_t{1} << 30;
-/// That may be in use; the numbers between are those of chunks ahead, and of rows that an allocator has free.
+/// Rows that may be in use. The 2^21 numbers above are for chunks mapped ahead and for free rows of the allocators.
 inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21);
 
 [[nodiscard]] constexpr Precision precision_of(RowId id) {
   return (static_cast<std::uint32_t>(id) & kNumRowIds) == 0 ? Precision::kFloat32 : Precision::kBfloat16;
 }
 
-/// Among those of its precision.
+/// Number of a row among the rows of its precision.
 [[nodiscard]] constexpr std::uint32_t plain_number(RowId id) { return static_cast<std::uint32_t>(id) % kNumRowIds; }
 
 [[nodiscard]] constexpr RowId row_id(Precision precision, std::uint32_t number) {
@@ -35,8 +36,8 @@ inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21
   return (size + unit - 1) / unit * unit;
 }
 
-/// Of what a row has. Short rows are not padded to a line of 64 bytes, or bfloat16 would save nothing; nor does any of
-/// them lie in two.
+/// Bytes of a row with padding, a multiple of 16 or of 32. Short rows are not padded to a cache line of 64 bytes, or
+/// bfloat16 would save nothing. Rows of up to 32 bytes never cross a cache line.
 [[nodiscard]] constexpr std::size_t padded(std::size_t row_bytes) {
   constexpr std::size_t kLeastUnit = 16, kMostUnit = 32;
   std::size_t unit = kLeastUnit;
@@ -44,14 +45,16 @@ inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21
   return round_up(row_bytes, unit);
 }
 
-/// kNone where the word names no row.
+/// Row of a slot's word; kNone if the word holds no row.
 [[nodiscard]] constexpr RowId row_of(RowWord word) {
   return is_row(word) ? RowId{static_cast<std::uint32_t>(word)} : RowId::kNone;
 }
 
-/// Columns whose rounding at random takes one call of philox(): 16 bits each.
+/// Columns per call of philox() in stochastic rounding: each takes 16 of its 128 bits.
 inline constexpr std::uint32_t kColumnsPerRounding = 8;
 
+/// Random words for the stochastic rounding of columns from kColumnsPerRounding * `block` on. The top bit of the
+/// counter separates them from the words of initial values.
 [[nodiscard]] constexpr std::array<std::uint32_t, 4> rounding_words(Key key, std::uint32_t block, std::uint64_t step) {
   constexpr std::uint32_t kOnlyForRounding = 1U << 31;
   return philox({static_cast<std::uint32_t>(key.id), static_cast<std::uint32_t>(key.id >> 32), key.table,
@@ -59,7 +62,7 @@ inline constexpr std::uint32_t kColumnsPerRounding = 8;
                 step);
 }
 
-/// For column `i` of the block.
+/// Random bits of column `i` of the block.
 [[nodiscard]] constexpr std::uint16_t rounding_bits(std::array<std::uint32_t, 4> const& words, std::uint32_t i) {
   return static_cast<std::uint16_t>(words[i / 2] >> (i % 2 * 16));
 }

@@ -16,7 +16,7 @@
 
 namespace headway::embedding {
 
-/// Behind make_cpu_deduplicator(): all duplicates of a key are in one stripe, and so with one thread.
+/// The deduplicator behind make_cpu_deduplicator(). The algorithm is explained in cpu_deduplicator.cpp.
 class CpuDeduplicator final : public Deduplicator {
  public:
   explicit CpuDeduplicator(std::shared_ptr<WorkerPool> workers) : workers_(std::move(workers)) {}
@@ -28,21 +28,23 @@ class CpuDeduplicator final : public Deduplicator {
               std::span<float> sums) override;
 
  private:
-  /// Finds for each key of a stripe the first that is the same, and how many are.
+  /// Finds for each key of a stripe its first occurrence in the batch, and counts the occurrences.
   void find_firsts(Keys const& keys, std::size_t stripe);
-  /// Numbers the first keys in the order of the batch.
+  /// Gives first occurrences their unique index, in the order of the batch.
   [[nodiscard]] UniqueKeys number_firsts(Keys const& keys);
-  /// Puts the keys of a stripe with their unique ones.
+  /// Fills inverse indices (`numbers`), CSR map (`members`) and counts for the keys of a stripe.
   void fill_members(UniqueKeys& unique, Keys const& keys, std::size_t stripe);
 
-  std::mutex mutex_;  ///< Held by each call.
+  std::mutex mutex_;  ///< Held for a whole call; guards the scratch memory below.
   std::shared_ptr<WorkerPool> workers_;
   StripeMap stripe_map_;
   StripedBatch batch_;
-  std::vector<std::uint32_t> first_of_;    ///< (keys) The first that is the same.
-  std::vector<std::uint32_t> numbers_;     ///< (keys) Of one that is the first, how often it comes, then its number.
-  std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Numbers of unique keys.
-  std::array<std::vector<std::uint32_t>, StripeMap::kCount> slots_;  ///< Numbers of first keys plus 1, by hash.
+  std::vector<std::uint32_t> first_of_;  ///< (keys) Position of the first occurrence of the key.
+  /// (keys) At a first occurrence: how often the key occurs, later its unique index. Elsewhere 0.
+  std::vector<std::uint32_t> numbers_;
+  std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Unique index of the first new key of each range.
+  std::array<std::vector<std::uint32_t>, StripeMap::kCount>
+      slots_;  ///< Hash tables: position of a first occurrence plus 1; 0 is free.
 };
 
 }  // namespace headway::embedding

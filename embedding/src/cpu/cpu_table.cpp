@@ -1,3 +1,23 @@
+// CPU table: lookup, insertion, gather and update. Insertion is the algorithm of this file.
+//
+// Idea (insert_locked): (1) Sort the batch by stripe. (2) Remove expired rows of its keys. (3) make_room: reserve
+// memory for all rows that the batch can need. If it may not fit under max_rows, plan_insertions walks the batch in
+// order: a new key asks for a row once it reaches min_count lookups, and the first `room` of them get one. If there is
+// an eviction policy and more ask, rows are evicted and the plan is made again. (4) Each stripe, on one thread, inserts
+// or counts its keys in the order of the batch. find_or_insert() first tries the batch as a lookup only
+// (look_up_known), which needs no sort.
+//
+// Example: rows a, b; max_rows 3; batch (c, a, d, c). One row is free, and c asks for it first.
+//   Without a policy: c kInserted, a kFound, d kNoRoom, c kFound.
+//   With LRU: two keys ask. The row of a gets the present step, so it stays; b is evicted; c and d get rows.
+//
+// Invariants: a key is handled by the thread of its stripe, in the order of the batch. So which keys get a row,
+//   statuses and counts do not depend on the number of threads (the RowIds may).
+//   Rows are reserved before a stripe starts, so allocating one does not fail for lack of rows.
+//   A row that is in use (looked up since oldest_in_use) is neither evicted nor demoted. A promotion moves a row at its
+//   first lookup of a step; generation() grows then.
+// Complexity: O(keys) expected. A batch near max_rows costs a serial plan; an eviction without queues scans all rows.
+
 #include "cpu/cpu_table.hpp"
 
 #include "cpu/cpu_deduplicator.hpp"
@@ -20,6 +40,8 @@ namespace headway::embedding {
 
 namespace {
 
+// Prefetch distances (kKeysAhead in buckets, kRowsAhead in rows, kNotesAhead in RowNotes), rows per call of a vector
+// kernel, and floats of a cache line.
 constexpr std::size_t kKeysAhead = StripedBatch::kKeysAhead, kRowsAhead = 8, kRowsAtOnce = 32, kNotesAhead = 64,
                       kValuesPerLine = 16;
 
@@ -89,7 +111,7 @@ std::uint64_t CpuTable::generation() const {
 
 namespace {
 
-/// Whether vectors are copied past the caches: so many that whoever reads them next would not find them near a core.
+/// Whether embeddings are written with non-temporal stores: so many that their reader would not find them in a cache.
 bool goes_past_caches(std::span<float const> out, std::size_t dim) {
   constexpr std::size_t kStreamedBytes = std::size_t{16} << 20, kUnit = kernels::VectorKernels::kStreamBytes;
   bool const is_aligned = reinterpret_cast<std::uintptr_t>(out.data()) % kUnit == 0 && dim * sizeof(float) % kUnit == 0;
@@ -98,14 +120,14 @@ bool goes_past_caches(std::span<float const> out, std::size_t dim) {
 
 }  // namespace
 
-/// The vectors of keys that bags consist of.
+/// Reads the embeddings of the members of bags. For one thread.
 class CpuTable::BagMembers {
  public:
   BagMembers(CpuTable const& table, Keys const& keys, std::span<RowId const> rows,
              std::span<std::uint32_t const> numbers)
       : table_(table), keys_(keys), rows_(rows), numbers_(numbers) {}
 
-  /// Copies the vector of member `i`.
+  /// Copies the embedding of member `i`.
   void copy(std::size_t i, std::span<float> out) {
     prefetch(i + kRowsAhead);
     std::uint32_t const number = numbers_[i];
@@ -115,7 +137,7 @@ class CpuTable::BagMembers {
       table_.read_or_initialise(keys_, number, rows_[number], out);
     }
   }
-  /// (count) The vectors of members from `first` on, until the next call.
+  /// (count) Embeddings of the members from `first` on, at most kRowsAtOnce. Valid until the next call.
   float const* const* locate(std::size_t first, std::size_t count) {
     std::size_t const dim = table_.options_.dim;
     for (std::size_t i = 0; i < count; ++i) {
@@ -141,7 +163,7 @@ class CpuTable::BagMembers {
   std::span<RowId const> rows_;
   std::span<std::uint32_t const> numbers_;
   std::array<float const*, kRowsAtOnce> vectors_;
-  std::vector<float> scratch_;  ///< (kRowsAtOnce, dim) Where a vector is not in float32 in its row.
+  std::vector<float> scratch_;  ///< (kRowsAtOnce, dim) Embeddings of members without a float32 row.
 };
 
 void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const {
@@ -255,7 +277,7 @@ void CpuTable::find_or_insert(Keys const& keys, std::span<RowId> rows, std::span
 }
 
 bool CpuTable::look_up_known(Keys const& keys, std::span<RowId> rows) {
-  // Lookups may change precisions, or remove rows: stripe by stripe.
+  // With these options a lookup may change a precision or remove a row, which only the thread of a stripe may do.
   if (options_.hot_count > 0 || options_.time_to_live > 0) return false;
   auto const all = indices();
   std::atomic<bool> are_known = true;
@@ -279,7 +301,8 @@ bool CpuTable::look_up_known(Keys const& keys, std::span<RowId> rows) {
 }
 
 void CpuTable::count_lookup(RowNotes& notes, std::uint32_t count) const {
-  // Keys may repeat, and each range is another thread's. Relaxed: the call's end orders what readers see.
+  // A key may repeat in ranges of different threads, so counts are atomic. Relaxed is enough: readers see the counts
+  // after the end of the call, which synchronises (WorkerPool's mutex, then `mutex_`).
   if (workers_->num_threads() == 1) {
     notes.count = saturating_sum(notes.count, count);
     notes.step = step_;
@@ -318,7 +341,7 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   auto const last = last_of_each(records);
   for (auto const step : records.steps) newest_step_ = std::max(newest_step_, step);
   reset_queues();
-  // The counts of lookups that are over decide on the precision, but do not add up.
+  // Counts of records decide the precision of a row; they replace its count and are not added to it.
   insert(
       keys, {.counts = last.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
       [&](std::size_t i, RowId row) {
@@ -425,7 +448,7 @@ void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t cou
   notes.count = saturating_sum(notes.count, count);
   notes.step = step_;
   if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count)) return;
-  // Others of this step have its place already.
+  // The row id was already given out in this step, so the row must not move.
   if (!is_first_of_step) return;
   change_precision(stripe, key, word);
 }
@@ -455,7 +478,7 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
     std::size_t const wanted = plan_insertions(keys, lookups, room());
     if (options_.eviction != EvictionPolicy::kNone && wanted > room()) {
       in_stripes(nothing, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
-        if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // So that it stays.
+        if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // Marks it as in use: not evicted.
       });
       std::size_t const allowed = options_.max_rows - std::min(options_.max_rows, wanted);
       evict_batch(size.rows, allowed, std::min(options_.low_water, allowed));
@@ -474,8 +497,9 @@ std::size_t CpuTable::plan_insertions(Keys const& keys, Lookups const& lookups, 
   };
   is_refused_.assign(keys.size(), false);
   std::size_t wanted = 0;
+  /// Key of the batch without a row.
   struct Newcomer {
-    std::uint32_t count = 0;
+    std::uint32_t count = 0;  ///< Lookups so far, with those of previous batches.
     bool has_asked = false, is_refused = false;
   };
   std::unordered_map<Key, Newcomer, HashKey> newcomers;

@@ -26,10 +26,12 @@ namespace headway::embedding {
 
 /// The table behind make_cpu_table().
 ///
-/// The highest bits of a key's hash choose one of 64 stripes, each a key structure and an allocator of rows of its own.
-/// A call that changes the table first sorts its batch by stripe, keeping the order of the batch in each, and then
-/// gives whole stripes to threads: nothing is locked, and the result does not depend on the number of threads. Calls
-/// that only read cut the batch into ranges.
+/// The highest bits of a key's hash choose one of 64 stripes. Each stripe has its own key index and row allocator. A
+/// call that changes the table sorts its batch by stripe, stably, and gives whole stripes to threads. So a stripe needs
+/// no lock, and the result does not depend on the number of threads. Calls that only read cut the batch into ranges.
+///
+/// Locks: `mutex_` is held exclusively by calls that change the table and shared by readers. SegmentPool and RowStore
+/// have a lock each, taken last.
 class CpuTable final : public Table {
  public:
   explicit CpuTable(TableOptions const& options);
@@ -63,6 +65,7 @@ class CpuTable final : public Table {
   std::size_t evict_beyond_limit() override;
 
  private:
+  /// A share of the keys, used by one thread at a time.
   struct Stripe {
     Stripe(SegmentPool& pool, TableRows& table_rows, std::size_t scratch_size)
         : index(pool, StripeMap::kHashBits), rows(table_rows), scratch(scratch_size) {}
@@ -70,68 +73,71 @@ class CpuTable final : public Table {
     TableRows::Allocator rows;
     TableStatistics statistics;
     std::size_t num_rows = 0, num_cold = 0, num_pending = 0;
-    std::vector<float> scratch;  ///< (dim) Where rows may be cold.
+    std::vector<float> scratch;  ///< (dim) Float32 copy of a cold row; empty if hot_count is 0.
     EvictionQueue queue;
-    std::vector<EvictionCandidate> ready;  ///< Scratch: rows that may go now.
+    std::vector<EvictionCandidate> ready;  ///< Scratch: rows that may be evicted now.
   };
-  /// What an insertion does besides: how many lookups key `i` stands for, and after how many it gets a row.
+  /// How an insertion counts: the lookups that key `i` stands for, and the lookups after which it gets a row.
   struct Lookups {
     std::span<std::uint32_t const> counts{};
-    std::uint32_t otherwise = 1;  ///< Where there are no counts.
+    std::uint32_t otherwise = 1;  ///< Lookups of each key if `counts` is empty.
     std::uint32_t min_count = 1;
-    bool is_limited = true;  ///< By max_rows.
+    bool is_limited = true;  ///< Whether max_rows applies; imports may exceed it.
 
     [[nodiscard]] std::uint32_t count(std::size_t i) const { return counts.empty() ? otherwise : counts[i]; }
   };
-  /// How records are imported of which the last of each key holds, on whose count its precision depends.
+  /// Import plan for records with repeated keys: the last record of a key is kept, and its count decides the precision.
   struct LastOfEach {
-    std::vector<std::uint32_t> counts;  ///< (records) Of lookups: the first of a key has the last one's, others none.
-    std::vector<bool> is_last;          ///< (records) Whether it is written.
+    std::vector<std::uint32_t> counts;  ///< (records) First record of a key: count of its last one; others 0.
+    std::vector<bool> is_last;          ///< (records) Whether the record is written.
   };
 
   [[nodiscard]] std::vector<Stripe> make_stripes();
+  /// @throws comm::UsageError unless `row` is a row of this table
   void expect_row(RowId row) const;
   class BagMembers;
-  /// Null where there is no row, or one of bfloat16. @throws comm::UsageError for a row of no table
+  /// The embedding of a float32 row; null for kNone or a bfloat16 row.
+  /// @throws comm::UsageError unless `row` is kNone or a row of this table
   [[nodiscard]] float const* find_vector(RowId row) const;
-  /// What key `i` has in its row, or would get.
+  /// Writes the embedding of key `i`: that of `row`, or the initial one if `row` is kNone.
   void read_or_initialise(Keys const& keys, std::size_t i, RowId row, std::span<float> out) const;
   [[nodiscard]] StripeIndices indices() const {
     return {stripe_map_, [this](std::size_t stripe) { return &stripes_[stripe].index; }};
   }
-  /// Calls `visit(i)` for each row from `first` to `end`, whose lines are fetched before, and `miss(i)` where there is
-  /// none.
+  /// Calls `visit(i)` for each i in [first, end), or `miss(i)` if rows[i] is kNone. Prefetches the rows ahead.
   template <class Visit, class Miss>
   void for_each_row(std::span<RowId const> rows, std::size_t first, std::size_t end, Visit visit, Miss miss) const;
-  /// One step of the optimizer with `gradient_of(i, scratch)` of each key.
+  /// One optimizer step for each row, with the gradient `gradient_of(i, scratch)`. Keys without a row are counted.
   template <class GradientOf>
   void learn(Keys const& keys, std::span<RowId const> rows, kernels::OptimizerStep const& step, GradientOf gradient_of);
-  /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, one thread a stripe, and some keys earlier
-  /// `announce(i)`.
+  /// Calls `visit(stripe, i, hash)` for each key `i` of the sorted batch, each stripe on one thread. Calls
+  /// `announce(i)` kRowsAhead keys earlier, to prefetch.
   template <class Announce, class Visit>
   void in_stripes(Announce announce, Visit visit);
-  /// Calls `visit(i, row)` for each key `i` of the batch, which is inserted if it is not there, or with kNone; and some
-  /// keys earlier `announce(i)`.
+  /// Inserts the absent keys of the batch, then calls `visit(i, row)` for each key `i`; row is kNone if it got none.
+  /// Calls `announce(i)` some keys earlier, to prefetch.
   template <class Announce, class Visit>
   void insert(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce, Visit visit);
-  /// The same where the lock is held.
+  /// insert() for a caller that holds `mutex_` exclusively.
   template <class Announce, class Visit>
   void insert_locked(Keys const& keys, Lookups const& lookups, std::span<KeyStatus> statuses, Announce announce,
                      Visit visit);
-  /// Finds and counts lookups of a batch whose keys all have rows.
-  /// @returns false, with nothing counted, where they have not, or where lookups may do more than count
+  /// Fast path of find_or_insert(): finds and counts a batch if all its keys have rows.
+  /// @returns false, with nothing counted, if a key has no row, or if lookups may change precisions or remove rows
   [[nodiscard]] bool look_up_known(Keys const& keys, std::span<RowId> rows);
+  /// Adds `count` lookups in the present step. Threads may count the same row at the same time.
   void count_lookup(RowNotes& notes, std::uint32_t count) const;
-  /// Where no row may be cold, counts decide on nothing, and all are written: the last of a key after the others.
+  /// Import plan of a batch. If no row can be cold, counts decide nothing: all records are written in order.
   [[nodiscard]] LastOfEach last_of_each(Records const& records);
-  /// A row for a key that was looked up `count` times.
+  /// Allocates and initialises the row of a key that was looked up `count` times.
   [[nodiscard]] RowWord make_row(Stripe& stripe, Key key, std::uint32_t count);
-  /// Counts a lookup of a row that was there, and gives it float32 if it is due.
+  /// Counts a lookup of an existing row, and promotes it to float32 if it is due.
   void look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count);
-  /// Sees to it that rows are reserved for what the sorted batch can insert, and says in is_refused_ which of its keys
-  /// get none.
+  /// Reserves memory for the rows that the sorted batch can insert, evicting if needed. Sets is_refused_ for keys that
+  /// get no row.
   void make_room(Keys const& keys, Lookups const& lookups);
-  /// @returns how many rows the sorted batch asks for; is_refused_ has those beyond the `room` first.
+  /// Gives the first `room` rows to new keys in the order of the batch, and marks the other ones in is_refused_.
+  /// @returns the number of rows that the batch asks for
   std::size_t plan_insertions(Keys const& keys, Lookups const& lookups, std::size_t room);
   void free_row(Stripe& stripe, RowWord word);
   /// Moves a row to the other precision.
@@ -150,12 +156,12 @@ class CpuTable final : public Table {
     std::uint32_t oldest_in_use;
   };
   [[nodiscard]] EvictionOrder eviction_order() const { return {options_.eviction, oldest_in_use_}; }
-  /// Evicts the rows of the least scores: by a scan of all rows, or from the queues.
+  /// Evicts the rows of the least scores until `num_rows` are left, by a scan of all rows.
   std::size_t evict_locked(std::size_t num_rows, EvictionOrder const& order);
-  /// Evicts rows because there are more than `allowed`, down to `low` as far as a batch lets it.
+  /// Evicts as rows_left() has it, because there are more than `allowed` rows: from the queues if there are any.
   void evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low);
 
-  /// Calls `visit(key, row)` for the rows of the next few buckets, whose notes are fetched before.
+  /// Calls `visit(key, row)` for the rows of the next 64 buckets, after prefetching their notes.
   template <class Visit>
   void visit_part(Stripe const& stripe, EvictionQueue::Cursor& cursor, Visit visit) const {
     constexpr std::size_t kBuckets = 64;
@@ -170,8 +176,8 @@ class CpuTable final : public Table {
   }
 
   // Eviction from queues
-  /// Whether queues may be used: the score of a row must not decrease. By count that of an expired row does, and that
-  /// of an imported row whose step is yet to come.
+  /// Whether queues may be used: they need scores that never decrease. Two cases break this: with LFU the score of a
+  /// row drops when it expires, and an imported row may have a step that is still to come.
   [[nodiscard]] bool has_queues() const {
     bool const expires_by_count =
         options_.eviction == EvictionPolicy::kLeastFrequentlyUsed && options_.time_to_live > 0;
@@ -179,53 +185,61 @@ class CpuTable final : public Table {
            !expires_by_count && newest_step_ <= step_;
   }
   [[nodiscard]] EvictionScore score_of(Key key, RowNotes const& notes) const;
+  /// Queues a new row if its score is below the horizon. It waits first, as it is in use.
   void queue_new_row(Stripe& stripe, Key key, RowNotes const& notes) const {
     if (horizon_.next == kLeastScore) return;
     if (auto const score = score_of(key, notes); score < horizon_.next) stripe.queue.wait({score, key});
   }
   void evict_from_queues(std::size_t num_evicted);
-  /// Takes entries of all stripes until the `count` least rows that may go are among those that are ready.
-  /// @returns the score of the last of them; none: all rows that may go are ready
+  /// Takes entries of all stripes until `ready` has the `count` rows of least scores that are not in use.
+  /// @returns the score of the last of them; nullopt if fewer rows may be evicted: all of those are in `ready` then
   [[nodiscard]] std::optional<EvictionScore> ready_least(std::size_t count);
-  /// Takes the entries for which `wants(queue)`, and makes those ready that are right and may go.
+  /// Takes entries while `wants(queue)`. An entry whose score is up to date and whose row is not in use goes to
+  /// `ready`.
   template <class Wants>
   void make_ready(Stripe& stripe, Wants wants);
+  /// Score number `count`, from the least, of all rows in `ready`; nullopt if there are fewer.
   [[nodiscard]] std::optional<EvictionScore> last_ready(std::size_t count) const;
-  /// Scans the part of all rows that is to be done by now.
+  /// Continues the scan of all rows as far as it should be by now, so that the next queues are full in time.
   void prepare_eviction(std::size_t num_rows);
+  /// Scans each stripe up to the fraction `part` of its buckets, in [0, 1].
   void scan_to(double part);
   void scan(Stripe& stripe, double part);
-  /// Uses what was scanned, and chooses how far the next scan looks.
+  /// Makes `next` the queues that are used, and chooses the next horizon.
   void advance_horizon();
+  /// Estimates, from a sample, the score below which another quarter of the rows lies.
   [[nodiscard]] EvictionScore next_horizon() const;
-  /// Forgets what is queued, as scores may have decreased.
+  /// Empties all queues. Needed when scores may have decreased.
   void reset_queues();
-  /// Removes the expired rows of keys of the sorted batch: lookups find them absent.
+  /// Removes the expired rows of the sorted batch's keys, so that lookups find them absent.
   void remove_expired_of(Keys const& keys);
   /// Removes the expired rows of the stripes that this step sweeps.
   void sweep_expired(std::uint32_t step_before);
   /// Forgets the pending keys of fewest lookups until `num_left` are left.
   void forget_pending(std::size_t num_left);
+  /// Lists the keys of a range of buckets for whose word `wanted(word)` holds.
   template <class Wanted>
   [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const;
+  /// size() for a caller that holds `mutex_`.
   [[nodiscard]] TableSize size_locked() const;
 
   TableOptions options_;
   KeyKernels const& key_kernels_ = usable_key_kernels().back();
   kernels::VectorKernels const& vector_kernels_ = kernels::fastest_vector_kernels();
-  mutable std::shared_mutex mutex_;  ///< Shared by those who read.
+  mutable std::shared_mutex mutex_;  ///< Exclusive for calls that change the table, shared for readers.
   std::shared_ptr<WorkerPool> workers_;
   SegmentPool segments_;
   TableRows rows_;
   StripeMap stripe_map_;
   std::vector<Stripe> stripes_;
   StripedBatch batch_;
-  std::vector<bool> is_refused_;  ///< (keys) Scratch; empty: there is room for all.
-  std::vector<RowWord> words_;    ///< (keys) Scratch beside it.
+  std::vector<bool> is_refused_;  ///< (keys) Scratch: whether the key gets no row; empty if all keys fit.
+  std::vector<RowWord> words_;    ///< (keys) Scratch: words of the keys before the insertion.
+  /// Present step. Rows looked up in step oldest_in_use_ or later are in use.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::uint32_t newest_step_ = 0;  ///< Of imported rows.
+  std::uint32_t newest_step_ = 0;  ///< Newest step of an imported row.
   EvictionHorizon horizon_;
-  std::size_t num_first_ = 0;  ///< Entries when the horizon advanced.
+  std::size_t num_first_ = 0;  ///< Entries of all first queues when the horizon advanced.
 };
 
 }  // namespace headway::embedding

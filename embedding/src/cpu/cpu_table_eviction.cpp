@@ -1,4 +1,18 @@
-// Eviction of a few rows a step from queues, without a scan of all rows at once. EvictionQueue says how it works.
+// Eviction of a few rows in each step, from queues. eviction_queue.hpp explains the queue of one stripe.
+//
+// Idea: the `count` least rows of all 64 stripes are wanted (ready_least). Each stripe moves its expected share, and
+// 10% and 8 entries more, from its queue to `ready`; entries whose score is outdated go back, rows in use wait. The
+// score number `count` of all ready rows is a bound. Each stripe then takes its further entries up to the bound, after
+// which the `count` least are ready for sure. Rows above the final score return to their queues. If the ready rows are
+// too few, shares double; if the queues are empty, the scan is finished and the horizon advances. Between evictions
+// prepare_eviction() scans a part of all rows, in proportion to the used part of the first queues.
+//
+// Example: count 3, shares of two entries; queue A holds scores 1, 2, 8, 9 and queue B 3, 4, 5.
+//   Ready: 1, 2, 3, 4. The bound is 3; no further entry is at most 3. 1, 2 and 3 are evicted, 4 returns.
+//
+// Invariants: rows are evicted in the order (score, hash), exactly as evict_locked() does with its scan of all rows.
+//   Stripes run in parallel and share only the horizon, which changes between parallel parts.
+// Complexity: O(count log n) for a step, and the part of the scan: about five rows for each evicted row.
 
 #include "cpu/cpu_table.hpp"
 #include "cpu/eviction_queue.hpp"
@@ -14,13 +28,15 @@ namespace headway::embedding {
 
 namespace {
 
-/// A horizon advances by so many rows: the more, the less is scanned for each row that goes, and the more is queued.
+/// A horizon advances by 1 / kRowsPerQueued of the rows. A smaller value scans less for each evicted row, and queues
+/// more.
 constexpr std::size_t kRowsPerQueued = 4;
-/// The scan is this much faster than queues are used up, so that it ends before.
+/// Ratio of the scan's progress to that of the first queues. Above 1, so that the scan ends before they are empty.
 constexpr double kScanLead = 1.1;
 
 constexpr auto kByScore = [](EvictionCandidate const& a, EvictionCandidate const& b) { return a.score < b.score; };
 
+/// Step of the last lookup, from a row's score.
 std::uint32_t step_of(EvictionPolicy policy, EvictionScore const& score) {
   return static_cast<std::uint32_t>(policy == EvictionPolicy::kLeastRecentlyUsed ? score.first >> 32 : score.first);
 }
@@ -67,7 +83,7 @@ void CpuTable::evict_from_queues(std::size_t num_evicted) {
 
 std::optional<EvictionScore> CpuTable::ready_least(std::size_t count) {
   std::size_t const num_rows = size_locked().rows;
-  // A stripe's share and some more, so that seldom one has to take entries twice.
+  // A stripe's expected share and some more, so that a second round is rare.
   auto const share_of = [&](Stripe const& stripe, double factor) {
     constexpr double kMore = 1.1;
     constexpr std::size_t kAlso = 8;
@@ -105,7 +121,7 @@ void CpuTable::make_ready(Stripe& stripe, Wants wants) {
   std::array<EvictionCandidate, kAtOnce> taken;
   std::array<RowId, kAtOnce> rows;
   while (!stripe.queue.is_empty() && wants(stripe.queue)) {
-    // Several at once, so that their cache misses overlap.
+    // Take several entries at a time, so that their cache misses overlap.
     std::size_t num_taken = 0;
     while (num_taken < kAtOnce && !stripe.queue.is_empty() && (num_taken == 0 || wants(stripe.queue))) {
       taken[num_taken] = stripe.queue.take_least();
@@ -129,7 +145,7 @@ void CpuTable::make_ready(Stripe& stripe, Wants wants) {
     }
   }
   if (stripe.ready.size() == num_before) return;
-  // A row that was queued twice comes twice.
+  // A row may have been queued twice.
   std::ranges::sort(stripe.ready, kByScore);
   auto const [first, end] = std::ranges::unique(stripe.ready, {}, &EvictionCandidate::key);
   stripe.ready.erase(first, end);
@@ -157,7 +173,7 @@ void CpuTable::prepare_eviction(std::size_t num_rows) {
     num_first += stripe.queue.size();
     num_entries += stripe.queue.num_entries();
   }
-  // Entries of rows that are gone would add up where others than evictions remove rows.
+  // Entries of removed rows would accumulate if rows are mostly removed otherwise (erased, expired).
   constexpr std::size_t kFewEntries = std::size_t{1} << 16;
   if (num_entries > 2 * num_rows + kFewEntries) reset_queues();
   if (num_rows <= options_.low_water || horizon_.known == kMostScore) return;
@@ -183,7 +199,7 @@ void CpuTable::scan(Stripe& stripe, double part) {
   while (!cursor.is_over && (part >= 1 || cursor.num_done < num_wanted)) {
     visit_part(stripe, cursor, [&](Key key, RowId row) {
       auto const& notes = rows_.notes(row);
-      // Most rows are above the horizon, and need no hash.
+      // Most rows are above the horizon; do not compute their hash.
       if (eviction_score(options_.eviction, notes.step, notes.count, expiry()) > horizon_.next.first) return;
       auto const score = score_of(key, notes);
       if (score >= horizon_.known) stripe.queue.add({score, key}, horizon_);
@@ -202,7 +218,7 @@ void CpuTable::advance_horizon() {
 }
 
 EvictionScore CpuTable::next_horizon() const {
-  // The first buckets of each stripe are a fair sample, as keys are spread by their hash.
+  // The first buckets of each stripe are a fair sample, as the hash spreads keys evenly.
   std::vector<EvictionScore> scores;
   std::size_t num_rows = 0;
   for (auto const& stripe : stripes_) {

@@ -1,4 +1,17 @@
-// What a table on the CPU gives to checkpoints.
+// Listing and export of a CPU table's records, for checkpoints. Import is in cpu_table.cpp (import_records).
+//
+// Idea: a checkpoint lists the keys of a range of virtual buckets, in the order (bucket, table, id), then exports their
+// records in pieces. The order depends on the keys alone, so tables with equal contents give equal listings. list()
+// visits each stripe on one thread and lets KeyListing sort. export_records() looks the keys up and copies what the
+// rows hold.
+//
+// Example: a rank of two owns buckets 0 to 8,191 of 16,384. list(0, 8192) gives its keys. A run with four ranks reads
+//   the same records in two parts, list(0, 4096) and list(4096, 8192).
+//
+// Invariants: an expired row is a record until it is removed, so a table that imports the records is the same.
+//   A record holds the embedding as float32. The importing table chooses the precision by the record's count.
+//   Pending keys are listed with their counts; they have no other state.
+// Complexity: list() is O(slots of the table) for any range; export is one lookup and one copy for each key.
 
 #include "cpu/cpu_table.hpp"
 #include "cpu/key_listing.hpp"
@@ -53,7 +66,7 @@ Records CpuTable::export_records(Keys const& keys) const {
   std::shared_lock const lock(mutex_);
   auto const all = indices();
   workers_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
-    // Not by find(): an expired row is a record until it is removed, so that a table that imports it is the same.
+    // Not find(): it hides expired rows, which must be exported too.
     StagedFind(keys, key_kernels_, all).run(first, end, [&](std::size_t i, RowWord word) { rows[i] = row_of(word); });
     for (std::size_t i = first; i < end; ++i) {
       if (rows[i] == RowId::kNone) {

@@ -1,4 +1,16 @@
-// Which rows of a table on the CPU go: with time, or as there are too many.
+// Removal of rows from a CPU table: expiry, eviction by a scan of all rows, forgotten pending keys, halved counts.
+//
+// Idea of the scan (evict_locked, forget_pending): collect the scores of all candidates, one list for each stripe. Find
+// the score of the last one to go with nth_element. Erase all candidates up to that score. Scores end in the key's
+// hash, so the number of erased rows is exact unless hashes are equal. Expiry (sweep_expired) visits the rows of one
+// stripe of 64 in each step. Lookups find expired rows absent before that.
+//
+// Example: rows with (step, hash) (1, 7), (1, 3), (4, 5), all not in use; LRU; two rows may stay.
+//   One row goes. The last score to go is (1, 3), so that row is erased and (1, 7) stays.
+//
+// Invariants: a row looked up since oldest_in_use stays. The order is the same with queues (cpu_table_eviction.cpp) and
+//   on CUDA devices.
+// Complexity: O(rows) for a scan, with 16 bytes of scratch memory for each row.
 
 #include "cpu/cpu_table.hpp"
 #include "headway/comm/status.hpp"
@@ -16,7 +28,8 @@ namespace {
 
 using Score = EvictionScore;
 
-/// The last of the least `num_wanted(count)` of all `count` scores; none if none is wanted. Gives the memory back.
+/// The largest of the `num_wanted(count)` least scores, where `count` is the number of scores of all parts; nullopt if
+/// none is wanted. Frees the memory of `parts`.
 template <class NumWanted>
 std::optional<Score> last_of_least(std::vector<std::vector<Score>>& parts, NumWanted num_wanted) {
   std::vector<Score> scores;
@@ -68,7 +81,7 @@ std::size_t CpuTable::evict_beyond_limit() {
 std::size_t CpuTable::evict_locked(std::size_t num_rows, EvictionOrder const& order) {
   std::size_t const size = size_locked().rows;
   if (size <= num_rows) return 0;
-  // No value: the row stays.
+  // Score of a row that may be evicted; nullopt for a row in use.
   auto const score_of_row = [&](Key key, RowWord word) -> std::optional<Score> {
     auto const& notes = rows_.notes(row_of(word));
     if (notes.step >= order.oldest_in_use) return std::nullopt;

@@ -6,7 +6,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// The order of a heap with the least in front.
+/// Comparison for heaps with the least score in front.
 constexpr auto kIsAfter = [](EvictionCandidate const& a, EvictionCandidate const& b) { return a.score > b.score; };
 
 void push(EvictionQueue::Heap& heap, EvictionCandidate const& candidate) {

@@ -10,7 +10,7 @@ namespace headway::embedding {
 
 HugeMemory::HugeMemory(std::size_t num_bytes, Pages pages)
     : num_bytes_((num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes), pages_(pages) {
-  std::size_t const reserved = num_bytes_ + kPageBytes;  // Somewhere in it a huge page begins.
+  std::size_t const reserved = num_bytes_ + kPageBytes;  // Enough for alignment to a huge page.
   void* const mapped =
       mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -19,7 +19,8 @@ HugeMemory::HugeMemory(std::size_t num_bytes, Pages pages)
   data_ = begin + before;
   if (before > 0) munmap(begin, before);
   munmap(data_ + num_bytes_, kPageBytes - before);
-  madvise(data_, num_bytes_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // Without any, small ones do.
+  madvise(data_, num_bytes_,
+          pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // Advice only: small pages do too.
 }
 
 void HugeMemory::use_huge_pages() {

@@ -4,14 +4,14 @@
 
 namespace headway::embedding {
 
-/// Zero-filled memory of whole huge pages, which the operating system provides when they are first touched.
+/// Zero-filled memory, aligned to huge pages. The operating system provides its pages at their first touch.
 class HugeMemory {
  public:
   static constexpr std::size_t kPageBytes = std::size_t{2} << 20, kSmallPageBytes = std::size_t{4} << 10;
   enum class Pages { kHuge, kSmall };
 
   HugeMemory() = default;
-  /// Rounded up to huge pages. @throws std::bad_alloc
+  /// Maps `num_bytes`, rounded up to huge pages. @throws std::bad_alloc
   explicit HugeMemory(std::size_t num_bytes, Pages pages = Pages::kHuge);
   HugeMemory(HugeMemory&& other) noexcept { swap(other); }
   HugeMemory& operator=(HugeMemory&& other) noexcept {
@@ -20,7 +20,7 @@ class HugeMemory {
   }
   ~HugeMemory();
 
-  /// Pages that are touched from now on are huge, where their neighbours were not touched before. Keeps the contents.
+  /// From now on a huge page is used at a first touch, unless a part of it was touched before. Keeps the contents.
   void use_huge_pages();
 
   [[nodiscard]] std::byte* data() const { return data_; }

@@ -6,10 +6,10 @@ namespace headway::embedding {
 
 namespace {
 
-/// Used slots at which a segment grows: from 0.75 of all on, by up to 1/16 more, as its place in the directory has it.
+/// Used slots at which a segment grows: 0.75 of all slots and up to 1/16 more, by a hash of its prefix.
 std::size_t limit_of(std::size_t num_slots, std::uint64_t prefix) {
   constexpr std::uint64_t kGoldenRatio = 0x9e3779b97f4a7c15;
-  auto const share = static_cast<std::size_t>((prefix + 1) * kGoldenRatio >> 56);  // Of 256.
+  auto const share = static_cast<std::size_t>((prefix + 1) * kGoldenRatio >> 56);  // Units of 1/256.
   return num_slots / 4 * 3 + num_slots / 16 * share / 256;
 }
 
@@ -59,7 +59,7 @@ RowWord KeyIndex<Bucket, Probe>::erase(Key key, Hash hash) {
 
 template <class Bucket, class Probe>
 void KeyIndex<Bucket, Probe>::erase(Segment& segment, Bucket& bucket, std::size_t slot) {
-  // Where a bucket has an empty slot, no probe went on past it.
+  // No probe went past a bucket with an empty slot, so the slot may become empty too.
   bool const may_be_empty = slots_with(bucket, RowWord::kEmpty) != 0;
   --segment.num_live;
   if (may_be_empty) --segment.num_used;
@@ -81,7 +81,7 @@ auto KeyIndex<Bucket, Probe>::make_segment(std::size_t num_buckets, int depth, s
 template <class Bucket, class Probe>
 void KeyIndex<Bucket, Probe>::grow(Hash hash) {
   auto const& old = *directory_[entry_of(hash)].segment;
-  // Else a table whose keys come and go would grow on, to half the load.
+  // Rebuild at the same size then; a table with many insertions and erasures would otherwise grow to half the load.
   bool const has_many_erased = old.num_live < old.limit / 4 * 3;
   bool const splits = !has_many_erased && old.num_buckets >= kMostBuckets && old.depth < kMostDepth;
   std::size_t const num_buckets = has_many_erased || splits ? old.num_buckets : 2 * old.num_buckets;
@@ -120,7 +120,7 @@ void KeyIndex<Bucket, Probe>::replace(Hash hash, int depth, std::vector<std::uni
     directory_ = std::move(doubled);
     ++depth_;
   }
-  // From here on nothing fails.
+  // Nothing below throws.
   std::size_t const count = std::size_t{1} << (depth_ - depth);
   std::size_t const first = entry_of(hash) / count * count;
   auto const* const old = directory_[first].segment;

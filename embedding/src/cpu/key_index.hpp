@@ -1,3 +1,25 @@
+// Key index of one stripe: extendible hashing over segments of cache-line buckets.
+//
+// Idea: a directory maps a prefix of the hash to a segment. A segment is an open-addressing hash table of 2^n buckets,
+// and a bucket is one cache line. At a load of 0.75 to 0.81 (the limit differs by segment, so that they do not all grow
+// at once) a segment grows. Below SegmentPool::kFullBytes it doubles. From there on it splits in two by the next bit of
+// the hash. If erased keys hold more than a quarter of the limit, it is rebuilt at its size. So growth moves about
+// 50,000 keys at a time, in cache, whatever the size of the table, and moves no row.
+//
+// Bits of a hash: the highest `hash_bits` of `low` chose the stripe, the next `depth` choose the directory entry, the
+// lowest choose the first bucket. The lowest bits of `high` give the step of the probe.
+//
+// Example: depth 1, directory {A, B}. B splits by the next bit into C (prefix 10) and D (prefix 11).
+//   The directory doubles to {A, A, C, D}, depth 2. If A splits next, the directory keeps its size.
+//
+// Invariants: no probe went past a bucket with an empty slot. So a find ends there, and an erase may empty a slot of
+//   such a bucket; in other buckets it leaves a tombstone (kErased). A segment always has an empty slot, so every probe
+//   ends. All directory entries with the prefix of a segment point to it.
+// Complexity: find is O(1), one cache line for most keys. Insertion is O(1) amortised, at worst one segment of 64 Ki
+//   slots and a directory that doubles.
+// Source: Fagin et al., "Extendible hashing", ACM TODS 1979; segments of cache-line buckets: Nam et al., CCEH, FAST
+//   2019.
+
 #pragma once
 
 #include "bucket.hpp"
@@ -16,73 +38,70 @@
 
 namespace headway::embedding {
 
+/// Open-addressing hash table of the keys with one prefix of the hash.
 template <class Bucket>
 struct KeySegment {
   SegmentPool::Memory memory;
   std::size_t num_buckets;
-  int depth;             ///< So many bits of the hash are alike in its keys, after the first hash_bits_ of the index.
-  std::size_t limit;     ///< Of used slots.
-  std::size_t num_used;  ///< Slots that are not empty.
-  std::size_t num_live;
-  std::uint64_t serial;  ///< Different from that of any other segment of the index so far.
+  int depth;             ///< Length of the prefix: hash bits that its keys share, after hash_bits_ of the index.
+  std::size_t limit;     ///< Used slots at which the segment grows.
+  std::size_t num_used;  ///< Slots that are not empty: keys and tombstones.
+  std::size_t num_live;  ///< Keys.
+  std::uint64_t serial;  ///< Unique among all segments that the index ever had.
 
   [[nodiscard]] Bucket* buckets() const { return reinterpret_cast<Bucket*>(memory.get()); }
 };
 
-/// The key structure of a stripe: which word belongs to which key. For one thread, or several that only find.
-///
-/// Extendible hashing: a directory of segments, each an open hash table of 2^n buckets. A segment that is three
-/// quarters full doubles, and from SegmentPool::kFullBytes on splits in two; each at another load, up to 0.81, so that
-/// not all of a table do so at once. So growth moves 48 thousand keys at a time, in cache, whatever the size of the
-/// table, and no row.
+/// Maps the keys of a stripe to their words. One thread may use it, or several that only find.
 template <class Bucket, class Probe = OddStepProbe>
 class KeyIndex {
  public:
-  /// `hash_bits` of the highest bits of hashes are not used: those by which a stripe is chosen.
+  /// @param hash_bits number of highest hash bits that are not used, as they chose the stripe
   explicit KeyIndex(SegmentPool& pool, int hash_bits = 0);
 
-  /// kEmpty if the key is not there.
+  /// Word of the key; kEmpty if it is absent.
   [[nodiscard]] RowWord find(Key key, Hash hash) const;
-  /// Makes a find() soon after faster.
+  /// Prefetches the key's first bucket.
   void prefetch(Hash hash) const;
-  /// What lookups of many keys at a time need, until the next change.
+  /// Directory for lookups of many keys at a time. Valid until the next change.
   [[nodiscard]] DirectoryView<Bucket> view() const { return {.entries = directory_.data(), .shift = 63 - depth_}; }
-  /// Where a probe goes on.
+  /// State of a probe: the next bucket to look into, and the step, both in buckets.
   struct Probing {
     std::size_t at, step;
   };
-  /// The bucket behind the first, which is prefetched.
+  /// A probe at the second bucket of the key, which is prefetched.
   [[nodiscard]] Probing begin_behind_first(Hash hash) const;
-  /// Looks into the next bucket, and prefetches the one behind it where the probe has to go on: then it is kErased.
+  /// Looks into the next bucket: the key's word, or kEmpty if it is absent. If the probe has to go on, prefetches the
+  /// bucket after it and returns kErased.
   [[nodiscard]] RowWord look_on(Key key, Hash hash, Probing& probing) const;
-  /// The word of the key, until the next change; if it was not there `make_word()` gives it one, or kEmpty to leave it
-  /// out: then there is none. It must not be made kEmpty or kErased.
-  /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then.
+  /// The word of the key, valid until the next change. An absent key is inserted with the word of `make_word()`; if
+  /// that is kEmpty it is not inserted, and the result is null. The caller must not set the word to kEmpty or kErased.
+  /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then
   template <class MakeWord>
   RowWord* find_or_insert(Key key, Hash hash, MakeWord make_word);
-  /// The word that the key had; kEmpty if it was not there.
+  /// Erases the key. @returns its word; kEmpty if it was absent
   RowWord erase(Key key, Hash hash);
   void clear();
-  /// Calls `visit(Key, RowWord&)` for each key, in no order; it must not make a word kEmpty or kErased.
+  /// Calls `visit(Key, RowWord&)` for each key, in no order. `visit` must not set a word to kEmpty or kErased.
   template <class Visit>
   void for_each(Visit visit);
-  template <class Visit>  ///< The same, of a RowWord.
+  template <class Visit>  ///< Calls `visit(Key, RowWord)`.
   void for_each(Visit visit) const {
     const_cast<KeyIndex*>(this)->for_each([&](Key key, RowWord word) { visit(key, word); });
   }
-  /// Where a scan by parts goes on. It stays good whatever changes in between.
+  /// Position of a scan in parts. It stays valid when the index changes between parts.
   struct Cursor {
-    std::uint64_t prefix = 0;  ///< Hashes below it are done: their highest bits, after the first hash_bits_.
-    std::size_t bucket = 0;    ///< In the segment of the prefix.
-    std::uint64_t serial = 0;  ///< Of the segment that `bucket` is of.
-    std::size_t num_done = 0;  ///< Buckets so far.
+    std::uint64_t prefix = 0;  ///< Hashes below it are done. Holds hash bits after hash_bits_, at the top of the word.
+    std::size_t bucket = 0;    ///< Next bucket in the segment of the prefix.
+    std::uint64_t serial = 0;  ///< Serial of the segment that `bucket` refers to.
+    std::size_t num_done = 0;  ///< Buckets scanned so far.
     bool is_over = false;
   };
-  /// Calls `visit(Key, RowWord)` for the keys of the next `most_buckets` buckets, or fewer at the end of a segment. By
-  /// the end of the scan each key that was there all the time was visited, some twice if segments grew meanwhile.
+  /// Calls `visit(Key, RowWord)` for the keys of the next `most_buckets` buckets, or fewer at the end of a segment. A
+  /// whole scan visits each key that was present all the time, some twice if segments grew meanwhile.
   template <class Visit>
   void scan(Cursor& cursor, std::size_t most_buckets, Visit visit) const;
-  /// Erases the keys for which `goes(Key, RowWord)`.
+  /// Erases the keys for which `goes(Key, RowWord)` is true.
   template <class Goes>
   void erase_if(Goes goes);
 
@@ -92,12 +111,12 @@ class KeyIndex {
 
  private:
   static constexpr std::size_t kFirstBuckets = 16, kMostBuckets = SegmentPool::kFullBytes / sizeof(Bucket);
-  /// No table comes here; SegmentPool::take() throws, should it happen.
+  /// Bound of the directory's size; no table reaches it. A deeper segment would double, and SegmentPool::take() throws.
   static constexpr int kMostDepth = 30;
 
   using Segment = KeySegment<Bucket>;
   using Entry = DirectoryEntry<Bucket>;
-  /// Where a key is, or may be put.
+  /// Slot that holds a key or may take one.
   struct Place {
     Bucket* bucket = nullptr;
     std::size_t slot = 0;
@@ -105,20 +124,24 @@ class KeyIndex {
     [[nodiscard]] RowWord& word() const { return bucket->words[slot]; }
   };
 
+  /// Directory entry of a hash. The two shifts keep the amount below 64 for depth 0.
   [[nodiscard]] std::size_t entry_of(Hash hash) const { return hash.low << hash_bits_ >> 1 >> (63 - depth_); }
+  /// Bit mask of the live slots that hold the key.
   [[nodiscard]] static unsigned find_in(Bucket const& bucket, Key key);
+  /// Bit mask of the slots with this word.
   [[nodiscard]] static unsigned slots_with(Bucket const& bucket, RowWord word);
-  /// Looks for the key; `free` gets the first place where it could be put.
+  /// Looks for the key. Sets `free` to the first slot of the probe that could take it, if it is unset.
   [[nodiscard]] static Place look(Entry const& entry, Key key, Hash hash, Place& free);
   static void erase(Segment& segment, Bucket& bucket, std::size_t slot);
   [[nodiscard]] std::unique_ptr<Segment> make_segment(std::size_t num_buckets, int depth, std::uint64_t prefix);
+  /// Doubles, splits or rebuilds the segment of `hash`.
   void grow(Hash hash);
-  /// Puts `segments`, which share the prefix of `hash` up to `depth`, in the place of what is there.
+  /// Replaces the segment of `hash`, of depth `depth`, by `segments` (one, or its two halves).
   void replace(Hash hash, int depth, std::vector<std::unique_ptr<Segment>> segments);
 
   SegmentPool& pool_;
   int hash_bits_;
-  int depth_ = 0;  ///< Of the directory: the most of all segments.
+  int depth_ = 0;  ///< Depth of the directory: the largest of all segments.
   std::vector<Entry> directory_;
   std::vector<std::unique_ptr<Segment>> segments_;
   std::uint64_t last_serial_ = 0;
@@ -177,7 +200,7 @@ inline RowWord KeyIndex<Bucket, Probe>::look_on(Key key, Hash hash, Probing& pro
   if (auto const found = find_in(bucket, key); found != 0) {
     return bucket.words[static_cast<std::size_t>(std::countr_zero(found))];
   }
-  // A segment is never full, so that every probe comes to an end.
+  // A segment always has an empty slot, so every probe ends.
   if (slots_with(bucket, RowWord::kEmpty) != 0) return RowWord::kEmpty;
   probing.at = (probing.at + probing.step) & entry.mask;
   __builtin_prefetch(entry.buckets + probing.at);
@@ -238,7 +261,7 @@ void KeyIndex<Bucket, Probe>::scan(Cursor& cursor, std::size_t most_buckets, Vis
     }
   }
   if (cursor.bucket < segment.num_buckets) return;
-  // The next prefix of this depth; 0 after the last one.
+  // Go on with the next prefix of this depth; it wraps to 0 after the last one.
   cursor.bucket = 0;
   cursor.prefix = segment.depth == 0 ? 0 : cursor.prefix + (std::uint64_t{1} << (64 - segment.depth));
   cursor.is_over = cursor.prefix == 0;

@@ -12,38 +12,39 @@ namespace headway::embedding {
 /// Consecutive keys of a batch.
 struct KeyGroup {
   std::uint64_t const* ids;
-  std::uint32_t const* tables;  ///< Null: `table` is that of all.
+  std::uint32_t const* tables;  ///< (size) Table of each key; null: `table` for all.
   std::uint32_t table;
   std::size_t size;
 };
 
-/// Where first buckets are: the highest kStripeBits of a hash choose an index, and the next ones a segment of it.
+/// Locates first buckets: the highest kStripeBits bits of a hash choose a stripe's index, the next ones its segment.
 struct StripesView {
   static constexpr int kStripeBits = 12;
 
-  std::uint8_t const* stripe_of_cell;            ///< (2^kStripeBits)
+  std::uint8_t const* stripe_of_cell;            ///< (2^kStripeBits) As StripeMap::cells().
   DirectoryView<WideBucket> const* directories;  ///< (stripes)
 };
 
-/// The parts of a lookup that are done for a group of keys at a time, compiled for an instruction set.
+/// Inner loops of a lookup, for a group of keys at a time, compiled for one instruction set.
 struct KeyKernels {
-  static constexpr std::size_t kGroup = 256;
+  static constexpr std::size_t kGroup = 256;  ///< Most keys of a group.
 
   char const* instruction_set;
   /// low[i] = hash_of(key i).low
   void (*hash)(KeyGroup const& keys, std::uint64_t* low);
-  /// Looks for key i in buckets[i]: its word; kEmpty if the key is absent; kErased if the probe has to go on. Then sets
-  /// buckets[i] to the first bucket of another key, by the lower half of its hash, and prefetches it.
+  /// Looks for key i in buckets[i]. words[i] is the key's word, kEmpty if it is absent, or kErased if the probe has to
+  /// go on. Then sets buckets[i] to the first bucket of the next group's key i, whose hash is next_low[i], and
+  /// prefetches it.
   void (*look_and_locate)(KeyGroup const& keys, RowWord* words, StripesView const& stripes,
                           std::uint64_t const* next_low, std::size_t num_next, WideBucket const** buckets);
 };
 
-/// Compiled from the same source, each by its file in simd/ with flags of its own; the latter two on x86-64 alone.
+/// Compiled from one source (simd/key_functions.hpp) with the flags of each instruction set. AVX sets: x86-64 only.
 [[nodiscard]] KeyKernels baseline_key_kernels();
 [[nodiscard]] KeyKernels avx2_key_kernels();
 [[nodiscard]] KeyKernels avx512_key_kernels();
 
-/// Kernels that this processor can run, the fastest last. All give the same results.
+/// Kernels that this processor can run, the fastest last. All give the same results. Lives as long as the process.
 [[nodiscard]] std::span<KeyKernels const> usable_key_kernels();
 
 }  // namespace headway::embedding

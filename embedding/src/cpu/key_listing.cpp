@@ -8,7 +8,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// 10 million keys then are slices of 1 MB.
+/// Limits a slice to about 1 MB for 10 million keys.
 constexpr std::uint32_t kMostSlices = 256;
 
 constexpr std::uint32_t round_up(std::uint32_t value, std::uint32_t divisor) { return (value + divisor - 1) / divisor; }

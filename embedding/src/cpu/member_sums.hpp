@@ -13,9 +13,11 @@
 
 namespace headway::embedding {
 
-/// Sums of what the bags of unique keys' members have. The threads of `workers` find the bags.
+/// Sums, for each unique key, the values of the bags that contain it (the backward pass of pooling). Sums are taken in
+/// the order of the batch.
 class MemberSums {
  public:
+  /// Maps keys to their bags, on the threads of `workers`. Keeps views of all arguments.
   /// @param values (bags, dim)
   MemberSums(Members const& members, Bags const& bags, std::size_t dim, std::span<float const> values,
              WorkerPool& workers)
@@ -30,7 +32,7 @@ class MemberSums {
     });
   }
 
-  /// Sets the sum of a unique key, in the order of its members.
+  /// Sets `sum` (dim) to the weighted sum for unique key `number`. Any thread may call it.
   void add_up(std::size_t number, std::span<float> sum) const {
     std::ranges::fill(sum, 0);
     std::array<float const*, kMembersAtOnce> values;
@@ -48,14 +50,14 @@ class MemberSums {
   }
 
  private:
-  static constexpr std::size_t kMembersAtOnce = 16;
+  static constexpr std::size_t kMembersAtOnce = 16;  ///< Values added per call of the kernel.
 
   kernels::VectorKernels const& kernels_ = kernels::fastest_vector_kernels();
   Members members_;
   std::span<float const> weights_;
   std::size_t dim_;
   std::span<float const> values_;
-  std::vector<std::uint32_t> bag_of_;  ///< (keys) Where bags are given.
+  std::vector<std::uint32_t> bag_of_;  ///< (keys) Bag of each key; empty if each key is its own bag.
 };
 
 }  // namespace headway::embedding

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{32} << 20;
 
-/// All of a block's rows; the first of all is RowId::kNone, which is no row.
+/// Bits of a block whose rows are all free. Row 0 of block 0 is RowId::kNone, so it is never free.
 constexpr std::uint64_t all_of(std::size_t block) { return block == 0 ? ~std::uint64_t{1} : ~std::uint64_t{0}; }
 
 }  // namespace
@@ -26,7 +26,7 @@ RowStore::RowStore(std::size_t row_bytes) : row_bytes_(row_bytes), chunk_bits_(0
 }
 
 void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
-  // Each allocator may leave a part of a block, and the first block lacks a row.
+  // Each allocator may leave a part of its last block unused, and the first block has one row less.
   std::size_t const blocks = num_taken_ + num_rows / kBlockRows + num_allocators + 1;
   std::size_t const chunks = (blocks + blocks_per_chunk() - 1) / blocks_per_chunk() + 1;
   if (chunks * rows_per_chunk() > kNumIds) {

@@ -51,7 +51,7 @@ void SegmentPool::trim() noexcept {
 
 std::size_t SegmentPool::num_bytes() const {
   std::lock_guard const lock(mutex_);
-  // Pages that are not touched yet.
+  // Whole huge pages of the last slab that are not touched yet take no memory.
   std::size_t const unused =
       slabs_.empty() ? 0 : (kSlabBytes - next_in_slab_) / HugeMemory::kPageBytes * HugeMemory::kPageBytes;
   return small_bytes_ + slabs_.size() * kSlabBytes - unused;

@@ -1,3 +1,16 @@
+// Segment pool: memory for the segments of key indices.
+//
+// Idea: most memory of a large index is segments of full size (1 MiB). Those are cut from slabs of 16 MiB of huge pages
+// and go to a free list when they are given back, so a split that replaces a segment reuses memory that is mapped and
+// touched. Smaller segments, those of small tables, come from operator new.
+//
+// Example: a full segment splits. It takes two pieces: one from the free list, one new from the last slab. Then the old
+//   piece goes to the free list, for the next split.
+//
+// Invariants: memory is zero-filled when it is taken. `free_` has capacity for all pieces of all slabs, so giving back
+//   never fails. Slabs return to the operating system only in trim(), once every piece is free.
+// Complexity: O(1) besides the zero fill. The mutex guards all fields and is not held during the fill.
+
 #pragma once
 
 #include "cpu/huge_memory.hpp"
@@ -9,12 +22,12 @@
 
 namespace headway::embedding {
 
-/// Memory of the key structure: segments of full size out of huge pages, which are used again, and smaller ones.
-/// Thread-safe; outlives what it gave.
+/// Memory for the segments of all key indices of a table. Thread-safe. It must outlive the memory that it gives.
 class SegmentPool {
  public:
-  static constexpr std::size_t kFullBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kFullBytes = std::size_t{1} << 20;  ///< The largest segment.
 
+  /// Deleter that returns memory to the pool.
   struct GiveBack {
     SegmentPool* pool;
     std::size_t num_bytes;
@@ -24,9 +37,9 @@ class SegmentPool {
 
   /// Zero-filled, aligned to 64 bytes. @throws std::bad_alloc; std::length_error above kFullBytes
   [[nodiscard]] Memory take(std::size_t num_bytes);
-  /// Gives full segments back to the operating system, if none is in use.
+  /// Returns slabs to the operating system if no full segment is in use.
   void trim() noexcept;
-  /// Of segments that are in use, and of those that wait to be used again.
+  /// Bytes of segments in use and of free ones that wait for reuse.
   [[nodiscard]] std::size_t num_bytes() const;
 
  private:
@@ -34,9 +47,9 @@ class SegmentPool {
 
   mutable std::mutex mutex_;
   std::vector<HugeMemory> slabs_;
-  std::size_t next_in_slab_ = 0;  ///< Of the last one.
+  std::size_t next_in_slab_ = 0;  ///< Offset of the first unused byte in the last slab.
   std::vector<std::byte*> free_;
-  std::size_t small_bytes_ = 0;
+  std::size_t small_bytes_ = 0;  ///< Bytes in use of segments below kFullBytes.
 };
 
 }  // namespace headway::embedding

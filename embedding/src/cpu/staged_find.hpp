@@ -1,16 +1,16 @@
 // A batch of lookups in stages, so that no lookup waits for memory.
 //
-// Idea: keys are taken in groups. A group is hashed. For each of its keys the first bucket is prefetched, and in turns
-// with that a key of the group before is looked up in its first bucket, whose line has come meanwhile. So there are
-// always as many lines under way as the processor can fetch at a time, and it computes beside them. A key whose first
-// bucket is full of others goes on: its next bucket is prefetched too, and is looked into a group later. A lookup that
-// probed to its end would wait for that line: every twentieth key or so has one.
+// Idea: keys are taken in groups of KeyKernels::kGroup. A group is hashed, and the first bucket of each of its keys is
+// prefetched. In turns with these prefetches, the keys of the previous group are compared with their first buckets,
+// which have arrived by then. So the processor always has as many cache lines in flight as it can fetch, and computes
+// meanwhile. A key whose first bucket is full of other keys is deferred: its next bucket is prefetched and looked into
+// one group later. About one key in twenty is deferred; probing to the end at once would wait for its line.
 //
-// Example: groups A, B, C. Prefetch A. Look into A and prefetch B. Look into B and prefetch C; meanwhile a1 goes on in
-//   its second bucket. Look into C; a1 goes on in its third one, and b7 in its second.
+// Example: groups A, B, C. Prefetch A. Look into A, prefetch B; key a1 is deferred. Look into a1's second bucket, then
+//   into B, and prefetch C; b7 is deferred. Look into the third bucket of a1 and the second of b7, then into C.
 //
-// Invariants: the index does not change meanwhile. Each key is visited once, in no order.
-// Complexity: a line for each key, and one for each further bucket of those that go on.
+// Invariants: the indices do not change during a run. Each key is visited once, in no order.
+// Complexity: one cache line for each key, and one for each further bucket of deferred keys.
 
 #pragma once
 
@@ -27,11 +27,11 @@
 
 namespace headway::embedding {
 
-/// The indices of all stripes, for lookups until the next change of any.
+/// The key indices of all stripes, for lookups. Valid until one of them changes.
 class StripeIndices {
  public:
   using Index = KeyIndex<WideBucket>;
-  /// `index_of(stripe)` is a pointer to it.
+  /// @param index_of function that maps a stripe to a pointer to its index
   template <class IndexOf>
   StripeIndices(StripeMap const& map, IndexOf index_of) : map_(map) {
     for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) {
@@ -51,13 +51,13 @@ class StripeIndices {
   std::array<DirectoryView<WideBucket>, StripeMap::kCount> directories_;
 };
 
-/// Finds keys of a range of a batch, for one thread.
+/// Finds the keys of a range of a batch, on one thread.
 class StagedFind {
  public:
   StagedFind(Keys const& keys, KeyKernels const& kernels, StripeIndices const& indices)
       : keys_(keys), kernels_(kernels), indices_(indices) {}
 
-  /// Calls `visit(i, word)` for each key from `first` to `end`.
+  /// Calls `visit(i, word)` for each key i in [first, end), in no order; word is kEmpty if the key is absent.
   template <class Visit>
   void run(std::size_t first, std::size_t end, Visit visit) {
     step({}, group_at(first, end), [](std::size_t, RowWord) {});
@@ -76,6 +76,7 @@ class StagedFind {
 
  private:
   static constexpr std::size_t kGroup = KeyKernels::kGroup;
+  /// A key whose probe goes on.
   struct Deferred {
     std::size_t i;
     Hash hash;
@@ -90,7 +91,7 @@ class StagedFind {
             .size = std::min(kGroup, end - first)};
   }
 
-  /// Looks for the keys of `group`, which were located before, and locates those of `next`.
+  /// Looks for the keys of `group` in `buckets_`, then sets `buckets_` to the first buckets of `next`.
   template <class Visit>
   void step(KeyGroup const& group, KeyGroup const& next, Visit visit) {
     std::array<std::uint64_t, kGroup> low;
@@ -105,6 +106,7 @@ class StagedFind {
     deferred_.push_back({.i = i, .hash = hash, .probing = indices_.index_of(hash).begin_behind_first(hash)});
   }
 
+  /// Looks into one more bucket for each deferred key.
   template <class Visit>
   void look_on(Visit& visit) {
     std::erase_if(deferred_, [&](Deferred& each) {
@@ -118,7 +120,7 @@ class StagedFind {
   Keys const& keys_;
   KeyKernels const& kernels_;
   StripeIndices const& indices_;
-  std::array<WideBucket const*, kGroup> buckets_;
+  std::array<WideBucket const*, kGroup> buckets_;  ///< First buckets of the group that is looked up next.
   std::vector<Deferred> deferred_;
 };
 

@@ -1,3 +1,17 @@
+// Stable counting sort of a batch by stripe, in parallel.
+//
+// Idea: three passes. (1) Each range of the batch (WorkerPool::kRangeSize keys) hashes its keys and counts them by
+// stripe. (2) An exclusive prefix sum over (stripe, range) turns each count into the position of the range's first key
+// of that stripe. (3) Each range writes the positions of its keys in the batch to those places.
+//
+// Example: keys 0 to 3 of stripes 0 1 1 0, in ranges {0, 1} and {2, 3}. Each range has one key of each stripe.
+//   Places for stripe 0: range 0 at 0, range 1 at 1. For stripe 1: range 0 at 2, range 1 at 3.
+//   order_ = 0 3 1 2, begins_ = 0 2 4.
+//
+// Invariants: the sort is stable, so order_ does not depend on the number of threads.
+//   All keys with one id and table are in one stripe.
+// Complexity: O(keys + stripes * ranges), two passes over the keys.
+
 #pragma once
 
 #include "cpu/worker_pool.hpp"
@@ -9,22 +23,21 @@
 
 namespace headway::embedding {
 
-/// The keys of a batch by stripe, and in each stripe in the order of the batch, so that a thread can have a whole
-/// stripe.
+/// The keys of a batch sorted by stripe; within a stripe in the order of the batch.
 class StripedBatch {
  public:
-  /// Lookups that are under way at once: as many lines as a core fetches at a time, and some more.
+  /// Prefetch distance in keys: slightly more than the number of lines that a core fetches at a time.
   static constexpr std::size_t kKeysAhead = 16;
 
-  /// Of `keys`, until the next call.
+  /// Sorts `keys`. The result is valid until the next call.
   void sort(Keys const& keys, StripeMap const& map, WorkerPool& workers);
   [[nodiscard]] std::size_t size() const { return order_.size(); }
   [[nodiscard]] Hash hash(std::size_t i) const { return hashes_[i]; }
-  /// The keys of a stripe, by their numbers in the batch.
+  /// Positions in the batch of the keys of a stripe, ascending.
   [[nodiscard]] std::span<std::size_t const> of_stripe(std::size_t stripe) const {
     return std::span(order_).subspan(begins_[stripe], begins_[stripe + 1] - begins_[stripe]);
   }
-  /// Calls `visit(stripe)` for each stripe, on all threads if that is worth it.
+  /// Calls `visit(stripe)` for each stripe; on all threads if the batch has more than WorkerPool::kRangeSize keys.
   template <class Visit>
   void for_each_stripe(WorkerPool& workers, Visit visit) const {
     if (size() > WorkerPool::kRangeSize) {
@@ -36,9 +49,11 @@ class StripedBatch {
 
  private:
   std::vector<Hash> hashes_;        ///< (keys)
-  std::vector<std::size_t> order_;  ///< (keys) Their numbers, stripe by stripe.
-  std::vector<std::size_t> begins_ = std::vector<std::size_t>(StripeMap::kCount + 1);  ///< (stripes + 1) In `order_`.
-  std::vector<std::size_t> ends_;  ///< (ranges, stripes) Scratch: where a range's next key of a stripe goes.
+  std::vector<std::size_t> order_;  ///< (keys) Positions in the batch, ordered by stripe.
+  std::vector<std::size_t> begins_ =
+      std::vector<std::size_t>(StripeMap::kCount + 1);  ///< (stripes + 1) First place of each stripe in `order_`.
+  std::vector<std::size_t>
+      ends_;  ///< (ranges, stripes) Scratch: place in `order_` of the range's next key of the stripe.
 };
 
 }  // namespace headway::embedding

@@ -1,3 +1,17 @@
+// Fork-join thread pool: threads and calling thread take the indices of one call from a shared counter.
+//
+// Idea: run() publishes the task, resets the counter and wakes all threads. Everyone, the caller included, takes
+// indices with fetch-add until none is left. The last thread to finish wakes the caller. Only one call has the threads:
+// another one that comes meanwhile (try_lock fails) runs its tasks alone, instead of waiting.
+//
+// Example: two threads and the caller, five tasks. The caller takes 0 and 3, thread 1 takes 1 and 4, thread 2 takes 2.
+//
+// Invariants: task_ and count_ change only while num_busy_ is 0 and run_mutex_ is held; every thread takes part in
+//   every run. A task must not call run(): the caller's thread holds run_mutex_, and locking it twice is undefined.
+//   After fork() the child has no threads and its copies of the mutexes may be locked, so it uses none of them.
+// Memory order: publishing and joining are ordered by mutex_; the counter only hands out indices.
+// Complexity: one wake-up and one join for each call, one atomic operation for each task.
+
 #include "cpu/worker_pool.hpp"
 
 #include "headway/comm/status.hpp"
@@ -16,7 +30,7 @@
 
 namespace headway::embedding {
 
-/// The threads, and what they share.
+/// The threads and the state that they share.
 class WorkerPool::Crew {
  public:
   explicit Crew(int num_threads);
@@ -25,27 +39,28 @@ class WorkerPool::Crew {
   ~Crew() { stop(); }
 
   [[nodiscard]] std::size_t size() const { return threads_.size(); }
-  /// @returns false if another call has the threads
+  /// WorkerPool::run() on the threads. @returns false, with nothing done, if another call has the threads
   bool run(std::size_t count, std::function<void(std::size_t)> const& task);
 
  private:
   void stop() noexcept;
+  /// Loop of a thread.
   void work();
-  /// Takes tasks until none is left.
+  /// Takes tasks until none is left. Keeps the first exception, and skips the tasks after it.
   void take_tasks();
 
-  std::mutex run_mutex_;  ///< Held by the call whose work it is.
-  std::mutex mutex_;      ///< Guards what follows.
+  std::mutex run_mutex_;  ///< Held by the call that has the threads; taken before `mutex_`.
+  std::mutex mutex_;      ///< Guards the fields down to `error_`.
   std::condition_variable begins_, ends_;
-  std::uint64_t num_runs_ = 0;
-  std::size_t num_busy_ = 0;
+  std::uint64_t num_runs_ = 0;  ///< Runs so far; a thread waits for it to change.
+  std::size_t num_busy_ = 0;    ///< Threads that have not finished the present run.
   bool is_over_ = false;
   std::exception_ptr error_;
 
-  // Set before a run begins.
+  // Set by run() under `mutex_` before it wakes the threads; constant during a run.
   std::function<void(std::size_t)> const* task_ = nullptr;
   std::size_t count_ = 0;
-  std::atomic<std::size_t> next_ = 0;
+  std::atomic<std::size_t> next_ = 0;  ///< Next index to take.
 
   std::vector<std::thread> threads_;
 };
@@ -53,7 +68,7 @@ class WorkerPool::Crew {
 WorkerPool::Crew::Crew(int num_threads) {
   try {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (...) {  // Of the operating system's limits.
+  } catch (...) {  // The operating system may refuse a thread.
     stop();
     throw;
   }
@@ -121,7 +136,7 @@ WorkerPool::WorkerPool(int num_threads) : process_(::getpid()) {
 }
 
 WorkerPool::~WorkerPool() {
-  // There is nobody to join, and what guarded the crew may be locked for ever.
+  // A forked child has no threads to join, and its copies of the mutexes may be locked for ever: leak the crew.
   if (is_forked()) static_cast<void>(crew_.release());
 }
 

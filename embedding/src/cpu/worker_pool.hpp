@@ -9,32 +9,34 @@
 
 namespace headway::embedding {
 
-/// Threads that share the work of one call at a time. They sleep in between. In a forked child, which has no threads
-/// but its own, callers do all work themselves.
+/// Fork-join thread pool: its threads share the work of one call at a time and sleep in between. A forked child has
+/// none of the threads, so its callers do all work themselves. The algorithm is explained in worker_pool.cpp.
 class WorkerPool {
  public:
-  /// `num_threads` with the caller's; from 1.
+  /// @param num_threads at least 1, including the calling thread
+  /// @throws comm::UsageError if it is less
   explicit WorkerPool(int num_threads);
   WorkerPool(WorkerPool const&) = delete;
   WorkerPool& operator=(WorkerPool const&) = delete;
   ~WorkerPool();
 
   [[nodiscard]] int num_threads() const;
-  /// Calls `task(i)` for each i below `count`, in any order on any thread, and waits for all. A caller beside another
-  /// one does its tasks itself; a task must not call. The first exception is thrown once no task runs any more; others
-  /// may be left out then.
+  /// Calls `task(i)` for each i in [0, count), in any order on any thread, and waits for all. If another call has the
+  /// threads, the caller runs all its tasks itself. A task must not call run(). After an exception the remaining tasks
+  /// may be skipped; the first exception is thrown once no task runs any more.
   void run(std::size_t count, std::function<void(std::size_t)> const& task);
 
-  /// So many items of a cheap task that handing them out does not count.
+  /// Items per range of a cheap task: enough that the cost of handing out a range does not matter.
   static constexpr std::size_t kRangeSize = 2048;
   [[nodiscard]] static std::size_t num_ranges(std::size_t count) { return (count + kRangeSize - 1) / kRangeSize; }
-  /// Calls `visit(range, first, end)` for ranges that cover [0, count).
+  /// Calls `visit(range, first, end)` for each range of kRangeSize items (the last may be shorter) of [0, count).
   template <class Visit>
   void in_ranges(std::size_t count, Visit visit) {
     run(num_ranges(count),
         [&](std::size_t range) { visit(range, range * kRangeSize, std::min((range + 1) * kRangeSize, count)); });
   }
-  /// The same, without numbers, for items that each move `item_bytes`.
+  /// Calls `visit(first, end)` for ranges of [0, count) that each move about 128 KiB, in 8 to kRangeSize items.
+  /// @param item_bytes bytes that an item moves
   template <class Visit>
   void in_ranges_of(std::size_t count, std::size_t item_bytes, Visit visit) {
     constexpr std::size_t kRangeBytes = std::size_t{128} << 10;
@@ -48,7 +50,7 @@ class WorkerPool {
   [[nodiscard]] bool is_forked() const;
 
   std::unique_ptr<Crew> crew_;
-  int process_;  ///< Whose threads they are: a forked child has none of them.
+  int process_;  ///< Id of the process that has the threads; another one is a forked child.
 };
 
 }  // namespace headway::embedding

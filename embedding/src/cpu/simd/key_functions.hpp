@@ -1,6 +1,7 @@
-// Included once by each file of an instruction set, whose flags decide the width of vectors. Everything here has
-// internal linkage and nothing of the standard library is called: a function shared with other files could be linked
-// in the form that only newer processors run. So the hash is written once more; a test compares it with hash_of().
+// Inner loops of lookups, compiled once for each instruction set: each file of this folder includes this one, and its
+// compiler flags decide the width of vectors. Everything here has internal linkage, and no function of the standard
+// library is called: the linker could keep the copy of a shared function that only newer processors run. So the hash is
+// written once more here. A test compares it with hash_of().
 
 #pragma once
 
@@ -25,10 +26,10 @@ inline std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 33);
 }
 
-/// What MurmurHash3 makes of the second half of its 16 bytes.
+/// Contribution of the table number, the second half of MurmurHash3's 16 bytes.
 inline std::uint64_t mixed_table(std::uint32_t table) { return rotated(table * kSecondFactor, 33) * kFirstFactor; }
 
-/// The lower half of murmur_hash3(id, table).
+/// murmur_hash3(id, table).low, where table_mix is mixed_table(table).
 inline std::uint64_t hash_low(std::uint64_t id, std::uint64_t table_mix) {
   constexpr std::uint64_t kNumBytes = 16;
   std::uint64_t low = rotated(id * kFirstFactor, 31) * kSecondFactor;
@@ -41,6 +42,7 @@ inline std::uint64_t hash_low(std::uint64_t id, std::uint64_t table_mix) {
   return mixed(low) + mixed(high);
 }
 
+/// KeyKernels::hash.
 void hash(KeyGroup const& keys, std::uint64_t* __restrict low) {
   auto const* const ids = keys.ids;
   if (auto const* const tables = keys.tables; tables != nullptr) {
@@ -51,10 +53,10 @@ void hash(KeyGroup const& keys, std::uint64_t* __restrict low) {
   }
 }
 
-/// Slots of a bucket, a bit for each.
+/// Bit masks of a bucket's slots.
 struct Slots {
   unsigned holding;  ///< Live slots that hold the key.
-  unsigned empty;
+  unsigned empty;    ///< Empty slots.
 };
 
 inline constexpr std::uint32_t kEmptyWord = static_cast<std::uint32_t>(RowWord::kEmpty),
@@ -96,6 +98,7 @@ inline Slots slots_of(WideBucket const* bucket, std::uint64_t id, std::uint32_t 
 
 #endif
 
+/// Word of the key in this bucket; kEmpty if the key is absent; kErased if the probe has to go on.
 inline RowWord look(WideBucket const* bucket, std::uint64_t id, std::uint32_t table) {
   auto const slots = slots_of(bucket, id, table);
   auto const* const words = reinterpret_cast<RowWord const*>(bucket) + 12;
@@ -103,6 +106,7 @@ inline RowWord look(WideBucket const* bucket, std::uint64_t id, std::uint32_t ta
   return slots.empty != 0 ? RowWord::kEmpty : RowWord::kErased;
 }
 
+/// First bucket of the key whose hash has the lower half `low`.
 inline WideBucket const* first_bucket(StripesView const& view, std::uint64_t low) {
   constexpr int kBits = StripesView::kStripeBits;
   auto const& directory = view.directories[view.stripe_of_cell[low >> (64 - kBits)]];
@@ -110,7 +114,8 @@ inline WideBucket const* first_bucket(StripesView const& view, std::uint64_t low
   return entry.buckets + (low & entry.mask);
 }
 
-/// Both for one key in turns, so that the processor looks while it waits for a place to fetch the next line into.
+/// KeyKernels::look_and_locate. Alternates between looking up a key and prefetching for another one: the processor
+/// compares while it waits for a free fill buffer.
 void look_and_locate(KeyGroup const& keys, RowWord* words, StripesView const& stripes, std::uint64_t const* next_low,
                      std::size_t num_next, WideBucket const** buckets) {
   std::size_t const num_both = keys.size < num_next ? keys.size : num_next;
