@@ -9,7 +9,7 @@
 namespace headway::embedding {
 namespace {
 
-constexpr float kStep = 0x1p-7F;  // Between 1 and 2.
+constexpr float kStep = 0x1p-7F;  // Distance of neighbouring bfloat16 values between 1 and 2.
 
 TEST(Bfloat16, WhatFitsStaysAsItIs) {
   for (float const value : {0.0F, -0.0F, 1.0F, -1.5F, 0x1p-130F, std::numeric_limits<float>::infinity()}) {

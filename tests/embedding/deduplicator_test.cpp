@@ -1,4 +1,4 @@
-// Duplicates in batches of keys.
+// Deduplicator on the CPU: unique keys, counts, and sums over their members.
 
 #include "headway/embedding/deduplicator.hpp"
 
@@ -35,7 +35,7 @@ struct Batch {
 Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
   Batch batch;
   for (std::size_t i = 0; i < size; ++i) {
-    // A few ids come most of the time.
+    // A skewed draw: few ids make up most of the batch.
     batch.ids.push_back(random() % (random() % num_ids + 1) * 0x9e3779b97f4a7c15);
     batch.tables.push_back(static_cast<std::uint32_t>(random() % 3));
   }
@@ -71,7 +71,8 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
   auto const batch = random_batch(random, kSize, 500);
   auto const unique = deduplicator_->deduplicate(batch.keys());
   std::vector<float> values(kSize * kDim), expected(unique.size() * kDim, 0), sums(unique.size() * kDim, -1);
-  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Whose sums depend on the order.
+  for (auto& value : values)
+    value = std::normal_distribution<float>(0, 1)(random);  // Sums of these values depend on the order.
   for (std::size_t i = 0; i < kSize; ++i) {
     for (std::size_t column = 0; column < kDim; ++column) {
       expected[unique.numbers[i] * kDim + column] += values[i * kDim + column];
@@ -161,7 +162,8 @@ TEST_P(DeduplicatorTest, SumsAndVectorsOfAnotherOrderAreTheSameInThatOrder) {
   std::shuffle(order.begin(), order.end(), random);
   auto const reordered = reorder(unique, order);
   std::vector<float> values(kSize * kDim), sums(unique.size() * kDim), of_reordered(sums.size());
-  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Whose sums depend on the order.
+  for (auto& value : values)
+    value = std::normal_distribution<float>(0, 1)(random);  // Sums of these values depend on the order.
   deduplicator_->add_up(unique, {}, values, sums);
   deduplicator_->add_up(reordered, {}, values, of_reordered);
   for (std::size_t number = 0; number < order.size(); ++number) {

@@ -1,4 +1,4 @@
-// Features of a batch, one after the other.
+// Joining the jagged features of a batch into one list of ids, tables, offsets and weights.
 
 #include "headway/embedding/features.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// Vectors for what joined features take.
+/// Memory for joined features; the constructor joins them.
 struct Joined {
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> tables;

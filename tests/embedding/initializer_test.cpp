@@ -1,4 +1,4 @@
-// What new rows begin with.
+// Initial values of new rows.
 
 #include "headway/embedding/initializer.hpp"
 
@@ -27,11 +27,12 @@ std::vector<float> values_of(Initializer const& initializer, Key key, std::size_
   return vector;
 }
 
+/// Mean and standard deviation.
 struct Moments {
   double mean, deviation;
 };
 
-/// Of the vectors of many keys.
+/// Moments over the initial embeddings of 20,000 keys.
 Moments moments_of(Initializer const& initializer) {
   constexpr std::uint64_t kNumKeys = 20'000;
   constexpr std::size_t kDim = 7;
@@ -47,7 +48,7 @@ Moments moments_of(Initializer const& initializer) {
 }
 
 TEST(Philox, IsThatOfThePaper) {
-  // The known answers that come with the paper's library, Random123.
+  // Known answers from Random123, the library of the Philox paper.
   constexpr std::uint32_t kOnes = 0xffffffff;
   static_assert(philox({}, 0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   static_assert(philox({kOnes, kOnes, kOnes, kOnes}, ~std::uint64_t{0}) ==
@@ -57,7 +58,7 @@ TEST(Philox, IsThatOfThePaper) {
 }
 
 TEST(Initializer, UniformValuesAreTheSameForEver) {
-  // These bits are in the checkpoints and tables of others: no device, compiler or version may change them.
+  // Users' checkpoints and tables contain these bits: no device, compiler or version may change them.
   auto const values = values_of(Initializer::uniform(-0.25F, 0.75F, 42), {.id = 123'456'789'012'345, .table = 6}, 5);
   Words const first = philox({0x860ddf79, 0x00007048, 6, 0}, 42);
   for (std::size_t i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// The key structure of the CPU beside std::map.
+// Key index of the CPU, compared with std::map for both buckets and both probes.
 
 #include "cpu/key_index.hpp"
 
@@ -20,7 +20,7 @@ namespace {
 
 using Oracle = std::map<std::pair<std::uint32_t, std::uint64_t>, RowWord>;
 
-/// A kind of index, and of how many tables its keys may be.
+/// A kind of index, with the number of tables that its keys may have.
 template <class Bucket, class Probe, std::uint32_t num_tables>
 struct Kind {
   using Index = KeyIndex<Bucket, Probe>;
@@ -59,7 +59,7 @@ TYPED_TEST(KeyIndexTest, EveryIdIsLegal) {
       Key const key{.id = id, .table = table};
       EXPECT_EQ(this->find(index, key), RowWord::kEmpty);
       EXPECT_EQ(this->put(index, key, RowWord{word}), RowWord{word});
-      EXPECT_EQ(this->put(index, key, RowWord{99}), RowWord{word});  // It keeps what it had.
+      EXPECT_EQ(this->put(index, key, RowWord{99}), RowWord{word});  // A second insertion keeps the word.
       EXPECT_EQ(this->find(index, key), RowWord{word++});
     }
   }
@@ -96,7 +96,7 @@ TYPED_TEST(KeyIndexTest, RandomHistoriesAreThoseOfAMap) {
 }
 
 TYPED_TEST(KeyIndexTest, SegmentsDoubleAndSplitAndLoseNothing) {
-  // All keys of one stripe: those whose hashes begin with two zeros.
+  // Use the keys of one stripe only: hashes that begin with two zero bits.
   constexpr int kHashBits = 2;
   typename TypeParam::Index index(this->pool_, kHashBits);
   Oracle oracle;

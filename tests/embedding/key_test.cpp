@@ -1,4 +1,4 @@
-// The hash of a key, which ranks, devices and checkpoints must agree on for ever.
+// Hash of a key. It must never change: ranks, devices and checkpoints depend on it.
 
 #include "headway/embedding/key.hpp"
 
@@ -17,7 +17,7 @@ struct Known {
 };
 
 TEST(MurmurHash3, IsThatOfTheReference) {
-  // Made with mmh3 5.3.1: hash64(struct.pack("<QQ", first, second), seed, signed=False).
+  // Computed with mmh3 5.3.1: hash64(struct.pack("<QQ", first, second), seed, signed=False).
   constexpr std::array<Known, 5> kKnown{{
       {0, 0, 0, {0x4bbd1bf27da918d6, 0xb465a9eccd791cb6}},
       {1, 0, 0, {0xc1c4c5ee113872db, 0x17edc9d0759f4dce}},

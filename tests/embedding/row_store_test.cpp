@@ -1,4 +1,4 @@
-// The embedding structure of the CPU: rows, and who has which.
+// Row store of the CPU: rows stay in place, are reused, and take memory only when they are used.
 
 #include "cpu/row_store.hpp"
 
@@ -23,12 +23,13 @@ namespace {
 
 constexpr std::size_t kRowBytes = 128;
 
-/// Fills a row with what tells it from all others.
+/// Fills a row and its notes with values that depend on its id.
 void sign(RowStore const& store, RowId id) {
   std::memset(store.row(id), static_cast<int>(static_cast<std::uint32_t>(id) * 37 % 251), kRowBytes);
   store.notes(id) = {.count = static_cast<std::uint32_t>(id), .step = 7, .state = 0.5F};
 }
 
+/// Checks that the row still has the values of sign().
 void expect_signed(RowStore const& store, RowId id) {
   auto const expected = static_cast<std::byte>(static_cast<std::uint32_t>(id) * 37 % 251);
   EXPECT_TRUE(std::all_of(store.row(id), store.row(id) + kRowBytes, [&](std::byte each) { return each == expected; }));
@@ -66,12 +67,12 @@ TEST(RowStore, FreedRowsAreUsedAgainFirst) {
   for (RowId const id : freed) allocator.free(id);
   auto const before = store.num_rows();
   for (int i = 0; i < 300; ++i) freed.erase(allocator.allocate());
-  // But for those that were left of the last block, which come as they please.
+  // The last block may still have rows that were never used; they can be taken in place of freed ones.
   EXPECT_LE(freed.size(), RowStore::kBlockRows);
   EXPECT_EQ(store.num_rows(), before);
 }
 
-/// Bytes of the store's first chunk that are in memory.
+/// Resident bytes of the store's first chunk.
 std::size_t resident_bytes(RowStore const& store) {
   std::size_t const page = HugeMemory::kSmallPageBytes;
   std::size_t const size = store.rows_per_chunk() * (store.row_bytes() + sizeof(RowNotes));
@@ -81,6 +82,7 @@ std::size_t resident_bytes(RowStore const& store) {
          static_cast<std::size_t>(std::ranges::count_if(states, [](unsigned char each) { return (each & 1) != 0; }));
 }
 
+/// Allocates rows and writes to them.
 void take_and_sign(RowStore& store, std::size_t num_rows) {
   RowAllocator allocator(store);
   store.reserve(num_rows, 1);
@@ -112,7 +114,7 @@ TEST(RowStore, SmallPagesKeepTheirRowsWhenHugeOnesFollow) {
 }
 
 TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
-  RowStore store(std::size_t{1} << 20);  // A chunk has the least: one block.
+  RowStore store(std::size_t{1} << 20);  // A chunk has one block, the minimum.
   RowAllocator allocator(store);
   EXPECT_EQ(allocator.allocate(), RowId::kNone);
   store.reserve(1, 1);
@@ -154,7 +156,7 @@ TEST(RowStore, ReservedRowsSufficeForAllAllocators) {
 }
 
 TEST(RowStore, PartsOfBlocksAreReservedForEachAllocator) {
-  RowStore store(std::size_t{1} << 20);  // A chunk is one block, so that nothing is reserved besides.
+  RowStore store(std::size_t{1} << 20);  // A chunk is one block, so that reserve() maps little more than it must.
   std::vector<RowAllocator> allocators(5, RowAllocator(store));
   for (int round = 0; round < 40; ++round) {
     store.reserve(5, allocators.size());

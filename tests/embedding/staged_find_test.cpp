@@ -1,5 +1,5 @@
-// Lookups of a batch in stages, by the kernels of each instruction set that the processor has, beside lookups of one
-// key after the other.
+// Lookups of a batch in stages, with the kernels of each instruction set that this processor has. The reference is
+// KeyIndex::find() for one key after the other.
 
 #include "cpu/staged_find.hpp"
 
@@ -18,7 +18,8 @@ namespace {
 
 class StagedFindTest : public testing::TestWithParam<KeyKernels> {};
 
-/// Keys in all stripes: more and less full segments, erased slots, pending keys, and ids that several tables have.
+/// Indices of all stripes, filled with segments of different loads, erased slots, pending keys, and ids that repeat in
+/// several tables.
 class FilledStripes {
  public:
   static constexpr std::uint32_t kTables = 3;
@@ -75,7 +76,7 @@ TEST_P(StagedFindTest, EachKeyIsVisitedOnceWithItsWord) {
     std::vector<std::uint32_t> tables(size);
     for (std::size_t i = 0; i < size; ++i) {
       Key const key = filled.keys()[random() % filled.keys().size()];
-      ids[i] = random() % 4 == 0 ? random() : key.id;  // Some are absent.
+      ids[i] = random() % 4 == 0 ? random() : key.id;  // A quarter is most likely absent.
       tables[i] = key.table;
     }
     for (bool const have_tables : {true, false}) {

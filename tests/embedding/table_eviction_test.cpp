@@ -1,4 +1,4 @@
-// Which rows of a table go when there are too many, and which stay.
+// Conformance of tables: which rows are evicted, and which stay.
 
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"
@@ -51,7 +51,7 @@ TEST_P(TableEvictionTest, RowsInUseAreNeverEvicted) {
   table->begin_step(1, 1);
   auto first = batch_of({1, 2, 3});
   first.find_or_insert(*table);
-  table->begin_step(2, 1);  // Step 1 has not been updated yet.
+  table->begin_step(2, 1);  // Rows of step 1 are in use: their update is still to come.
   auto second = batch_of({4});
   second.find_or_insert(*table);
   EXPECT_EQ(second.statuses, (std::vector{KeyStatus::kNoRoom}));
@@ -71,7 +71,7 @@ TEST_P(TableEvictionTest, RowsOfABatchStayWhenItMakesRoomForItsOthers) {
   table->begin_step(1, 1);
   batch_of({1, 2, 3, 4, 2, 3, 4}).find_or_insert(*table);
   table->begin_step(2, 2);
-  auto batch = batch_of({1, 5});  // 1 was looked up least.
+  auto batch = batch_of({1, 5});  // 1 has the fewest lookups, but belongs to the batch.
   batch.find_or_insert(*table);
   EXPECT_EQ(batch.statuses, (std::vector{KeyStatus::kFound, KeyStatus::kInserted}));
 }
@@ -106,7 +106,7 @@ TEST_P(TableEvictionTest, CountsAndStepsOfAnySizeAreCompared) {
       auto batch = batch_from(next, 200);
       next += 200;
       for (auto const id : batch.ids) {
-        // Of all magnitudes, and many that are equal.
+        // Counts of all magnitudes, many of them equal.
         batch.counts.push_back(std::max(1U, static_cast<std::uint32_t>(random() >> (32 + random() % 32))));
         auto const count = batch.counts.back();
         auto const hash = hash_of({.id = id}).low;
@@ -136,7 +136,7 @@ TEST_P(TableEvictionTest, NothingIsEvictedUpToTheHighWater) {
   EXPECT_EQ(table->evict(100), 0U);
   EXPECT_EQ(table->size().rows, 100U);
   batch_from(100, 1).find_or_insert(*table);
-  table->begin_step(4, 1);  // All are in use.
+  table->begin_step(4, 1);  // All rows are in use.
   EXPECT_EQ(table->size().rows, 101U);
   table->begin_step(5, 3);
   EXPECT_EQ(table->size().rows, 50U);
@@ -151,8 +151,8 @@ TEST_P(TableEvictionTest, StepsThatFollowEachOtherEvictWhatIsTooManyByThen) {
     batch_from(60 * step, 60).find_or_insert(*table);
   }
   table->begin_step(3, 1);
-  table->begin_step(3, 2);  // Takes the 60 rows of step 1, though 70 are too many.
-  table->begin_step(4, 3);  // And leaves 60, as these are fewer than 100.
+  table->begin_step(3, 2);  // Evicts the 60 rows of step 1; 70 would have to go to reach the low water.
+  table->begin_step(4, 3);  // Keeps the other 60: they are below the high water.
   table->begin_step(5, 5);
   EXPECT_EQ(ids_of(*table), ids_from(120, 60));
   batch_from(500, 60).find_or_insert(*table);
@@ -173,13 +173,13 @@ TEST_P(TableEvictionTest, AnInsertionHasTheRoomThatItsStepHasMade) {
   EXPECT_EQ(second.statuses, std::vector(60, KeyStatus::kInserted));
   EXPECT_EQ(table->size().rows, 100U);
   EXPECT_EQ(table->statistics().evicted, 50U);
-  // 60 are too many for the low water, but only the 40 of step 1 may go.
+  // 60 rows would have to go to reach the low water, but only the 40 of step 1 are not in use.
   auto third = batch_from(2'000, 10);
   third.find_or_insert(*table);
   EXPECT_EQ(third.statuses, std::vector(10, KeyStatus::kInserted));
   EXPECT_EQ(table->statistics().evicted, 90U);
   EXPECT_EQ(table->size().rows, 70U);
-  // 31 have no room, and nothing may go.
+  // 30 of the 31 keys fit, and all rows are in use.
   auto fourth = batch_from(3'000, 31);
   fourth.find_or_insert(*table);
   auto expected = std::vector(31, KeyStatus::kInserted);
@@ -195,7 +195,7 @@ TEST_P(TableEvictionTest, OfABatchThatIsMoreThanAllRowsTheFirstKeysGetThem) {
   batch_from(0, 30).find_or_insert(*table);
   table->begin_step(2, 2);
   auto batch = batch_from(1'000, 80);
-  batch.ids.front() = 7;  // Which stays.
+  batch.ids.front() = 7;  // This row belongs to the batch, so it stays.
   batch.find_or_insert(*table);
   EXPECT_EQ(batch.statuses.front(), KeyStatus::kFound);
   for (std::size_t i = 1; i < 80; ++i) {
@@ -252,13 +252,14 @@ TEST_P(TableEvictionTest, ABatchGoesNoFurtherThanTheLowWater) {
   EXPECT_EQ(table->size().rows, 95U);
 }
 
-/// Random lookups of a table of many rows that evicts in each step; by the id, so that some come again and again.
+/// Random batches for a table that evicts in each step. Two thirds of the ids come from 4,000 and so repeat often; the
+/// others are new.
 struct EvictingHistory {
   TableOptions options;
   std::mt19937_64 random;
   std::uint32_t step = 0;
 
-  /// @param look_up is called with the batch of each step, and the oldest step in use.
+  /// Plays `num_steps` steps. @param look_up called with the batch of each step and the oldest step in use
   template <class LookUp>
   void play(std::uint32_t num_steps, LookUp look_up) {
     for (std::uint32_t const end = step + num_steps; step < end;) {

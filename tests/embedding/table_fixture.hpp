@@ -26,10 +26,10 @@ inline constexpr std::array kAllOptimizers{kernels::OptimizerKind::kSgd, kernels
                                            kernels::OptimizerKind::kRowWiseAdagrad, kernels::OptimizerKind::kAdam,
                                            kernels::OptimizerKind::kRowWiseAdam};
 
-/// Makes tables of one kind, for keys and values in memory of the host.
+/// Makes tables of one kind. All of them take keys and values in host memory.
 struct Maker {
   std::string name;
-  int num_threads;  ///< 0: on a CUDA device.
+  int num_threads;  ///< Threads of a CPU table; 0: a CUDA table.
 
   [[nodiscard]] std::unique_ptr<Table> make(TableOptions options) const {
 #if HEADWAY_TEST_CUDA_TABLES
@@ -44,17 +44,18 @@ inline TableOptions options_of(std::size_t max_rows = TableOptions::kUnlimited) 
   return {.dim = kDim, .initializer = Initializer::uniform(-1, 1, 11), .max_rows = max_rows};
 }
 
+/// Table and id of a key.
 using Id = std::pair<std::uint32_t, std::uint64_t>;
 using Vector = std::vector<float>;
 
-/// The keys of a batch, and what a table says of them.
+/// Keys of a batch, with the rows, statuses and embeddings that a table returns for them.
 struct Batch {
   std::vector<std::uint64_t> ids{};
   std::vector<std::uint32_t> tables{};
   std::vector<std::uint32_t> counts{};
   std::vector<RowId> rows{};
   std::vector<KeyStatus> statuses{};
-  Vector vectors{};
+  Vector vectors{};  ///< (keys, dim)
   std::size_t dim = kDim;
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
@@ -63,6 +64,7 @@ struct Batch {
     auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * dim);
     return {begin, begin + static_cast<std::ptrdiff_t>(dim)};
   }
+  /// Looks the keys up and gathers their embeddings.
   void find(Table const& table) {
     make_room();
     table.find(keys(), rows, statuses);
@@ -73,6 +75,7 @@ struct Batch {
     table.find_or_insert(keys(), rows, statuses);
     table.gather(keys(), rows, vectors);
   }
+  /// Sizes the results, and fills them with values that a table must overwrite.
   void make_room() {
     rows.assign(ids.size(), RowId::kNone);
     statuses.assign(ids.size(), KeyStatus::kNoRoom);
@@ -80,7 +83,7 @@ struct Batch {
   }
 };
 
-/// Different in each repetition with --gtest_shuffle, and the same in all runs without.
+/// Random numbers that differ in each repetition with --gtest_shuffle and are the same in all runs without it.
 inline std::mt19937_64 random_source(std::uint64_t salt) {
   return std::mt19937_64(salt + (static_cast<std::uint64_t>(testing::UnitTest::GetInstance()->random_seed()) << 32));
 }
@@ -100,7 +103,7 @@ inline Batch batch_of(std::vector<std::uint64_t> ids) {
   return batch;
 }
 
-/// Ids from `first` on, of table 0.
+/// Ids [first, first + size) of table 0.
 inline Batch batch_from(std::uint64_t first, std::size_t size) {
   std::vector<std::uint64_t> ids(size);
   std::iota(ids.begin(), ids.end(), first);
@@ -113,7 +116,7 @@ inline Vector initial_vector(Id id) {
   return vector;
 }
 
-/// The tables that have to pass, and what tests need of each.
+/// Fixture of the conformance tests: one instance for each kind of table.
 class TableTest : public testing::TestWithParam<Maker> {
 #if HEADWAY_TEST_CUDA_TABLES
  protected:

@@ -1,4 +1,4 @@
-// How rows of a table learn: steps of the optimizer, and bags.
+// Conformance of tables: optimizer steps, with gradients of keys or of bags.
 
 #include "headway/comm/status.hpp"
 #include "headway/embedding/deduplicator.hpp"
@@ -30,7 +30,7 @@ TEST_P(TableLearningTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
   for (std::uint64_t id = 0; id < 4'000; ++id) batch.ids.push_back(id);
   batch.tables.assign(batch.ids.size(), 0);
   batch.find_or_insert(*table);
-  Vector const gradients(batch.vectors.size(), 0x1p-12F);  // A 32nd of what bfloat16 tells apart above 1.
+  Vector const gradients(batch.vectors.size(), 0x1p-12F);  // 1/32 of the distance of bfloat16 values above 1.
   constexpr int kSteps = 64;
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
     table->update(batch.keys(), batch.rows, gradients, {.learning_rate = -1, .number = step});
@@ -61,7 +61,7 @@ TEST_P(TableLearningTest, AStepOfTheOptimizerUpdatesRowsAndCountsWhatHasNone) {
                std::invalid_argument);
 }
 
-/// Keys of a batch that come from once to very often, in any order.
+/// Ids that repeat from once to very often, shuffled.
 std::vector<std::uint64_t> keys_of_all_counts(std::mt19937_64& random) {
   std::vector<std::uint64_t> ids;
   std::uint64_t id = 0;
@@ -73,8 +73,8 @@ std::vector<std::uint64_t> keys_of_all_counts(std::mt19937_64& random) {
   return ids;
 }
 
-/// What a table has of some keys, after two steps with the gradients of bags: by update() of their sums or
-/// update_bags().
+/// Records of keys after two optimizer steps with the gradients of bags.
+/// @param are_sums_given true: update() with sums of a Deduplicator; false: update_bags()
 Records learn_from(Table& table, UniqueKeys const& unique, Bags const& bags, std::span<float const> gradients,
                    bool are_sums_given) {
   auto keys = unique.keys();
@@ -115,7 +115,7 @@ TEST_P(TableLearningTest, RowsLearnFromBagsAsFromTheSumsOfTheirGradients) {
         std::min(static_cast<std::int64_t>(num_keys), offsets.back() + static_cast<std::int64_t>(random() % 21)));
   }
   offsets.push_back(offsets.back());
-  // Of which sums are exact in any order.
+  // Small integers: their sums are exact in any order.
   auto const integers = [&random](std::size_t size) {
     std::vector<float> values(size);
     for (auto& value : values) value = static_cast<float>(random() % 9) - 4;

@@ -1,4 +1,4 @@
-// How rows of a table come, change and go: counts, admission and precision.
+// Conformance of tables: counts, admission, expiry and precision of rows.
 
 #include "headway/comm/status.hpp"
 #include "headway/embedding/bfloat16.hpp"
@@ -19,7 +19,7 @@ namespace {
 
 class TableLifeTest : public TableTest {
  protected:
-  /// A table that got 500 rows in its first step.
+  /// A table with 500 rows inserted in step 1.
   static std::unique_ptr<Table> make_with_rows_of_step_1(TableOptions const& options) {
     auto table = GetParam().make(options);
     table->begin_step(1, 1);
@@ -33,7 +33,7 @@ TEST_P(TableLifeTest, EachLookupOfKnownKeysIsCountedOnceWhateverThreadsTakeIt) {
   std::mt19937_64 random(3);
   std::vector<std::uint64_t> ids(20'000);
   std::vector<std::uint32_t> counts(ids.size());
-  for (auto& id : ids) id = random() % 50;  // All threads have most of them.
+  for (auto& id : ids) id = random() % 50;  // Few ids, so that threads count the same rows.
   for (auto& count : counts) count = static_cast<std::uint32_t>(random() % 4);
   std::vector<std::uint64_t> different(50);
   std::iota(different.begin(), different.end(), 0);
@@ -147,7 +147,7 @@ TEST_P(TableLifeTest, KeysOfAnyHashMayWaitForARowThoughOthersCameBefore) {
   constexpr std::uint32_t kSteps = 100;
   for (std::uint32_t step = 1; step <= kSteps; ++step) {
     table->begin_step(step, step);
-    batch_from(1'000 * step, 100).find_or_insert(*table);  // They never come again.
+    batch_from(1'000 * step, 100).find_or_insert(*table);  // These ids never repeat.
   }
   auto const waiting = table->list_pending(0, kNumVirtualBuckets);
   std::size_t num_of_first_half = 0;
@@ -256,7 +256,7 @@ TEST_P(TableLifeTest, ColdRowsAreBfloat16UntilTheyAreLookedUpOftenEnough) {
   one.find(*table);
   for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(one.vector(0)[i], rounded[i] - 0x1p-20F) << "float32 keeps it";
 
-  table->halve_counts();  // Nobody uses it, but it was looked up in this step.
+  table->halve_counts();  // The row stays float32: it was looked up in this step, so it is in use.
   EXPECT_EQ(table->size().cold_rows, 1U);
   table->begin_step(4, 4);
   table->halve_counts();

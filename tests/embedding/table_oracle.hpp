@@ -1,3 +1,18 @@
+// Oracle of tables: the rules of Table in the simplest form, for conformance and stress tests.
+//
+// Idea: rows and pending keys are two std::maps from (table, id). Each operation of Table is written down once more,
+// serially and without batching, stripes, queues or precision tricks: eviction sorts all rows, a cold row is float32
+// rounded to bfloat16. Tests play the same operations on a table and on the oracle and compare statuses, statistics and
+// records bit by bit.
+//
+// Example: max_rows 2, no policy, batch (a, b, c): a and b get rows, c is refused. The table under test must report
+//   kInserted, kInserted, kNoRoom, and `refused` must be 1.
+//
+// Invariants: it shares with tables only parts that have tests of their own: hash, initial values, rounding, the order
+//   of forgotten keys, and the map from keys to stripes.
+//   Floating-point results are equal to the bit only if products are exact, so stress tests draw powers of two.
+// Complexity: O(n log n) for a batch, eviction O(rows log rows).
+
 #pragma once
 
 #include "headway/embedding/bfloat16.hpp"
@@ -21,12 +36,12 @@
 
 namespace headway::embedding {
 
-/// A table as simple as can be, with the rules of Table written down once more. It shares with tables what is tested by
-/// itself: hashes, initial values, rounding, and which stripe is looked through for rows whose time is over.
+/// Reference implementation of the rules of Table.
 class Oracle {
  public:
+  /// A row: embedding (bfloat16 values if cold) and optimizer state in the layout of Records::states.
   struct Row {
-    Vector vector{}, state{};  ///< The state as Records have it.
+    Vector vector{}, state{};
     std::uint32_t count = 0, step = 0;
     bool is_cold = false;
   };
@@ -112,7 +127,7 @@ class Oracle {
     }
   }
 
-  /// @param keys of which none comes twice
+  /// One optimizer step. @param keys without duplicates
   void update(Keys const& keys, std::span<float const> gradients, kernels::OptimizerStep const& step) {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       auto const at = rows.find(id_of(keys[i]));
@@ -172,7 +187,7 @@ class Oracle {
     return vector;
   }
 
-  /// What export_records() gives for all that list() does.
+  /// Expected export_records() of list() for a range of buckets.
   [[nodiscard]] Records records(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
     Records records;
     for (Id const& id : in_order(rows, first_bucket, end_bucket)) {
@@ -186,7 +201,7 @@ class Oracle {
     return records;
   }
 
-  /// What list_pending() gives.
+  /// Expected list_pending() for a range of buckets.
   [[nodiscard]] Records pending_records(std::uint32_t first_bucket, std::uint32_t end_bucket) const {
     Records records;
     for (Id const& id : in_order(pending, first_bucket, end_bucket)) {
@@ -221,7 +236,7 @@ class Oracle {
   TableStatistics statistics;
 
  private:
-  /// When keys that are inserted get a row.
+  /// Conditions under which an inserted key gets a row.
   struct Admission {
     std::uint32_t min_count = 0;
     std::size_t max_rows = TableOptions::kUnlimited;
@@ -233,6 +248,7 @@ class Oracle {
   static std::vector<T> copy_of(std::span<T const> values) {
     return {values.begin(), values.end()};
   }
+  /// Saturating sum.
   static std::uint32_t added(std::uint32_t count, std::uint64_t more) {
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(count + more, std::numeric_limits<std::uint32_t>::max()));
   }
@@ -240,6 +256,7 @@ class Oracle {
     records.tables.push_back(id.first);
     records.ids.push_back(id.second);
   }
+  /// Keys of a range of buckets, sorted by (bucket, table, id).
   template <class Value>
   static std::vector<Id> in_order(std::map<Id, Value> const& of, std::uint32_t first_bucket, std::uint32_t end_bucket) {
     std::vector<std::pair<std::uint32_t, Id>> keys;
@@ -257,7 +274,7 @@ class Oracle {
   [[nodiscard]] bool is_expired(Row const& row) const {
     return options_.time_to_live > 0 && !is_in_use(row) && step_ - row.step > options_.time_to_live;
   }
-  /// A lookup of a key whose row is expired finds it absent.
+  /// Removes expired rows of a batch's keys: a lookup finds such a key absent.
   void remove_expired(Keys const& keys) {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       auto const row = rows.find(id_of(keys[i]));
@@ -267,7 +284,7 @@ class Oracle {
     }
   }
 
-  /// Calls `visit(i, row)` for each key that has a row then.
+  /// Inserts absent keys, and calls `visit(i, row)` for each key that has a row afterwards.
   template <class Visit>
   std::vector<KeyStatus> insert(Keys const& keys, std::vector<std::uint32_t> const& counts, Admission const& admission,
                                 Visit visit) {
@@ -298,7 +315,7 @@ class Oracle {
     if (refused.contains(id) || rows.size() >= admission.max_rows) {
       refused.insert(id);
       ++statistics.refused;
-      // One that has no room is not remembered, unless it waited already.
+      // A refused key is not remembered as pending, unless it already was.
       if (waiting != pending.end()) waiting->second = std::min(total, kMostPendingCount);
       return KeyStatus::kNoRoom;
     }
@@ -321,6 +338,7 @@ class Oracle {
     ++statistics.promoted;
   }
 
+  /// Evicts rows if the batch asks for more than are free. Rows of the batch are marked as in use first.
   void make_room(Keys const& keys, std::vector<std::uint32_t> const& counts, Admission const& admission) {
     std::map<Id, std::uint64_t> totals;
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -330,7 +348,8 @@ class Oracle {
     for (auto const& [id, total] : totals) {
       if (total + (pending.contains(id) ? pending[id] : 0) >= admission.min_count) ++wanted;
     }
-    if (wanted <= options_.max_rows - std::min(options_.max_rows, rows.size())) return;  // Imports may exceed it.
+    if (wanted <= options_.max_rows - std::min(options_.max_rows, rows.size()))
+      return;  // Imports may have exceeded max_rows.
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (auto const row = rows.find(id_of(keys[i])); row != rows.end()) row->second.step = step_;
     }
@@ -338,7 +357,7 @@ class Oracle {
     evict(left_by_batch(allowed, std::min(options_.low_water, allowed)));
   }
 
-  /// A batch of rows goes, or as many as must, but none below the low water.
+  /// Rows left by an eviction: removes eviction_batch rows, or as many as must go, but stops at `low`.
   [[nodiscard]] std::size_t left_by_batch(std::size_t allowed, std::size_t low) const {
     std::size_t num_left = rows.size();
     for (std::size_t num_gone = 0; num_left > low && (num_gone < options_.eviction_batch || num_left > allowed);) {
@@ -348,7 +367,7 @@ class Oracle {
     return num_left;
   }
 
-  /// Each step that passed has a stripe.
+  /// Removes expired rows of one stripe for each step that passed.
   void sweep_expired(std::uint32_t before) {
     std::set<std::size_t> stripes{step_ % StripeMap::kCount};
     for (std::uint32_t step = before + 1; step <= step_ && stripes.size() < StripeMap::kCount; ++step) {
@@ -360,6 +379,7 @@ class Oracle {
     });
   }
 
+  /// Forgets the pending keys of fewest lookups until `num_left` are left.
   void forget_pending(std::size_t num_left) {
     std::vector<std::tuple<std::uint32_t, std::uint64_t, Id>> scores;
     for (auto const& [id, count] : pending)
@@ -385,7 +405,7 @@ class Oracle {
     }
   }
 
-  /// One step by the formulas of torch.optim.
+  /// One optimizer step by the formulas of torch.optim, and FBGEMM's for the row-wise optimizers.
   void learn(Row& row, Vector gradient, kernels::OptimizerStep const& step) const {
     using Kind = kernels::OptimizerKind;
     auto const& by = options_.optimizer;

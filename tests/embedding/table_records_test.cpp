@@ -1,4 +1,4 @@
-// What a table tells of its rows and takes from another: records and lists of keys.
+// Conformance of tables: listing, export and import of records and pending keys.
 
 #include "bucket.hpp"
 #include "headway/embedding/bfloat16.hpp"
@@ -114,7 +114,7 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     for (std::uint32_t step = 1; step <= 3; ++step) learn(*table, step);
 
     auto const copy = GetParam().make(options);
-    for (std::uint32_t part = 0; part < 4; ++part) {  // Each part by itself, as ranks would do.
+    for (std::uint32_t part = 0; part < 4; ++part) {  // Import part by part, as ranks would.
       auto const keys = table->list(first_bucket_of(part, 4), first_bucket_of(part + 1, 4));
       auto const statuses = import_into(*copy, table->export_records(keys.keys()));
       EXPECT_TRUE(std::ranges::all_of(statuses, [](auto each) { return each == KeyStatus::kInserted; }));

@@ -1,4 +1,4 @@
-// What every table does, whatever it is made of: beside std::map, and with others of another number of threads.
+// Conformance of tables: insertion, lookup, bags and erasure, compared with std::map. Every kind of table must pass.
 
 #include "headway/comm/status.hpp"
 #include "table_fixture.hpp"
@@ -141,7 +141,7 @@ TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
   known.find_or_insert(*table);
   auto again = batch_of({11});
   table->begin_step(1, 1);
-  again.find_or_insert(*table);  // Now float32, while 10 and 12 are bfloat16, and 13 is not there.
+  again.find_or_insert(*table);  // Ids looked up again are float32 now; 10 and 12 are bfloat16, 13 is absent.
   auto unique = batch_of({13, 12, 11, 10});
   unique.find(*table);
   std::vector<std::uint32_t> const numbers{0, 1, 1, 2, 3, 0, 2};

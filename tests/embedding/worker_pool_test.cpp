@@ -1,4 +1,4 @@
-// Threads that share work.
+// WorkerPool: each task runs once; errors, concurrent callers, and fork().
 
 #include "cpu/worker_pool.hpp"
 

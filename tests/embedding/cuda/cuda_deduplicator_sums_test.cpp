@@ -1,4 +1,4 @@
-// What belongs to the keys of a batch on a CUDA device, handed out and added up, against what the CPU makes of it.
+// hand_out() and add_up() on a CUDA device, compared with the CPU.
 
 #include "deduplicator_fixture.hpp"
 #include "headway/embedding/cuda_table.hpp"
@@ -45,7 +45,7 @@ TEST_F(CudaDeduplicatorSumsTest, BagsGetTheSumsOfTheirKeysAndGiveThemBack) {
 }
 
 TEST_F(CudaDeduplicatorSumsTest, KeysMayHaveMembersInAnyNumberOfChunks) {
-  // Runs around chunks of 64 members and windows of 32 chunks.
+  // Numbers of members around the sizes of a chunk (64 members) and of a window (32 chunks).
   HostBatch batch;
   std::uint64_t id = 0;
   for (std::size_t const run : {64, 1, 63, 65, 127, 1, 128, 64, 2'048, 2'112, 2'113, 1, 2'049, 4'096, 1, 1, 9'999}) {
@@ -90,7 +90,7 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
   auto batch = random_batch(random_, {.size = kSize, .num_ids = 20'000});
   for (std::size_t i = 0; i < kSize; i += 3) batch.ids[i] = 42;
   auto bags = all_kinds_of_bags(random_, kSize).back();
-  // Of weights whose sum is 0 rounding is left, which Adagrad divides by its own size.
+  // Positive weights: a sum that should be 0 would leave rounding errors, which Adagrad scales up to full size.
   for (float& weight : bags.weights) weight = std::abs(weight) + 1;
   std::vector<float> gradients(bags.size(kSize) * kDim);
   for (auto& value : gradients) value = std::normal_distribution<float>(0, 1)(random_);
@@ -113,7 +113,7 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
   DeviceArray<std::int64_t> const offsets(bags.offsets);
   DeviceArray<float> const weights(bags.weights), from(gradients);
   DeviceArray<std::uint32_t> const none(1, 0);
-  // Keys and rows beyond those that the device knows of hold anything.
+  // Keys and rows beyond the known ones hold arbitrary values, and must not be used.
   auto const learn = [&](std::uint32_t const* num_known) {
     auto const table = make_cuda_table(options, place());
     auto const view = room.view();

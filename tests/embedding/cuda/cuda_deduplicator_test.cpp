@@ -1,4 +1,4 @@
-// Duplicates in batches of keys on a CUDA device, against what the CPU says of them.
+// Deduplication, reordering and routing on a CUDA device, compared with the CPU.
 
 #include "deduplicator_fixture.hpp"
 #include "headway/comm/status.hpp"
@@ -73,7 +73,7 @@ TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {
     auto const unique = cpu_->deduplicate(batch.keys(known));
     expect_same(room.download(known), unique);
 
-    // Of bags that are keys, and of sums, there are as many as on the CPU; others are not looked at.
+    // Compare the outputs of known keys and the sums of unique keys. Sums beyond those must not be written.
     auto const of_unique = random_integers(random_, unique.size() * kDim),
                of_keys = random_integers(random_, kSize * kDim);
     std::vector<float> out(known * kDim), sums(of_unique.size());

@@ -1,4 +1,4 @@
-// Steps of a table with a limit on a CUDA device, enqueued one after the other while the device is far behind.
+// Steps of a CUDA table near max_rows, enqueued while the device is far behind the host.
 
 #include "device_array.hpp"
 #include "headway/embedding/cuda_table.hpp"
@@ -24,7 +24,7 @@
 namespace headway::embedding {
 namespace {
 
-/// Work of the device that lasts until the host says so.
+/// A CUDA stream that the host can block: work enqueued after hold() starts after release().
 class HeldStream {
  public:
   HeldStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
@@ -47,7 +47,7 @@ class HeldStream {
   }
   void release() { is_released_ = true; }
   void synchronize() { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-  /// Whether somebody waited for the device while it was held.
+  /// Whether a hold ended by its timeout of 30 s: the host waited for the device instead of calling release().
   [[nodiscard]] bool was_waited_for() const { return was_waited_for_; }
 
  private:
@@ -66,7 +66,7 @@ class HeldStream {
   std::atomic<bool> is_released_ = true, was_waited_for_ = false;
 };
 
-/// The keys of a step, and what a table on the device says of them.
+/// Keys of a step in host and device memory, with the table's results on the device.
 struct Step {
   Step(std::vector<std::uint64_t> ids, std::uint32_t num_known, bool are_unique)
       : on_host(std::move(ids)),
@@ -83,7 +83,7 @@ struct Step {
   }
 
   std::vector<std::uint64_t> on_host;
-  std::uint32_t known;
+  std::uint32_t known;  ///< Number of valid keys; the table reads it on the device.
   bool unique;
   DeviceArray<std::uint64_t> device_ids;
   DeviceArray<std::uint32_t> device_known;
@@ -169,7 +169,7 @@ TEST_F(CudaTableStepsTest, TheHostDoesNotWaitForTheDeviceInStepsAtTheLimit) {
     for (bool const are_unique : {false, true}) {
       TableOptions const options{
           .dim = 4, .max_rows = 20'000, .eviction = policy, .high_water = 18'000, .low_water = 17'000};
-      // The first makes room in stripes for more keys than come while the device is held.
+      // The first step makes the stripes large enough for all keys that come while the device is held.
       auto const first = make_steps(1, 200'000, are_unique), steps = make_steps(8, 5'000, are_unique);
       HeldStream stream;
       auto const table = make_cuda_table(options, stream.place());

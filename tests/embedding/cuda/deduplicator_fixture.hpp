@@ -17,6 +17,7 @@
 
 namespace headway::embedding {
 
+/// Keys of a batch in host memory.
 struct HostBatch {
   std::vector<std::uint64_t> ids{};
   std::vector<std::uint32_t> tables{};
@@ -24,13 +25,14 @@ struct HostBatch {
   std::vector<std::uint32_t> counts{};
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
-  /// The first of them.
+  /// The first `size` keys.
   [[nodiscard]] Keys keys(std::size_t size) const {
     auto const head = [size](auto const& column) { return std::span(column).first(std::min(column.size(), size)); };
     return {.ids = head(ids), .tables = head(tables), .table = table, .counts = head(counts)};
   }
 };
 
+/// Device copy of a HostBatch.
 class DeviceBatch {
  public:
   explicit DeviceBatch(HostBatch const& batch)
@@ -50,7 +52,7 @@ class DeviceBatch {
   std::uint32_t table_;
 };
 
-/// Room for the unique keys of a batch.
+/// Device memory for the unique keys of a batch, filled with values that a call must overwrite.
 class Room {
  public:
   explicit Room(Keys const& keys)
@@ -74,7 +76,7 @@ class Room {
             .size = size_.data()};
   }
   [[nodiscard]] std::size_t size() const { return size_.all()[0]; }
-  /// @param num_keys the known ones
+  /// Copies the unique keys to the host. @param num_keys number of known keys of the batch
   [[nodiscard]] UniqueKeys download(std::size_t num_keys) const {
     std::size_t const num_unique = size();
     return {.ids = ids_.first(num_unique),
@@ -103,17 +105,18 @@ inline void expect_same(UniqueKeys const& actual, UniqueKeys const& expected) {
   EXPECT_TRUE(actual.begins == expected.begins);
 }
 
+/// Parameters of random_batch().
 struct BatchKind {
   std::size_t size = 0;
   std::uint64_t num_ids = 1;
   std::uint32_t num_tables = 1;
-  std::uint64_t end_of_counts = 0;  ///< 0: there are none.
+  std::uint64_t end_of_counts = 0;  ///< Upper bound of counts (exclusive); 0: no counts.
 };
 
 inline HostBatch random_batch(std::mt19937_64& random, BatchKind const& kind) {
   HostBatch batch{.table = kind.num_tables == 1 ? 9U : 0U};
   for (std::size_t i = 0; i < kind.size; ++i) {
-    // A few ids come most of the time.
+    // A skewed draw: few ids make up most of the batch.
     batch.ids.push_back(random() % (random() % kind.num_ids + 1) * 0x9e3779b97f4a7c15);
     if (kind.num_tables > 1) batch.tables.push_back(static_cast<std::uint32_t>(random() % kind.num_tables));
     if (kind.end_of_counts > 0) batch.counts.push_back(static_cast<std::uint32_t>(random() % kind.end_of_counts));
@@ -121,13 +124,14 @@ inline HostBatch random_batch(std::mt19937_64& random, BatchKind const& kind) {
   return batch;
 }
 
-/// Of which sums are exact.
+/// Integers from -8 to 8; their sums are exact in any order.
 inline std::vector<float> random_integers(std::mt19937_64& random, std::size_t size) {
   std::vector<float> values(size);
   for (auto& value : values) value = static_cast<float>(static_cast<int>(random() % 17) - 8);
   return values;
 }
 
+/// Bags in host memory; no offsets: each key is a bag.
 struct HostBags {
   std::vector<std::int64_t> offsets{};
   std::vector<float> weights{};
@@ -136,7 +140,7 @@ struct HostBags {
   [[nodiscard]] std::size_t size(std::size_t num_keys) const { return offsets.empty() ? num_keys : offsets.size() - 1; }
 };
 
-/// Bags of 0 to 20 keys, and a long one.
+/// Offsets of bags of 0 to 20 keys, with one that has a third of all keys.
 inline std::vector<std::int64_t> random_offsets(std::mt19937_64& random, std::size_t num_keys) {
   auto const end = static_cast<std::int64_t>(num_keys);
   std::vector<std::int64_t> offsets{0, 0, end / 3};
@@ -147,19 +151,20 @@ inline std::vector<std::int64_t> random_offsets(std::mt19937_64& random, std::si
   return offsets;
 }
 
-/// Each key alone and in bags, with weights and without.
+/// All combinations of bags: with and without offsets, with and without weights.
 inline std::vector<HostBags> all_kinds_of_bags(std::mt19937_64& random, std::size_t num_keys) {
   auto const offsets = random_offsets(random, num_keys);
   auto const weights = random_integers(random, num_keys);
   return {{}, {.weights = weights}, {.offsets = offsets}, {.offsets = offsets, .weights = weights}};
 }
 
+/// Fixture: a deduplicator on device 0 with a stream of its own, and one on the CPU as the reference.
 class CudaDeduplicatorTest : public testing::Test {
  protected:
   void SetUp() override {
     int num_devices = 0;
     if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
-    // One that does not wait for the default stream.
+    // A stream that does not synchronise with the default stream.
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     deduplicator_ = make_cuda_deduplicator(place());
   }

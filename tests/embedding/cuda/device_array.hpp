@@ -11,7 +11,7 @@
 
 namespace headway::embedding {
 
-/// Memory of the device. Its copies wait for all that was enqueued.
+/// Array in device memory. Copies to and from it wait for all enqueued work.
 template <class T>
 class DeviceArray {
  public:

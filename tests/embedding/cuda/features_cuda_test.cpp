@@ -1,4 +1,4 @@
-// Features of a batch on a CUDA device, against what the CPU makes of them.
+// Joining features on a CUDA device, compared with the CPU.
 
 #include "device_array.hpp"
 #include "headway/embedding/features.hpp"
@@ -21,7 +21,7 @@ Integers integers_of(std::span<T> values) {
   return {.data = values.data(), .size = values.size(), .are_wide = sizeof(T) == 8};
 }
 
-/// Features in memory of the host, and the same ones on the device.
+/// The same features in host memory and in device memory.
 class Batch {
  public:
   void add(Pooling pooling, bool are_wide, bool has_weights, std::vector<std::int64_t> const& lengths,

@@ -18,7 +18,8 @@ inline bool has_cuda_device() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-/// A table on a device for keys and values in memory of the host. Each call waits, so that it throws what is wrong.
+/// Adapter: a CUDA table that takes keys and values in host memory. Each call waits for the device, so it throws the
+/// errors of its own work.
 class TableFromHost final : public Table {
  public:
   explicit TableFromHost(TableOptions const& options) : table_(make_cuda_table(options, {})) {}
@@ -111,6 +112,7 @@ class TableFromHost final : public Table {
   std::size_t evict_beyond_limit() override { return table_->evict_beyond_limit(); }
 
  private:
+  /// Device copies of the keys of a call.
   struct OnDevice {
     explicit OnDevice(Keys const& on_host)
         : ids(copy_to_device(on_host.ids, nullptr)),
@@ -126,7 +128,7 @@ class TableFromHost final : public Table {
     DeviceBuffer<std::uint32_t> tables, counts;
     Keys keys;
   };
-  /// What a call writes, on the host when this goes.
+  /// Device memory for an output of a call; copied to the host by the destructor.
   template <class T>
   class Result {
    public:

@@ -49,7 +49,7 @@ void keep_numbers(std::vector<T>& values, std::vector<std::size_t> const& number
   values = std::move(kept);
 }
 
-/// Without those that repeat an earlier one.
+/// Removes keys that repeat an earlier one.
 void keep_different_keys(Batch& batch) {
   std::set<Id> ids;
   std::vector<std::size_t> numbers;
@@ -91,7 +91,7 @@ std::string TableHistory::describe() const {
          ", hot_count " + std::to_string(options.hot_count);
 }
 
-// What is drawn
+// Random draws
 
 TableHistory::Plan TableHistory::draw_plan() {
   Plan plan{.num_ids = one_of<std::uint64_t>({20, 20, 300, 300, 300, 4'000, 4'000, 30'000}),
@@ -123,7 +123,7 @@ void TableHistory::draw_optimizer(Plan& plan) {
   auto const kind = optimizer.kind =
       one_of({Kind::kSgd, Kind::kAdagrad, Kind::kRowWiseAdagrad, Kind::kAdam, Kind::kRowWiseAdam});
   bool const accumulates = kind == Kind::kAdagrad || kind == Kind::kRowWiseAdagrad;
-  // Powers of two, with which products are exact; Adam's epsilon is added to a product that is not.
+  // Powers of two make products exact. Adam has epsilon 0: it would be added to an inexact product.
   plan.learning_rate = one_of({0.5, 0.125, -0.25});
   optimizer.epsilon = accumulates ? one_of({0.0, 0.125}) : 0;
   optimizer.initial_accumulator = accumulates ? one_of({0.0, 4.0}) : 0;
@@ -152,12 +152,12 @@ std::uint32_t TableHistory::draw_count() {
 Batch TableHistory::draw_batch() {
   Batch batch{.dim = plan_.options.dim};
   std::size_t const size = below(plan_.most_keys);
-  // Some ids are more frequent than others, or all come from a few.
+  // Skewed draws: some ids are more frequent than others, and in a quarter of the batches all come from a few.
   std::uint64_t const num_ids = one_in(4) ? 1 + below(plan_.num_ids) : plan_.num_ids;
   bool const has_counts = one_in(2);
   for (std::size_t i = 0; i < size; ++i) {
     std::uint64_t const number = one_in(2) ? below(num_ids) : below(1 + below(num_ids));
-    // Ids of all bits, 0 and the highest among them.
+    // Ids use all 64 bits; 0 and the highest are among them.
     batch.ids.push_back(number == 1 ? std::numeric_limits<std::uint64_t>::max() : number * 0x1000100010001);
     batch.tables.push_back(plan_.first_table + static_cast<std::uint32_t>(below(plan_.num_tables)));
     if (has_counts) batch.counts.push_back(draw_count());
@@ -196,7 +196,7 @@ Keys TableHistory::keys_of(Batch const& batch) const {
   return keys;
 }
 
-// What is done
+// Operations
 
 void TableHistory::play_one() {
   struct Choice {
@@ -363,7 +363,7 @@ void TableHistory::move_in_parts() {
   forget_rows();
 }
 
-// What is compared
+// Comparisons
 
 void TableHistory::compare_sizes() const {
   auto const size = table_->size();

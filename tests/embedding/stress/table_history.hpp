@@ -1,3 +1,18 @@
+// Stress test of tables: random histories of operations, each compared with an oracle.
+//
+// Idea: a history draws the options of a table (limits, policy, precision, optimizer), then 50 to 199 operations with
+// random batches. Each operation runs on the table and on Oracle. After each one, statuses, embeddings, sizes and
+// statistics must agree; now and then, and at the end, all records and pending keys too. Rows must not move within a
+// generation, and no two keys may share a row. An operation of its own ("move in parts") continues with a new table
+// that imported everything in parts, as after a restart on another number of ranks.
+//
+// Example: a history has max_rows 40 and LRU. A find_or_insert reports kNoRoom where the oracle inserts: the program
+//   prints seed, options and operation, and a command line that plays the same history again.
+//
+// Invariants: the seed and the largest number of workers decide the whole history. All values are compared bit by bit:
+//   rates, moments and gradients are powers of two, so fused multiply-adds give the same results.
+// Complexity: up to 30,000 ids in each of 3 tables and batches of up to 6,000 keys; the oracle's sorts dominate.
+
 #pragma once
 
 #include "table_fixture.hpp"
@@ -15,35 +30,36 @@
 
 namespace headway::embedding {
 
-/// A table and the rules disagree.
+/// Thrown when a table and the oracle disagree.
 class Difference : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Random operations on a table of random options, each compared with what an Oracle says. A seed decides everything.
+/// One random history of a table and its oracle.
 class TableHistory {
  public:
-  /// @param most_workers that a table may have; without meaning on a device
+  /// @param most_workers largest number of workers of a table; ignored for CUDA tables
   TableHistory(std::uint64_t seed, int most_workers);
 
-  /// @throws Difference
+  /// Plays the whole history. @throws Difference at the first disagreement
   void play();
   [[nodiscard]] std::uint64_t num_operations() const { return num_operations_; }
-  /// The options, and the operation at which it is.
+  /// Text with the present operation and the options.
   [[nodiscard]] std::string describe() const;
 
  private:
-  /// What is drawn once, for the whole history.
+  /// Values drawn once, for the whole history.
   struct Plan {
     std::uint64_t num_ids = 0;
     std::uint32_t num_tables = 0, first_table = 0;
-    std::size_t most_keys = 0;  ///< Of a batch.
+    std::size_t most_keys = 0;  ///< Upper bound of a batch's size (exclusive).
     std::size_t num_operations = 0;
     TableOptions options{};
     double learning_rate = 0;
   };
 
+  /// Draws one operation by weight and plays it.
   void play_one();
   void begin_step();
   void find();
@@ -57,15 +73,16 @@ class TableHistory {
   void import_records();
   void import_pending();
   void evict_beyond_limit();
-  /// Continues with a copy, which gets everything in parts as other ranks would.
+  /// Continues with a new table that imports records and pending keys in parts, as other ranks would.
   void move_in_parts();
 
   void compare_sizes() const;
   void compare_contents() const;
   void compare_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   Records compare_records(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
-  /// Of keys that were found, or inserted, with the statuses that were said of them.
+  /// Compares rows and embeddings of keys that were looked up or inserted, given the statuses in `batch`.
   void compare_rows_and_vectors(Batch const& batch, Keys const& keys);
+  /// Forgets known rows, as they are valid within one generation only.
   void forget_rows();
 
   [[nodiscard]] std::uint64_t below(std::uint64_t end) { return random_() % end; }
@@ -80,9 +97,9 @@ class TableHistory {
   [[nodiscard]] std::uint32_t draw_count();
   [[nodiscard]] Batch draw_batch();
   [[nodiscard]] Batch draw_different_keys();
-  /// Small integers.
+  /// Integers in [least, end), as floats.
   [[nodiscard]] Vector draw_values(std::size_t size, int least, int end);
-  /// Of which what optimizers compute is the same however multiplications and additions are fused.
+  /// Powers of two, so that optimizers give the same bits with and without fused multiply-adds.
   [[nodiscard]] Vector draw_gradients(std::size_t size);
   [[nodiscard]] Keys keys_of(Batch const& batch) const;
 
@@ -95,8 +112,8 @@ class TableHistory {
   std::uint64_t num_updates_ = 0, num_operations_ = 0;
   char const* operation_ = "the first";
   std::uint64_t generation_ = 0;
-  std::map<Id, RowId> rows_;  ///< That were found in this generation.
-  std::map<RowId, Id> owners_;
+  std::map<Id, RowId> rows_;    ///< Rows found in this generation.
+  std::map<RowId, Id> owners_;  ///< Inverse of rows_.
 };
 
 }  // namespace headway::embedding

@@ -1,4 +1,4 @@
-// Random histories of tables beside the rules, for as long as is wanted. See README.md in this folder.
+// Command line of the table stress test: plays random histories for a given time. README.md in this folder explains it.
 
 #include "table_history.hpp"
 
@@ -34,7 +34,7 @@ struct Arguments {
   int workers = 3;
 };
 
-/// @throws std::invalid_argument naming the option
+/// Parses a number in [least, most]. @throws std::invalid_argument that names the option
 std::uint64_t parse_number(std::string_view option, std::string_view text, std::uint64_t least, std::uint64_t most) {
   std::uint64_t value = 0;
   auto const [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -65,7 +65,7 @@ Arguments parse_arguments(std::vector<std::string_view> const& words) {
   return arguments;
 }
 
-/// Plays one history, and says what is wrong with it. @returns whether it went as it must
+/// Plays one history and prints the difference, if there is one. @returns whether there was none
 bool play(std::uint64_t seed, int workers, std::uint64_t& num_operations) {
   std::optional<TableHistory> history;
   std::string what;
@@ -92,7 +92,7 @@ int run(Arguments const& arguments) {
   std::uint64_t num_histories = 0, num_operations = 0, num_differences = 0;
   for (; num_histories < arguments.histories && Clock::now() < end; ++num_histories) {
     std::uint64_t const seed = arguments.seed + num_histories;
-    if (Clock::now() >= next_said) {  // What a sanitizer ends comes soon after.
+    if (Clock::now() >= next_said) {  // If a sanitizer ends the program, the failing seed is close to this one.
       std::printf("from seed %llu on\n", static_cast<unsigned long long>(seed));
       std::fflush(stdout);
       next_said = Clock::now() + std::chrono::seconds(1);
