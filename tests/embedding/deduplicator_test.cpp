@@ -71,8 +71,7 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
   auto const batch = random_batch(random, kSize, 500);
   auto const unique = deduplicator_->deduplicate(batch.keys());
   std::vector<float> values(kSize * kDim), expected(unique.size() * kDim, 0), sums(unique.size() * kDim, -1);
-  for (auto& value : values)
-    value = std::normal_distribution<float>(0, 1)(random);  // Sums of these values depend on the order.
+  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Sums depend on the order.
   for (std::size_t i = 0; i < kSize; ++i) {
     for (std::size_t column = 0; column < kDim; ++column) {
       expected[unique.numbers[i] * kDim + column] += values[i * kDim + column];
@@ -162,8 +161,7 @@ TEST_P(DeduplicatorTest, SumsAndVectorsOfAnotherOrderAreTheSameInThatOrder) {
   std::shuffle(order.begin(), order.end(), random);
   auto const reordered = reorder(unique, order);
   std::vector<float> values(kSize * kDim), sums(unique.size() * kDim), of_reordered(sums.size());
-  for (auto& value : values)
-    value = std::normal_distribution<float>(0, 1)(random);  // Sums of these values depend on the order.
+  for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Sums depend on the order.
   deduplicator_->add_up(unique, {}, values, sums);
   deduplicator_->add_up(reordered, {}, values, of_reordered);
   for (std::size_t number = 0; number < order.size(); ++number) {

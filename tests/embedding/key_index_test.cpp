@@ -109,6 +109,7 @@ TYPED_TEST(KeyIndexTest, SegmentsDoubleAndSplitAndLoseNothing) {
   }
   EXPECT_GE(index.num_segments(), 3U);
   EXPECT_GE(index.num_slots(), oracle.size());
+  // A segment that has just doubled or split has a load of half its limit, 0.375 or more.
   EXPECT_LE(static_cast<double>(index.num_slots()), static_cast<double>(oracle.size()) / 0.36);
   this->expect_same(index, oracle);
   for (auto const& [key, word] : oracle) ASSERT_EQ(this->find(index, {.id = key.second, .table = key.first}), word);
@@ -125,6 +126,7 @@ TYPED_TEST(KeyIndexTest, ErasedSlotsDoNotMakeItGrow) {
     ASSERT_EQ(this->find(index, old), RowWord::kEmpty);
   }
   EXPECT_EQ(index.size(), 1'000U);
+  // 512 buckets of 4 or 5 slots: rebuilds remove erased keys, so the index stops growing.
   EXPECT_LE(index.num_slots(), 2'560U);
 }
 
@@ -157,6 +159,7 @@ TYPED_TEST(KeyIndexTest, AScanByPartsVisitsAllKeysThatStayThoughSegmentsSplitMea
       index.scan(cursor, 50, [&](Key key, RowWord) {
         if (key.id < kNumKeys) ++num_visits[key.id];
       });
+      // Insertions between two parts of the scan split segments.
       for (int i = 0; i < 1'000 && id < kNumKeys + num_more; ++i) this->put(index, {.id = id++}, RowWord{2});
     }
     EXPECT_TRUE(std::ranges::all_of(num_visits, [](int visits) { return visits >= 1; }));
@@ -184,6 +187,7 @@ TYPED_TEST(KeyIndexTest, MemoryOfSegmentsIsUsedAgain) {
     for (std::uint64_t id = 0; id < 300'000; ++id) this->put(index, {.id = id}, RowWord{1});
     if (round == 0) most = this->pool_.num_bytes();
   }
+  // Full segments wait for reuse, so later rounds take no more memory; smaller ones were freed.
   EXPECT_EQ(this->pool_.num_bytes(), most - (most % SegmentPool::kFullBytes));
 }
 

@@ -118,6 +118,7 @@ TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
   RowAllocator allocator(store);
   EXPECT_EQ(allocator.allocate(), RowId::kNone);
   store.reserve(1, 1);
+  // Two blocks, as reserve() allows for partly used ones, and one chunk ahead.
   EXPECT_EQ(store.num_chunks(), 3U);
   std::size_t count = 0;
   while (allocator.allocate() != RowId::kNone) ++count;

@@ -117,6 +117,7 @@ TEST_P(TableLifeTest, PendingKeysOfFewestLookupsAreForgottenOnceTheyAreTooMany) 
   batch_from(100, 1).find_or_insert(*table);
   table->begin_step(3, 3);
   table->begin_step(4, 4);
+  // 101 keys are pending in step 3, more than max_pending.
   EXPECT_EQ(table->size().pending, 75U) << "three quarters of what may wait";
   EXPECT_EQ(table->size().rows, 1U);
   EXPECT_EQ(table->statistics().forgotten, 26U);
@@ -166,6 +167,7 @@ TEST_P(TableLifeTest, RowsThatAreNotLookedUpExpireWithin64Steps) {
   all.find_or_insert(*table);
   for (std::uint32_t step = 6; step <= 15; ++step) table->begin_step(step, step);
   EXPECT_EQ(table->size().rows, 500U);
+  // Each step sweeps one stripe of 64.
   for (std::uint32_t step = 16; step < 16 + 64; ++step) {
     table->begin_step(step, step);
     batch_of({7, 8, 9}).find_or_insert(*table);
@@ -226,6 +228,7 @@ TEST_P(TableLifeTest, AStepThatIsFarAheadSweepsAsMuchAsTheStepsBetween) {
   auto options = options_of();
   options.time_to_live = 3;
   auto const table = make_with_rows_of_step_1(options);
+  // From step 1 to step 36: sweeps 35 of the 64 stripes.
   table->begin_step(5 + 31, 36);
   EXPECT_GT(table->size().rows, 150U);
   EXPECT_LT(table->size().rows, 350U);

@@ -115,6 +115,7 @@ void CpuDeduplicator::find_firsts(Keys const& keys, std::size_t stripe) {
   std::size_t const mask = std::bit_ceil(2 * own.size() + 1) - 1;
   slots.assign(mask + 1, 0);
   for (std::size_t const i : own) {
+    // Linear probing. A slot holds a position plus 1; 0 is free.
     std::size_t at = batch_.hash(i).low & mask;
     while (slots[at] != 0 && keys[slots[at] - 1] != keys[i]) at = (at + 1) & mask;
     if (slots[at] == 0) slots[at] = static_cast<std::uint32_t>(i + 1);
@@ -159,6 +160,7 @@ void CpuDeduplicator::fill_members(UniqueKeys& unique, Keys const& keys, std::si
     unique.members[unique.begins[number] + unique.counts[number]++] = static_cast<std::uint32_t>(i);
   }
   if (keys.counts.empty()) return;
+  // The batch has counts: replace the number of occurrences by their sum.
   for (std::size_t const i : batch_.of_stripe(stripe)) {
     if (first_of_[i] == i) unique.counts[unique.numbers[i]] = 0;
     auto& count = unique.counts[unique.numbers[i]];

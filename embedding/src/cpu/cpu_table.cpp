@@ -193,11 +193,13 @@ void CpuTable::gather(Keys const& keys, std::span<RowId const> rows, std::span<f
       for (std::size_t i = 0; i < count; ++i) next[i] = find_vector(rows[at + i]);
       return {.at = next.data(), .count = count};
     };
+    // Pipeline: each call copies a group of embeddings and prefetches those of the next group.
     copy(dim, {}, locate(first), nullptr);
     for (std::size_t at = first; at < end; at += kRowsAtOnce) {
       vectors.swap(next);
       std::size_t const count = std::min(kRowsAtOnce, end - at);
       copy(dim, {.at = vectors.data(), .count = count}, locate(at + count), &out[at * dim]);
+      // Keys without a row, and rows in bfloat16, were skipped by `copy`.
       for (std::size_t i = 0; i < count; ++i) {
         if (vectors[i] == nullptr) read_or_initialise(keys, at + i, rows[at + i], out.subspan((at + i) * dim, dim));
       }
@@ -349,6 +351,7 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
         rows_.write(row, std::span(records.vectors).subspan(i * dim, dim));
         auto const state = rows_.state(row);
         std::copy_n(records.states.begin() + static_cast<std::ptrdiff_t>(i * width), state.size(), state.begin());
+        // The last column of `states` is the scalar of a row-wise optimizer.
         rows_.notes(row) = {.count = records.counts[i],
                             .step = records.steps[i],
                             .state = width > state.size() ? records.states[(i + 1) * width - 1] : 0};
@@ -412,6 +415,7 @@ void CpuTable::insert_locked(Keys const& keys, Lookups const& lookups, std::span
       status = KeyStatus::kInserted;
       return make_row(stripe, key, lookups.count(i));
     });
+    // Either a refused new key, a pending key that may reach min_count now, or a key that had a row.
     if (word == nullptr) {
       status = KeyStatus::kNoRoom;
     } else if (is_pending(*word)) {
@@ -470,6 +474,7 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
     std::size_t const most = lookups.is_limited ? options_.max_rows : kMostTableRows;
     return most - std::min(most, size.rows);
   };
+  // If the batch might not fit, look up which keys are new and plan which of them get a row.
   if (keys.size() > room()) {
     words_.resize(keys.size());
     auto const nothing = [](std::size_t) {};
@@ -486,6 +491,7 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
       plan_insertions(keys, lookups, room());
     }
   }
+  // A cold row of the batch may be promoted, and then needs a float32 row too.
   std::size_t const num_new = std::min(keys.size(), room());
   if (options_.hot_count > 0) rows_.reserve(Precision::kBfloat16, num_new, StripeMap::kCount);
   rows_.reserve(Precision::kFloat32, num_new + std::min(keys.size(), size.cold_rows), StripeMap::kCount);
@@ -529,6 +535,7 @@ void CpuTable::learn(Keys const& keys, std::span<RowId const> rows, kernels::Opt
         [&](std::size_t /*i*/) { ++num_rowless; });
     num_dropped += num_rowless;
   });
+  // The statistics of a table are sums over its stripes, so any stripe will do.
   stripes_.front().statistics.dropped_gradients += num_dropped;
 }
 
@@ -587,6 +594,7 @@ void CpuTable::free_row(Stripe& stripe, RowWord word) {
 
 void CpuTable::clear() {
   std::lock_guard const lock(mutex_);
+  // Make the new stripes first: if memory runs out, nothing has changed.
   auto fresh = make_stripes();
   for (std::size_t i = 0; i < fresh.size(); ++i) {
     fresh[i].statistics = stripes_[i].statistics;

@@ -58,6 +58,7 @@ void CpuTable::evict_batch(std::size_t num_rows, std::size_t allowed, std::size_
 
 void CpuTable::evict_from_queues(std::size_t num_evicted) {
   if (num_evicted == 0) return;
+  // Rows that are not in use any more return to the queues.
   workers_->run(stripes_.size(), [&](std::size_t number) {
     auto& stripe = stripes_[number];
     stripe.queue.release(horizon_,
@@ -70,6 +71,7 @@ void CpuTable::evict_from_queues(std::size_t num_evicted) {
       constexpr std::size_t kAhead = StripedBatch::kKeysAhead;
       if (i + kAhead < stripe.ready.size()) stripe.index.prefetch(hash_of(stripe.ready[i + kAhead].key));
       auto const& each = stripe.ready[i];
+      // Not among the least `num_evicted`: back to its queue.
       if (last && each.score > *last) {
         stripe.queue.add(each, horizon_);
         continue;
@@ -97,6 +99,7 @@ std::optional<EvictionScore> CpuTable::ready_least(std::size_t count) {
       std::size_t const share = share_of(stripe, factor);
       make_ready(stripe, [&](EvictionQueue const&) { return stripe.ready.size() < share; });
     });
+    // Enough rows are ready: take all entries up to the bound, then find the final score.
     if (auto const last = last_ready(count)) {
       workers_->run(stripes_.size(), [&](std::size_t number) {
         make_ready(stripes_[number], [&](EvictionQueue const& queue) { return queue.least().score <= *last; });
@@ -107,6 +110,7 @@ std::optional<EvictionScore> CpuTable::ready_least(std::size_t count) {
       factor *= 2;
       continue;
     }
+    // All queues are empty: finish the scan and go on with the next horizon, unless every row was queued.
     if (horizon_.known == kMostScore) return std::nullopt;
     scan_to(1);
     advance_horizon();
@@ -177,6 +181,7 @@ void CpuTable::prepare_eviction(std::size_t num_rows) {
   constexpr std::size_t kFewEntries = std::size_t{1} << 16;
   if (num_entries > 2 * num_rows + kFewEntries) reset_queues();
   if (num_rows <= options_.low_water || horizon_.known == kMostScore) return;
+  // Progress of the scan: the used part of the first queues, or before there are any, from low to high water.
   double part = 1;
   if (horizon_.known != kLeastScore) {
     part = 1 - static_cast<double>(num_first) / static_cast<double>(std::max<std::size_t>(num_first_, 1));

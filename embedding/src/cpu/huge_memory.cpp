@@ -17,6 +17,7 @@ HugeMemory::HugeMemory(std::size_t num_bytes, Pages pages)
   auto* const begin = static_cast<std::byte*>(mapped);
   std::size_t const before = (kPageBytes - reinterpret_cast<std::uintptr_t>(begin) % kPageBytes) % kPageBytes;
   data_ = begin + before;
+  // Unmap both ends, so that what is left is aligned.
   if (before > 0) munmap(begin, before);
   munmap(data_ + num_bytes_, kPageBytes - before);
   madvise(data_, num_bytes_,

@@ -92,6 +92,7 @@ void KeyIndex<Bucket, Probe>::grow(Hash hash) {
   for (std::uint64_t half = 0; half < (splits ? 2U : 1U); ++half) {
     made.push_back(make_segment(num_buckets, depth, splits ? prefix * 2 + half : prefix));
   }
+  // Rehash all live keys into the new segments. Tombstones are left behind.
   for (std::size_t i = 0; i < old.num_buckets; ++i) {
     auto const& bucket = old.buckets()[i];
     for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
@@ -114,6 +115,7 @@ template <class Bucket, class Probe>
 void KeyIndex<Bucket, Probe>::replace(Hash hash, int depth, std::vector<std::unique_ptr<Segment>> segments) {
   segments_.reserve(segments_.size() + segments.size());
   if (segments.front()->depth > depth_) {
+    // Double the directory: each entry is replaced by two copies.
     std::vector<Entry> doubled;
     doubled.reserve(2 * directory_.size());
     for (auto const& entry : directory_) doubled.insert(doubled.end(), 2, entry);
@@ -121,6 +123,7 @@ void KeyIndex<Bucket, Probe>::replace(Hash hash, int depth, std::vector<std::uni
     ++depth_;
   }
   // Nothing below throws.
+  // `count` entries, from `first` on, share the prefix of the old segment.
   std::size_t const count = std::size_t{1} << (depth_ - depth);
   std::size_t const first = entry_of(hash) / count * count;
   auto const* const old = directory_[first].segment;

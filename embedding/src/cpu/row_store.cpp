@@ -34,6 +34,7 @@ void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
   }
   bool const is_small = (num_taken_ * kBlockRows + num_rows) * row_bytes_ < HugeMemory::kPageBytes;
   auto const pages = is_small ? HugeMemory::Pages::kSmall : HugeMemory::Pages::kHuge;
+  // A chunk holds the rows, then their notes.
   while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowNotes)), pages);
   if (!is_small) {
     for (auto& chunk : chunks_) {
@@ -57,6 +58,7 @@ std::size_t RowStore::num_bytes() const {
 std::size_t RowStore::bytes_in(HugeMemory const& chunk, std::size_t num_rows) const {
   bool const is_small = chunk.pages() == HugeMemory::Pages::kSmall;
   std::size_t const page = is_small ? HugeMemory::kSmallPageBytes : HugeMemory::kPageBytes;
+  // Bytes of the pages that overlap [begin, begin + size).
   auto const pages_of = [page](std::size_t begin, std::size_t size) {
     return size == 0 ? 0 : round_up(begin + size, page) - begin / page * page;
   };

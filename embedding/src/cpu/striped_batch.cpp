@@ -9,12 +9,14 @@ void StripedBatch::sort(Keys const& keys, StripeMap const& map, WorkerPool& work
   hashes_.resize(keys.size());
   order_.resize(keys.size());
   ends_.assign(ranges * StripeMap::kCount, 0);
+  // Pass 1: hash the keys, and count them by range and stripe.
   workers.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       hashes_[i] = hash_of(keys[i]);
       ++ends_[range * StripeMap::kCount + map.of(hashes_[i])];
     }
   });
+  // Pass 2: turn counts into places, stripe by stripe and range by range.
   std::size_t sum = 0;
   for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) {
     begins_[stripe] = sum;
@@ -23,6 +25,7 @@ void StripedBatch::sort(Keys const& keys, StripeMap const& map, WorkerPool& work
     }
   }
   begins_[StripeMap::kCount] = sum;
+  // Pass 3: each range puts its keys to its places, in the order of the batch.
   workers.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       order_[ends_[range * StripeMap::kCount + map.of(hashes_[i])]++] = i;
