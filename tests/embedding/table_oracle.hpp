@@ -348,8 +348,7 @@ class Oracle {
     for (auto const& [id, total] : totals) {
       if (total + (pending.contains(id) ? pending[id] : 0) >= admission.min_count) ++wanted;
     }
-    if (wanted <= options_.max_rows - std::min(options_.max_rows, rows.size()))
-      return;  // Imports may have exceeded max_rows.
+    if (wanted <= options_.max_rows - std::min(options_.max_rows, rows.size())) return;  // Imports may exceed max_rows.
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (auto const row = rows.find(id_of(keys[i])); row != rows.end()) row->second.step = step_;
     }

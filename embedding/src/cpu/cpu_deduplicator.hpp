@@ -43,8 +43,8 @@ class CpuDeduplicator final : public Deduplicator {
   /// (keys) At a first occurrence: how often the key occurs, later its unique index. Elsewhere 0.
   std::vector<std::uint32_t> numbers_;
   std::vector<std::size_t> range_begins_;  ///< (ranges + 1) Unique index of the first new key of each range.
-  std::array<std::vector<std::uint32_t>, StripeMap::kCount>
-      slots_;  ///< Hash tables: position of a first occurrence plus 1; 0 is free.
+  /// Hash tables: position of a first occurrence plus 1; 0 is free.
+  std::array<std::vector<std::uint32_t>, StripeMap::kCount> slots_;
 };
 
 }  // namespace headway::embedding

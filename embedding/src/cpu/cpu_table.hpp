@@ -158,7 +158,7 @@ class CpuTable final : public Table {
   [[nodiscard]] EvictionOrder eviction_order() const { return {options_.eviction, oldest_in_use_}; }
   /// Evicts the rows of the least scores until `num_rows` are left, by a scan of all rows.
   std::size_t evict_locked(std::size_t num_rows, EvictionOrder const& order);
-  /// Evicts as rows_left() has it, because there are more than `allowed` rows: from the queues if there are any.
+  /// Evicts down to rows_left() rows because there are more than `allowed`: from the queues if they may be used.
   void evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low);
 
   /// Calls `visit(key, row)` for the rows of the next 64 buckets, after prefetching their notes.

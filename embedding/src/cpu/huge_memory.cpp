@@ -20,8 +20,7 @@ HugeMemory::HugeMemory(std::size_t num_bytes, Pages pages)
   // Unmap both ends, so that what is left is aligned.
   if (before > 0) munmap(begin, before);
   munmap(data_ + num_bytes_, kPageBytes - before);
-  madvise(data_, num_bytes_,
-          pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // Advice only: small pages do too.
+  madvise(data_, num_bytes_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // Advice: small pages do too.
 }
 
 void HugeMemory::use_huge_pages() {

@@ -50,10 +50,10 @@ class StripedBatch {
  private:
   std::vector<Hash> hashes_;        ///< (keys)
   std::vector<std::size_t> order_;  ///< (keys) Positions in the batch, ordered by stripe.
-  std::vector<std::size_t> begins_ =
-      std::vector<std::size_t>(StripeMap::kCount + 1);  ///< (stripes + 1) First place of each stripe in `order_`.
-  std::vector<std::size_t>
-      ends_;  ///< (ranges, stripes) Scratch: place in `order_` of the range's next key of the stripe.
+  /// (stripes + 1) First place of each stripe in `order_`.
+  std::vector<std::size_t> begins_ = std::vector<std::size_t>(StripeMap::kCount + 1);
+  /// (ranges, stripes) Scratch: place in `order_` of the range's next key of the stripe.
+  std::vector<std::size_t> ends_;
 };
 
 }  // namespace headway::embedding
