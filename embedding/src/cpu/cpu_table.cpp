@@ -341,8 +341,11 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
   expect_values(keys, records.vectors.size(), dim, "vectors");
   expect_values(keys, records.states.size(), width, "states");
   auto const last = last_of_each(records);
-  for (auto const step : records.steps) newest_step_ = std::max(newest_step_, step);
-  reset_queues();
+  {
+    std::lock_guard const lock(mutex_);
+    for (auto const step : records.steps) newest_step_ = std::max(newest_step_, step);
+    reset_queues();
+  }
   // Counts of records decide the precision of a row; they replace its count and are not added to it.
   insert(
       keys, {.counts = last.counts, .min_count = 0, .is_limited = false}, statuses, [](std::size_t) {},
