@@ -1,6 +1,7 @@
 #pragma once
 
-// Barriers in shared memory (mbarrier) of sm_90, and what goes with roles of warps.
+// mbarriers of sm_90 in shared memory, and the helpers of warp-specialised kernels: register reallocation (setmaxnreg)
+// and positions in rings of stages.
 
 #include "cuda/device.cuh"
 
@@ -10,11 +11,12 @@
 
 namespace headway::kernels {
 
-/// A barrier in shared memory. A phase ends when `count` threads have arrived and all bytes that were announced have
-/// come; the first phase has parity 0. A wait for the parity before the first (1) ends at once.
+/// An mbarrier in shared memory. A phase ends when `count` threads have arrived and all announced bytes have been
+/// copied. The first phase has parity 0. A wait for parity 1 on a new barrier returns at once, so a producer may wait
+/// for an empty stage before anyone has released it.
 using Barrier = std::uint64_t;
 
-/// Of a block of threads on sm_90.
+/// Shared memory that one block of threads may use on sm_90, in bytes.
 inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
 
 #if defined(HEADWAY_DEVICE_EMULATOR)
@@ -34,35 +36,38 @@ void raise_registers() {}
 
 #else
 
+/// Initialises the barrier for phases of `count` arrivals. One thread calls it, then fence_barrier_init().
 __device__ __forceinline__ void init_barrier(Barrier* barrier, std::uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
-/// Between init_barrier() and the block's barrier: copies see the barriers after it.
+/// Makes initialised barriers visible to the async proxy (TMA). Call it between init_barrier() and the barrier of the
+/// block.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// What this thread wrote to shared memory is there for copies and products that start after the next barrier.
+/// Makes this thread's writes to shared memory visible to TMA and wgmma operations that start after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Arrives once at the current phase, with release semantics.
 __device__ __forceinline__ void arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// Announces bytes that a copy will bring, before this thread arrives.
+/// Announces bytes that a TMA copy will bring in this phase. The thread must arrive later in the same phase.
 __device__ __forceinline__ void expect(Barrier* barrier, std::uint32_t num_bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                : "memory");
 }
 
-/// Arrives, and announces bytes that a copy will bring.
+/// Arrives and announces bytes that a TMA copy will bring in this phase.
 __device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                : "memory");
 }
 
-/// Until the phase of this parity has ended.
+/// Waits until the phase of this parity has ended, with acquire semantics.
 __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -77,7 +82,7 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
       : "memory");
 }
 
-/// Gives registers of each thread of a warpgroup back, or takes them; all its warps do the same.
+/// Lowers or raises the number of registers of each thread. All warps of a warpgroup call it with the same number.
 template <int kRegisters>
 __device__ __forceinline__ void lower_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -89,13 +94,14 @@ __device__ __forceinline__ void raise_registers() {
 
 #endif
 
-/// Arrives, each warp for itself, when all its lanes are done.
+/// Arrives once per warp, after all its lanes have come here. Barriers for consumers therefore count warps.
 __device__ __forceinline__ void release(Barrier* barrier) {
   __syncwarp();
   if (is_first_lane()) arrive(barrier);
 }
 
-/// The place in a ring of buffers that producers and consumers go through alike.
+/// Position in a ring of kSize stages: the stage's index and the parity of its current phase. Producers and consumers
+/// advance through the ring in the same order.
 template <int kSize>
 struct RingPosition {
   std::uint32_t index = 0, parity = 0;
@@ -106,7 +112,7 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  /// After so many steps; of a ring whose size is a power of two this needs no register of its own.
+  /// Position after `steps` steps. If kSize is a power of two, the caller needs no register besides the counter.
   [[nodiscard]] static __device__ __forceinline__ RingPosition after(std::uint32_t steps) {
     return {steps % kSize, steps / kSize % 2};
   }

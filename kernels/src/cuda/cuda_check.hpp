@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// @throws std::runtime_error for an error, with the name of the call
+/// @throws std::runtime_error with the name of the call, if `error` is one
 inline void check(cudaError_t error, char const* call) {
   if (error == cudaSuccess) [[likely]]
     return;
@@ -15,7 +15,7 @@ inline void check(cudaError_t error, char const* call) {
   throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
-/// An attribute of the current device.
+/// Value of an attribute of the current device.
 [[nodiscard]] inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");

@@ -1,7 +1,7 @@
 #pragma once
 
-// A kernel may be launched while the one before it in the stream still runs: what a launch costs is then hidden behind
-// that. It must wait for it before it touches global memory.
+// Programmatic dependent launch: a kernel may be launched while the kernel before it in the stream still runs, which
+// hides the launch latency. It must call wait_for_kernel_before() before it touches global memory.
 
 #include "cuda/device.cuh"
 
@@ -15,15 +15,14 @@
 
 namespace headway::kernels {
 
-/// Lets the next kernel in the stream start when all blocks of this one have come here or ended.
+/// Allows the next kernel in the stream to start once all blocks of this one have called this or ended.
 __device__ __forceinline__ void start_dependent_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Waits until the kernel before has ended and what it wrote is there. Returns at once where the launch was an ordinary
-/// one.
+/// Waits until the kernel before has ended and its writes are visible. Returns at once after an ordinary launch.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -32,7 +31,7 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 
 #if !defined(HEADWAY_DEVICE_EMULATOR)
 
-/// Launches a kernel that calls wait_for_kernel_before(), on a GPU of compute capability 9.0 or later.
+/// Launches a kernel that calls wait_for_kernel_before(). Needs compute capability 9.0 or later.
 template <class... Parameters>
 void launch_dependent(void (*kernel)(Parameters...), char const* name, std::int64_t num_blocks, int num_threads,
                       std::uint32_t shared_bytes, CudaStream stream,

@@ -1,8 +1,8 @@
 #pragma once
 
-// What code for devices is written with. Beside nvcc an emulator on the CPU compiles it
-// (tests/support/device_emulator), so that what kernels do is tested where there is no GPU; its folder has its dialect
-// of CUDA.
+// Device primitives: named barriers, memory with cache hints, acquire and release. nvcc compiles them for GPUs, and an
+// emulator on the CPU compiles the same kernels (tests/support/device_emulator), so that they are tested without a GPU.
+// The folder of the emulator documents the subset of CUDA that it supports.
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 #else
@@ -17,15 +17,16 @@ namespace headway::kernels {
 inline constexpr int kWarpThreads = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// The warpgroup of a thread within its block, as a number that the compiler knows to be that of the whole warp.
+/// Index of this thread's warpgroup in its block. The shuffle tells the compiler that the value is uniform in a warp.
 __device__ __forceinline__ int this_warpgroup() {
   return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
 }
 
-/// Of its warp.
+/// Is this lane 0 of its warp?
 [[nodiscard]] __device__ __forceinline__ bool is_first_lane() { return threadIdx.x % kWarpThreads == 0; }
 
-/// The thread of its warpgroup, read anew: what is computed of it is not kept in registers from one call to the next.
+/// Index of this thread in its warpgroup, read from the special register each time. The compiler therefore recomputes
+/// what depends on it, instead of keeping it in registers between calls.
 [[nodiscard]] __device__ __forceinline__ int reread_thread() {
 #if defined(HEADWAY_DEVICE_EMULATOR)
   auto const thread = threadIdx.x;
@@ -47,7 +48,7 @@ inline void arrive_named(int barrier, int num_threads) {
   device_emulator::this_thread().block->arrive(unsigned(barrier), unsigned(num_threads));
 }
 
-/// Waits for what another block does.
+/// Polls `is_ready` until it is true. Another block of threads must make it so.
 template <class Ready>
 void spin_until(Ready is_ready) {
   device_emulator::wait_until("spin_until", is_ready);
@@ -71,7 +72,7 @@ inline void store_four(void* address, std::uint32_t const (&words)[4]) {
 inline float4 load_kept(float4 const* address) { return *address; }
 inline void store_kept(float4* address, float4 values) { *address = values; }
 
-/// Rounded to 11 bits: as far off as the instruction may be.
+/// Rounds to 11 bits of mantissa, so that the error is as large as that of the instruction may be.
 inline float tanh_approximate(float x) {
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(std::tanh(x));
   return std::bit_cast<float>((bits + 0x1000) & ~0x1fffu);
@@ -89,46 +90,49 @@ __device__ __forceinline__ std::uint32_t shared_address(void const* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Barriers 1 to 15 are the kernel's own; 0 is that of __syncthreads(). For `num_threads` threads in all.
+/// Waits at a named barrier until `num_threads` threads have come. Barriers 1 to 15 are free for kernels; 0 is that of
+/// __syncthreads().
 __device__ __forceinline__ void sync_named(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
+/// Arrives at a named barrier without waiting. `num_threads` counts those that arrive and those that wait.
 __device__ __forceinline__ void arrive_named(int barrier, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 
-/// Waits for what another block does.
+/// Polls `is_ready` until it is true. Another block of threads must make it so.
 template <class Ready>
 __device__ __forceinline__ void spin_until(Ready is_ready) {
   while (!is_ready()) __nanosleep(20);
 }
 
-/// Of a number in global memory, that other blocks look at.
+/// Loads a number in global memory with acquire semantics at GPU scope. Pairs with store_release() of another block.
 __device__ __forceinline__ std::int32_t load_acquire(std::int32_t const* address) {
   std::int32_t value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+/// Stores with release semantics at GPU scope; other blocks read it by load_acquire().
 __device__ __forceinline__ void store_release(std::int32_t* address, std::int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-/// Adds to four floats in global memory, 16-byte aligned; each sum is atomic. Of sm_90 and later.
+/// Adds to four floats in global memory, 16-byte aligned. Each addition is atomic on its own. Needs sm_90.
 __device__ __forceinline__ void add_four(float* address, float4 values) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values.x), "f"(values.y),
                "f"(values.z), "f"(values.w)
                : "memory");
 }
 
-/// Stores to global memory, 16-byte aligned, by one instruction: of an assignment the compiler may make four. What is
-/// stored leaves the L2 cache before what others read again.
+/// Stores 16 aligned bytes to global memory by one instruction; for an assignment the compiler may emit four. The hint
+/// (.cs) marks the line as streaming: the L2 cache evicts it before lines that are read again.
 __device__ __forceinline__ void store_four(void* address, std::uint32_t const (&words)[4]) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
-/// In which order the L2 cache gives its lines up.
+/// L2 cache policies for loads and stores: lines that are evicted first, or last.
 [[nodiscard]] __device__ __forceinline__ std::uint64_t evicted_first() {
   std::uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -140,7 +144,7 @@ __device__ __forceinline__ void store_four(void* address, std::uint32_t const (&
   return policy;
 }
 
-/// In global memory, and in the L2 cache as long as possible.
+/// Loads from global memory, and keeps the line in the L2 cache as long as possible (evict_last).
 [[nodiscard]] __device__ __forceinline__ float4 load_kept(float4 const* address) {
   float4 values;
   asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
@@ -149,13 +153,14 @@ __device__ __forceinline__ void store_four(void* address, std::uint32_t const (&
                : "memory");
   return values;
 }
+/// Stores to global memory, and keeps the line in the L2 cache as long as possible (evict_last).
 __device__ __forceinline__ void store_kept(float4* address, float4 values) {
   asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address), "f"(values.x),
                "f"(values.y), "f"(values.z), "f"(values.w), "l"(evicted_last())
                : "memory");
 }
 
-/// Of relative error 2^-11 at most.
+/// tanh(x) by one instruction; its relative error is at most 2^-11.
 __device__ __forceinline__ float tanh_approximate(float x) {
   float result;
   asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));

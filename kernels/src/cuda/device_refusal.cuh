@@ -7,7 +7,8 @@
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include <array>
 #else
-// __assert_fail is only declared where assertions are on; those of other headers stay as they are.
+// <cassert> declares __assert_fail only if assertions are on. The macro is restored, so other headers keep their
+// setting.
 #pragma push_macro("NDEBUG")
 #undef NDEBUG
 #include <assert.h>
@@ -16,8 +17,9 @@
 
 namespace headway::kernels {
 
-/// Stops the device's context, for what a caller got wrong and only the device can see. The values are printed before,
-/// as an assertion has a fixed text. Not for kernels with products of warpgroups: these wait where there are calls.
+/// Stops the device's context for an error of the caller that only the device can see. It prints the values first,
+/// since an assertion has a fixed text. Do not use it in kernels with wgmma: a function call makes ptxas serialise
+/// wgmma.
 struct RefuseOnDevice {
   template <class... Values>
   HEADWAY_HOST_DEVICE void operator()(char const* format, Values... values) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Products of a warp, and asynchronous copies: what all GPUs since sm_80 have.
+// Tensor-core products of one warp (mma.sync, ldmatrix) and asynchronous copies (cp.async): available since sm_80.
 
 #include "cuda/element.cuh"
 
@@ -10,23 +10,24 @@
 
 namespace headway::kernels {
 
-/// d += a * b for a (16, 16), b (16, 8), d (16, 8). With g = lane / 4 and t = lane % 4 a lane holds
+/// d += a * b for a (16, 16), b (16, 8), d (16, 8). With g = lane / 4 and t = lane % 4, a lane holds
 ///   a[0], a[1], a[2], a[3]: columns 2t, 2t + 1 of rows g, g + 8; columns 2t + 8, 2t + 9 of rows g, g + 8
 ///   b[0], b[1]: rows 2t, 2t + 1 and rows 2t + 8, 2t + 9 of column g
 ///   d: columns 2t, 2t + 1 of row g, then of row g + 8
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t const (&b)[2]);
 
-/// Four matrices of 8 rows of 16 bytes: lane l names row l % 8 of matrix l / 8. Of matrix i a lane gets in m[i] the
-/// elements 2t, 2t + 1 of row g; transposed, of column g.
+/// Loads four 8x8 matrices of 16-bit numbers: lane l passes the address of row l % 8 of matrix l / 8. A lane receives
+/// in m[i] the elements 2t and 2t + 1 of row g of matrix i; the transposed form gives those of column g.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&m)[4], void const* row);
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&m)[4], void const* row);
 
-/// Starts a copy of 16 bytes to shared memory; of `num_bytes` only, the rest set to 0.
+/// Starts a copy of 16 bytes to shared memory. Only `num_bytes` are read; the rest is filled with 0.
 __device__ __forceinline__ void copy_async(void* shared, void const* global, std::uint32_t num_bytes = 16);
-/// Makes a group of the copies that this thread started since the last.
+/// Closes a group of the copies that this thread has started since the last call.
 __device__ __forceinline__ void commit_copies();
-/// Waits until at most `kNumLeft` youngest groups of this thread are not done. Others see them after a barrier.
+/// Waits until at most the `kNumLeft` youngest groups of this thread are pending. Other threads see the data after a
+/// barrier.
 template <int kNumLeft>
 __device__ __forceinline__ void wait_copies();
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Copies of tiles by the copy engine of a multiprocessor (TMA, sm_90).
+// Copies of tiles between global and shared memory by the Tensor Memory Accelerator (TMA, sm_90).
 
 #include "cuda/barrier.cuh"
 
@@ -12,7 +12,7 @@
 
 namespace headway::kernels {
 
-/// Whether others will read a tile from the L2 cache soon: what is read once leaves it first.
+/// Will a tile be read again from the L2 cache soon? Tiles that are read once are evicted first.
 enum class TileReads : std::uint8_t { kOnce, kOften };
 
 #if defined(HEADWAY_DEVICE_EMULATOR)
@@ -40,14 +40,15 @@ void wait_bulk() {
 
 #else
 
-/// Of rank 4; passed by value as a `__grid_constant__` parameter, or within one.
+/// TMA descriptor of rank 4. A kernel takes it by value as a `__grid_constant__` parameter, or inside one.
 using TensorMap = CUtensorMap;
 
 __device__ __forceinline__ void prefetch_tensor_map(TensorMap const* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Starts the copy of the box at these coordinates; `barrier` gets its bytes. Outside the tensor there are zeros.
+/// Starts the copy of the box at these coordinates. One thread calls it; `barrier` counts the bytes of the whole box.
+/// Elements outside the tensor are read as 0.
 template <TileReads kReads = TileReads::kOften>
 __device__ __forceinline__ void load_tile(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0,
                                           std::int32_t c1, std::int32_t c2, std::int32_t c3) {
@@ -66,14 +67,15 @@ __device__ __forceinline__ void load_tile(void* shared, TensorMap const* map, Ba
       : "memory");
 }
 
-/// Starts to add floats in shared memory to as many in global memory; each sum is atomic.
+/// Starts to add floats in shared memory to as many floats in global memory. Each addition is atomic on its own.
 __device__ __forceinline__ void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
                "r"(shared_address(shared)), "r"(num_bytes)
                : "memory");
 }
 __device__ __forceinline__ void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Until all but `kNumLeft` groups of this thread have read shared memory; wait_bulk(): are done.
+/// Waits until at most the `kNumLeft` youngest groups of this thread have not yet read shared memory. wait_bulk() waits
+/// until their writes are complete.
 template <int kNumLeft>
 __device__ __forceinline__ void wait_bulk_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumLeft) : "memory");

@@ -1,6 +1,7 @@
 #pragma once
 
-// Products of a warpgroup (wgmma, sm_90a): asynchronous, operands in shared memory.
+// Tensor-core products of a warpgroup (wgmma, sm_90a). They are asynchronous and read operands from shared memory; the
+// first operand may be in registers.
 
 #include "cuda/barrier.cuh"
 #include "cuda/element.cuh"
@@ -16,12 +17,15 @@
 
 namespace headway::kernels {
 
-/// Which index of an operand is contiguous in memory: the one that is summed over, or the other.
+/// Index of an operand that is contiguous in memory: the summed one (K-major), or the other (MN-major).
 enum class Major : std::uint8_t { kSummed, kOther };
 
-/// Tiles of 16-bit numbers in shared memory, as a TensorMap with swizzle brings them: panels of `kPanelColumns` columns
-/// one after the other, of each panel the rows one after the other, of `kRowBytes` bytes. A matrix unit reads groups of
-/// 8 rows. Aligned to 1024 bytes.
+/// Tile of 16-bit numbers in shared memory, in the swizzled layout that TMA writes and wgmma reads. The tile consists
+/// of panels of `kPanelColumns` columns, one after the other. A panel stores its rows one after the other, `kRowBytes`
+/// bytes each. wgmma reads groups of 8 rows. Tiles are aligned to 1024 bytes.
+///
+/// Example: 128 rows of 128 columns are two panels of 64 columns. A row of a panel has 128 bytes, that is 8 units of 16
+/// bytes. Unit u of row r is stored at unit u ^ (r % 8), so that 8 rows of one column lie in different banks.
 template <int kRows, int kColumns>
 struct SwizzledTile {
   static constexpr int kPanelColumns = std::min(kColumns, 64);
@@ -31,14 +35,14 @@ struct SwizzledTile {
   static_assert(kPanelColumns == 32 || kPanelColumns == 64);
   static_assert(kRows % 8 == 0 && kColumns % kPanelColumns == 0);
 
-  /// Where the 16 bytes with this column are.
+  /// Byte offset of the element (row, column), with the swizzle applied.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t offset_of(std::uint32_t row, std::uint32_t column) {
     std::uint32_t const linear = column / kPanelColumns * kPanelBytes + row * kRowBytes + column % kPanelColumns * 2;
     return linear ^ ((linear >> 7 & (kRowBytes / 16 - 1)) << 4);
   }
 
-  /// For rows from `first_row` (a multiple of 8) as index that is not summed, and columns from `first_column` (of 16)
-  /// as index that is.
+  /// wgmma descriptor of a K-major operand: its summed index is columns from `first_column` (a multiple of 16), its
+  /// other index is rows from `first_row` (a multiple of 8).
   [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_columns(std::uint32_t address,
                                                                                     std::uint32_t first_row,
                                                                                     std::uint32_t first_column) {
@@ -46,8 +50,8 @@ struct SwizzledTile {
     return descriptor(address + first_row * kRowBytes, offset, 1);
   }
 
-  /// For columns from `first_column` (a multiple of 8; no product goes on from within a panel to the next) as index
-  /// that is not summed, and rows from `first_row` (of 16) as index that is.
+  /// wgmma descriptor of an MN-major operand: its summed index is rows from `first_row` (a multiple of 16), its other
+  /// index is columns from `first_column` (a multiple of 8). A product that starts inside a panel must end in it.
   [[nodiscard]] static __device__ __forceinline__ std::uint64_t summed_over_rows(std::uint32_t address,
                                                                                  std::uint32_t first_row,
                                                                                  std::uint32_t first_column) {
@@ -56,9 +60,9 @@ struct SwizzledTile {
   }
 
  private:
-  /// The descriptor's fields are 16-byte units: from bit 0 the address, from 16 the distance of panels, from 32 that of
-  /// groups of 8 rows; from 62 the swizzle, 1 for rows of 128 bytes, 2 for 64. Where `offset` is a constant one
-  /// addition to what many descriptors have in common makes it.
+  /// Encodes a descriptor; its fields count 16-byte units. Bits 0 to 13: address. From bit 16: distance between panels.
+  /// From bit 32: distance between groups of 8 rows. Bits 62 and 63: swizzle, 1 for rows of 128 bytes, 2 for 64. If
+  /// `offset` is a constant, a descriptor costs one addition to what all descriptors of a tile have in common.
   [[nodiscard]] static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, std::uint32_t offset,
                                                                            std::uint32_t panel_units) {
     constexpr std::uint32_t kGroupUnits = 8 * kRowBytes / 16;
@@ -68,10 +72,10 @@ struct SwizzledTile {
   }
 };
 
-/// d (+)= a * b for a (64, 16), b (16, kColumns), d (64, kColumns) by the four warps of a warpgroup. Thread 32 w + 4 g
-/// + t holds of each 8 columns 2t, 2t + 1 of row 16 w + g, then of row 16 w + g + 8. Operands in shared memory are
-/// named by descriptors; a in registers is laid out as for mma_m16n8k16. Done after wait_products(); until then nothing
-/// may touch d, nor a, nor what the descriptors name.
+/// d (+)= a * b for a (64, 16), b (16, kColumns), d (64, kColumns), by the four warps of a warpgroup. Thread 32 w + 4 g
+/// + t holds, of each 8 columns, columns 2t and 2t + 1 of row 16 w + g, then of row 16 w + g + 8. Descriptors name
+/// operands in shared memory; an operand a in registers has the layout of mma_m16n8k16. Until wait_products() returns,
+/// nothing may touch d, the registers of a, or the memory that the descriptors name.
 ///
 ///   begin_products(d);  multiply<...>(d, ...);  ...  commit_products();  ...  wait_products<0>();  end_products(d);
 template <class T, Major kAMajor, Major kBMajor, int kNumSums>
@@ -115,17 +119,18 @@ void multiply(float (&d)[kNumSums], std::uint32_t const (&a)[4], std::uint64_t b
 
 #else
 
-/// Before the first multiply() after registers of its operands were written.
+/// wgmma.fence: call it before the first multiply() after registers of its operands (a or d) were written.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-/// Makes a group of the products since the last.
+/// Closes a group of the wgmma operations since the last call (wgmma.commit_group).
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits until at most the `kNumLeft` youngest groups are pending (wgmma.wait_group).
 template <int kNumLeft>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumLeft) : "memory");
 }
 
-/// The compiler may not move reads and writes of these registers over this place: it does not know that products are
-/// asynchronous.
+/// Keeps the compiler from moving reads and writes of these registers across this point: it does not know that wgmma is
+/// asynchronous. No instruction is emitted.
 template <int kSize>
 __device__ __forceinline__ void pin_registers(float (&registers)[kSize]) {
 #pragma unroll
@@ -137,7 +142,8 @@ __device__ __forceinline__ void pin_registers(std::uint32_t (&registers)[kSize])
   for (int i = 0; i < kSize; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-/// For how many sums of a thread there is an instruction here.
+/// Is there an instruction for this number of accumulator registers per thread? Twice that number is the number of
+/// columns.
 template <int kNumSums>
 inline constexpr bool kHasShape =
     kNumSums == 16 || kNumSums == 32 || kNumSums == 40 || kNumSums == 64 || kNumSums == 128;

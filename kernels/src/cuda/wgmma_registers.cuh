@@ -1,6 +1,7 @@
 #pragma once
 
-// The instruction wgmma with its registers written out, by the number of sums of a thread: included by wgmma.cuh.
+// The wgmma instruction with its registers written out, by the number of accumulator registers of a thread. wgmma.cuh
+// includes this file.
 // clang-format off
 
 #define HEADWAY_SUMS_16 \
@@ -65,7 +66,7 @@
   "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), \
   "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-// Numbers of operands follow those of the sums: both descriptors, whether to accumulate, which operands are transposed.
+// Operand numbers continue after the accumulator: descriptors, whether to accumulate, which operands are transposed.
 #define HEADWAY_MULTIPLY_SHARED(sums, columns, type, o0, o1, o2, o3, o4) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" \

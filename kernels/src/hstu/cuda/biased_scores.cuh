@@ -7,17 +7,17 @@
 
 namespace headway::kernels {
 
-/// In the place of what only a bias needs.
+/// Takes the place of members that only a bias needs.
 struct NoBias {};
 
-/// What is to be done to scores before weights are made of them.
+/// Work left on scores before SiLU.
 enum class ScoreBias : std::uint8_t {
-  kNone,      ///< They are multiplied by alpha / 2.
-  kPosition,  ///< The position bias is added as well.
-  kAdded,     ///< Nothing is left.
+  kNone,      ///< Multiply by alpha / 2.
+  kPosition,  ///< Multiply by alpha / 2 and add the position bias.
+  kAdded,     ///< Nothing: factor and bias are already in.
 };
 
-/// From scores to half_alpha * score + position bias, in place; weights of the bias have the factor already.
+/// Replaces scores by half_alpha * score + position bias, in place. Bias weights have the factor already.
 template <int kSign, int kScores>
 __device__ __forceinline__ void add_position_bias(float (&scores)[kScores], float half_alpha,
                                                   PositionBias<kSign> position) {

@@ -10,7 +10,7 @@ namespace {
 
 using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
 
-// Found at run time, so that nothing links against the driver.
+// Looked up at run time, so that nothing links against the driver library.
 EncodeFunction encode_function() {
   static EncodeFunction const function = [] {
     void* found = nullptr;
@@ -25,6 +25,7 @@ EncodeFunction encode_function() {
 
 }  // namespace
 
+/// Encodes the descriptor on the host; no device memory is touched.
 CUtensorMap encode_map(HeadTiles const& tiles) {
   cuuint64_t size[4], stride_bytes[3];
   cuuint32_t box[4], steps[4] = {1, 1, 1, 1};
@@ -35,7 +36,7 @@ CUtensorMap encode_map(HeadTiles const& tiles) {
   }
   bool const is_narrow = tiles.box[0] == 32;
   CUtensorMap map;
-  // Both formats of 16 bits are copied alike.
+  // TMA copies both 16-bit formats alike, so one data type serves both.
   CUresult const result = encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(tiles.data),
                                             size, stride_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                             is_narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,

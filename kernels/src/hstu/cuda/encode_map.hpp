@@ -6,7 +6,7 @@
 
 namespace headway::kernels {
 
-/// What the copy engine is told of tiles; tokens beyond the last are zeros to it.
+/// TMA descriptor of tiles in global memory. Tokens beyond the last are read as 0.
 /// @throws std::runtime_error if the driver refuses
 [[nodiscard]] CUtensorMap encode_map(HeadTiles const& tiles);
 

@@ -7,8 +7,8 @@
 
 namespace headway::kernels {
 
-/// Rows of all sequences as tiles are cut from them: a tensor of rank 4 of 16-bit numbers, with the columns of a panel,
-/// tokens, panels, heads; see SwizzledTile.
+/// Rows of all sequences as a TMA tensor of rank 4 of 16-bit numbers: columns of a panel, tokens, panels, heads. See
+/// SwizzledTile.
 struct HeadTiles {
   void const* data = nullptr;
   std::array<std::int64_t, 4> size{};
@@ -20,7 +20,7 @@ struct HeadTiles {
       : data(rows.data) {
     std::int32_t const columns = dim < 64 ? dim : 64;
     size = {columns, num_tokens, dim / columns, num_heads};
-    // The stride of the only head is not looked at, but must be one.
+    // TMA ignores the stride of a dimension of size 1, but it must be valid.
     stride_bytes = {2, rows.token_stride * 2, columns * 2, (num_heads > 1 ? rows.head_stride : dim) * 2};
     box = {columns, tile_rows, dim / columns, 1};
   }

@@ -1,11 +1,31 @@
 #pragma once
 
-// Backward pass on sm_90a. A block of threads takes a tile of keys and values and goes through the queries that see it:
-// one warp brings tiles (TMA), two warpgroups multiply (wgmma), a warp for each adds its sums for the gradients of
-// queries to those in global memory, as floats; convert_query_sums_kernel makes gradients of these. Where sequences are
-// short a block takes all tiles of a head of a sequence, in order, and makes gradients of queries itself
-// (HopperOwnQuerySums). With a bias a fourth warp prepares it, and another warpgroup adds up those gradients of its
-// weights that the two do not.
+// HSTU attention on sm_90a, backward: dQ, dK, dV and the gradients of bias weights.
+//
+// Idea: a block of threads takes a tile of 128 keys (64 for dim 256) and goes through the blocks of 64 queries that see
+// it. Five products per block: S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ = dS K. Scores have keys as rows,
+// so P' and dS' are already register operands of the products for dV and dK. Roles:
+//   warp 0          loads tiles of K and V, then blocks of Q and dO by TMA (HopperBackwardProducer);
+//   warps 1, 2      add the dQ of one consumer each from shared to global memory (kTiles, dim up to 128:
+//   add_query_sums);
+//   warp 3          prepares the bias of the next blocks (HopperBackwardBiasProducer);
+//   warpgroups 1, 2 are consumers; each keeps dK and dV of 64 keys in registers (HopperBackwardConsumer), or half of
+//   their columns (HopperWideBackwardConsumer);
+//   warpgroup 3     adds up those gradients of bias weights that consumers leave to it (HopperBiasGradients).
+// dQ is computed one block late, so that a consumer does not wait for dS of the other one. It is added up in one of two
+// ways. BackwardWork::kTiles: as float32 in the workspace, by atomic reductions; convert_query_sums_kernel rounds it at
+// the end. Short sequences: one block of threads takes all tiles of a head of a sequence, keeps dQ between them and
+// stores it itself (HopperOwnQuerySums).
+//
+// Example: causal, 300 tokens, dim 64, kTiles. Tile 2 (keys 256 to 299) is seen by query block 4 alone, tile 0 by
+// blocks 0 to 4. The dQ of block 4 is the sum of contributions of the tiles 0, 1 and 2.
+//
+// Invariants: dK and dV of a tile have one owner. dQ has a fixed order of additions if `turns` is set: a tile adds to a
+// block of queries after all tiles with later keys that this block sees. These tiles were taken before it, by running
+// blocks of threads, so nobody waits forever. Rows behind a sequence are cleared before wgmma reads them.
+// Complexity: 10 * 64 * kBlockKeys * dim operations per visible block. float32 dQ in the workspace for kTiles.
+// Source: FlashAttention-3 (Shah et al. 2024), section 3.1; the formulas are those of HSTU (Zhai et al. 2024, equation
+// 3).
 
 #include "cuda/dependent_launch.cuh"
 #include "hstu/cuda/hopper_backward_consumer.cuh"
@@ -18,6 +38,8 @@
 
 namespace headway::kernels {
 
+/// Initialises the mbarriers of HopperBackwardState. All threads call it. Barriers that several warps release count
+/// warps.
 template <class Shape>
 __device__ __forceinline__ void init_backward_barriers() {
   auto& state = backward_state<Shape>();
@@ -48,6 +70,7 @@ __device__ __forceinline__ void init_backward_barriers() {
   __syncthreads();
 }
 
+/// Kernel: a persistent block of threads per multiprocessor, with the roles above.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_backward_kernel(__grid_constant__ HopperBackwardMaps const maps,
@@ -81,12 +104,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
 }
 
-/// Gradients of queries from their sums. A block of 128 threads for each tile of queries and head.
+/// Kernel: rounds float32 dQ from the workspace to T. A block of 128 threads for each block of queries and head.
+/// Threads read their elements in the fragment order in which the consumers wrote them.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) convert_query_sums_kernel(HopperBackwardParams const params) {
   std::int64_t const tile = blockIdx.x;
   std::int64_t const* const offsets = params.sequences.query_offsets;
-  std::int64_t low = 0, high = params.sequences.num_sequences;  // The last sequence whose first tile is not behind it.
+  std::int64_t low = 0, high = params.sequences.num_sequences;  // Binary search for the last sequence whose first block
+                                                                // of queries is not behind this one.
   while (high - low > 1) {
     std::int64_t const middle = (low + high) / 2;
     bool const is_behind = first_query_tile(__ldg(offsets + middle), middle, Shape::kBlockQueries) > tile;

@@ -6,14 +6,15 @@
 
 namespace headway::kernels {
 
-/// Why kernels for sm_90a are not for these arguments; empty if they are.
+/// Reason why the sm_90a kernels do not take these arguments; empty if they do.
 [[nodiscard]] std::string why_not_for_hopper(HstuBackwardArgs const& args);
 
-/// Depends on the kernel before in the stream (launch_dependent()). Gradients of weights are 0 before.
-/// @param workspace of HopperBackwardWorkspace::size_bytes, cleared as that says
+/// Launches the backward kernels as dependents of the kernel before in the stream (launch_dependent()). Gradients of
+/// bias weights must be 0 before.
+/// @param workspace HopperBackwardWorkspace::size_bytes bytes, of which the first cleared_bytes are 0
 void hopper_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace);
 
-/// The same for one dim; each compiled by itself.
+/// The same for one dim. Each dim is a translation unit of its own.
 template <int kDim>
 void hopper_backward_of_dim(HstuBackwardArgs const& args, CudaStream stream, void* workspace);
 

@@ -7,17 +7,16 @@
 
 namespace headway::kernels {
 
-/// What a warpgroup that computes 64 keys does with their bias: adds it to scores, and gradients of scores to those of
-/// time weights.
+/// Bias work of one consumer (64 keys): adds the bias to scores, and dS to the gradients of time weights.
 template <class T, class Shape>
 class HopperBackwardBias {
  public:
   using Queries = RingPosition<Shape::kStages>;
   using TimeBias = typename BiasBlock<Shape>::TimeBias;
-  static constexpr int kScores = 4 * TimeBias::kGroups;  ///< Of a thread.
+  static constexpr int kScores = 4 * TimeBias::kGroups;  ///< Accumulator registers of S per thread.
   static constexpr int kSteps = TimeBias::kChunks;
 
-  /// What a warp needs of the time bias of its keys and a block of queries at once.
+  /// Time bias of a warp's 16 keys and a block of queries, as far as a thread keeps it in registers.
   struct Strip {
     typename TimeBias::Strip about;
     float below[TimeBias::kGroups];
@@ -26,12 +25,14 @@ class HopperBackwardBias {
   __device__ __forceinline__ HopperBackwardBias(HopperBackwardParams const& params, int warpgroup)
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), time_gradients_(params) {}
 
+  /// Begin and end of the kernel and of a tile of keys: see HopperTimeGradients.
   __device__ __forceinline__ void begin() const { time_gradients_.begin(); }
   __device__ __forceinline__ void begin_tile(KeyTileInfo const& tile) const {
     time_gradients_.begin_tile(params_.half_alpha * scale_of_weights(params_, tile.sequence.mask.num_keys));
   }
   __device__ __forceinline__ void end() const { time_gradients_.end(); }
 
+  /// Waits for the bias of a block of queries, and loads the thread's part.
   [[nodiscard]] __device__ __forceinline__ Strip wait_for(Queries const& queries) const {
     wait_for_block(queries);
     TimeBias const& bias = block_of(queries).time_bias;
@@ -39,23 +40,25 @@ class HopperBackwardBias {
     bias.bias[warp()].load_below(strip.below);
     return strip;
   }
+  /// Releases the bias of a block that this consumer passes over.
   __device__ __forceinline__ void pass_over(Queries const& queries) const {
     wait_for_block(queries);
     release(&state_.bias_empty[stage_of(queries)]);
   }
-  /// While products run.
+  /// Adds dS to the gradients of time weights and releases the bias. Called while wgmma is in flight.
   __device__ __forceinline__ void finish(Queries const& queries, std::uint32_t const (&grad_scores)[kSteps][4]) const {
     if (time_gradients_.is_wanted()) time_gradients_.add(grad_scores, block_of(queries).time_bias);
     release(&state_.bias_empty[stage_of(queries)]);
   }
 
+  /// Position bias of the thread's accumulator elements.
   [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position(Queries const& queries) const {
     FragmentPlace const place(64 * warpgroup_);
     return PositionBias<-1>(block_of(queries).positions.weights + Shape::kBlockQueries - 1 + place.row - place.column);
   }
 
-  /// All biases where there is one of times: from scores to half_alpha * score + bias, in place.
-  /// @param keys_parity of their tile
+  /// Replaces scores by half_alpha * score + bias, in place. Only called if there is a time bias.
+  /// @param keys_parity phase parity of the tile of keys
   __device__ __forceinline__ void add_to(float (&scores)[kScores], Strip const& strip, Queries const& queries,
                                          std::uint32_t keys_parity, FragmentPlace const& place) const {
     float factor = params_.half_alpha;
@@ -67,7 +70,7 @@ class HopperBackwardBias {
     add_below(scores, factor, strip.below);
     BiasBlock<Shape> const& block = block_of(queries);
     TimePair const* const columns = block.times.pairs + place.column / 2;
-    // From shared memory, as registers are few.
+    // Read from shared memory each time, as registers are few.
     RowTimes const rows = state_.key_times[keys_parity].times_of_rows(FragmentPlace(64 * warpgroup_).row);
     add_rises(scores, strip, block.time_bias.bias[warp()], columns, rows);
     add_mixed(scores, mixed, columns, rows);
@@ -76,7 +79,7 @@ class HopperBackwardBias {
  private:
   static constexpr int kChunkGroups = TimeBias::kChunkGroups, kChunkScores = 4 * kChunkGroups;
 
-  /// Of those that compute.
+  /// Index of this warp among the consumer warps.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t stage_of(Queries const& queries) {
     return HopperBackwardState<Shape>::bias_stage_of(queries);
@@ -88,7 +91,7 @@ class HopperBackwardBias {
     return state_.bias_blocks[stage_of(queries)];
   }
 
-  /// Of chunks in which some group lies in two buckets.
+  /// Adds the rises of chunks that have a group in two buckets, and records which pairs are above their bound.
   __device__ __forceinline__ void add_rises(float (&scores)[kScores], Strip const& strip,
                                             StripBias<TimeBias::kGroups> const& bias, TimePair const* columns,
                                             RowTimes const& rows) const {
@@ -97,22 +100,22 @@ class HopperBackwardBias {
     for (int chunk = 0; chunk < TimeBias::kChunks; ++chunk) {
       int const first = chunk * kChunkGroups;
       if ((strip.about.alike >> first & 1) != 0) continue;
-      // Not in registers, which are few.
+      // The bits are kept in shared memory, as registers are few.
       time_gradients_.are_above()[chunk] =
           static_cast<std::uint8_t>(bias.template add_rises<kChunkGroups>(scores, first, columns, low_rows));
     }
   }
 
-  /// Of chunks that are looked up pair by pair.
-  /// @param chunks bits of their first groups
+  /// Adds the bias of mixed chunks, looked up pair by pair.
+  /// @param chunks bit mask: a chunk is marked by its first group
   __device__ __forceinline__ void add_mixed(float (&scores)[kScores], std::uint32_t chunks, TimePair const* columns,
                                             RowTimes const& rows) const {
     TimeTable const table = backward_time_table<Shape>(params_.bias);
-    // One piece of code for all chunks.
+    // The loop is not unrolled: all chunks share one copy of the code.
 #pragma unroll 1
     for (; chunks != 0; chunks &= chunks - 1) {
       int const first = __ffs(static_cast<int>(chunks)) - 1;
-      float values[kChunkScores];  // Time differences, then biases.
+      float values[kChunkScores];  // Holds time differences, then biases.
       std::int32_t buckets[kChunkScores];
 #pragma unroll
       for (int i = 0; i < kChunkScores; ++i) {
@@ -130,7 +133,7 @@ class HopperBackwardBias {
     }
   }
 
-  /// Chunks of queries of which some see some row of this warp, by the bits of their first groups.
+  /// Chunks with a query that sees one of this warp's 16 keys, as a bit mask of first groups.
   [[nodiscard]] __device__ __forceinline__ std::uint32_t chunks_seen(Queries const& queries,
                                                                      FragmentPlace const& place) const {
     static_assert(kChunkGroups == 2);
@@ -154,7 +157,7 @@ class HopperBackwardBias {
   HopperTimeGradients<T, Shape> time_gradients_;
 };
 
-/// In its place without a bias.
+/// Empty replacement for HopperBackwardBias where there is no bias.
 template <class Shape>
 struct NoBackwardBias {
   using Queries = RingPosition<Shape::kStages>;

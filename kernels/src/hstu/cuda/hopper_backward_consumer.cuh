@@ -13,16 +13,16 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that computes for 64 keys of each tile. Of a block of queries it computes scores and gradients of
-/// weights with keys as rows: so weights and gradients of scores are where the products that sum over queries want
-/// them, and stay in registers.
+/// Consumer warpgroup for 64 keys of each tile. It computes S' and dP' with keys as rows. P' and dS' are then in the
+/// layout of the register operand of the products for dV and dK, and never leave registers for these.
 template <class T, class Shape>
 class HopperBackwardConsumer {
  public:
-  /// @param warpgroup of those that compute
+  /// @param warpgroup index of the consumer, 0 or 1
   __device__ __forceinline__ HopperBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup), bias_(params, warpgroup) {}
 
+  /// Works through all tiles of keys until the producer marks the end.
   __device__ __forceinline__ void run() {
     bias_.begin();
     while (true) {
@@ -38,10 +38,10 @@ class HopperBackwardConsumer {
   }
 
  private:
-  static constexpr int kScores = Shape::kBlockQueries / 2;  ///< Of a thread.
-  static constexpr int kSums = Shape::kDim / 2;
-  static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;
-  static constexpr int kSteps = Shape::kBlockQueries / 16;
+  static constexpr int kScores = Shape::kBlockQueries / 2;  ///< Accumulator registers of S' per thread.
+  static constexpr int kSums = Shape::kDim / 2;             ///< Accumulator registers of dK, and of dV, per thread.
+  static constexpr int kQuerySums = Shape::kQuerySumColumns / 2;  ///< Accumulator registers of dQ per thread.
+  static constexpr int kSteps = Shape::kBlockQueries / 16;        ///< wgmma steps of 16 queries.
   using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
   using Bias = std::conditional_t<Shape::kHasBias, HopperBackwardBias<T, Shape>, NoBackwardBias<Shape>>;
   using BiasStrip = typename Bias::Strip;
@@ -49,7 +49,8 @@ class HopperBackwardConsumer {
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tile_of(keys_); }
   [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
-  // What is of the tile stays in shared memory until it is needed: registers are few.
+  /// Computes dK and dV of a tile and stores them. Tile data stays in shared memory until it is needed: registers are
+  /// few.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     FragmentPlace const place(tile.first_key + 64 * warpgroup_);
     float key_sums[kSums], value_sums[kSums];
@@ -76,8 +77,11 @@ class HopperBackwardConsumer {
     store_rows<T>(key_sums, to_key);
   }
 
-  /// The gradients of queries of the block before are computed here too, so that no warpgroup waits for the gradients
-  /// of scores of the other.
+  /// Adds one block of queries to dK and dV, and computes dQ of the block before. Being one block late, no consumer
+  /// waits for dS of the other one.
+  ///
+  /// wgmma groups in order: S', dP', dV, dK, dQ (block before). SiLU runs while dP' is in flight; the gradients of time
+  /// weights are added while dV, dK and dQ are in flight.
   __device__ __forceinline__ void compute_block(FragmentPlace const& place, float (&key_sums)[kSums],
                                                 float (&value_sums)[kSums], bool is_last) {
     if constexpr (Shape::kTakesSequences) {
@@ -88,7 +92,7 @@ class HopperBackwardConsumer {
                                            warpgroup_);
     }
     float scores[kScores], grads[kScores];
-    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // The latter begin as factors of gradients of weights.
+    std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];  // `grad_scores` first holds SiLU'.
     start_scores(scores, 0, Shape::kQueriesAt);
     start_scores(grads, Shape::kValuesAt, Shape::kGradsAt);
     BiasStrip const strip = bias_.wait_for(queries_);
@@ -121,8 +125,8 @@ class HopperBackwardConsumer {
     queries_.advance();
   }
 
-  /// Of a block of queries that sees none of the own keys: as above, but for what would be 0. Of short sequences that
-  /// is a good part, as with a causal mask it is half of each diagonal block.
+  /// Passes over a block of queries that sees none of this consumer's keys: writes zeros for dS and finishes dQ of the
+  /// block before. This matters for short sequences: with a causal mask it is half of each diagonal block.
   __device__ __forceinline__ void pass_over_block(bool is_last) {
     if (is_last) release(&barriers().values_empty);
     std::uint32_t const none[kSteps][4] = {};
@@ -139,6 +143,7 @@ class HopperBackwardConsumer {
     queries_.advance();
   }
 
+  /// Finishes dQ of the tile's last block.
   __device__ __forceinline__ void finish_last_block() {
     float query_sums[kQuerySums];
     start_query_sums(query_sums, unfinished_);
@@ -148,6 +153,7 @@ class HopperBackwardConsumer {
     unfinished_ = {};
   }
 
+  /// Shared-memory addresses for descriptors.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
     return shared_address(shared_memory()) + offset;
   }
@@ -156,7 +162,7 @@ class HopperBackwardConsumer {
     return address_of(keys_.index * Shape::kKeyStageBytes + offset);
   }
 
-  /// Products of 64 keys (or values) with queries (or gradients of the output).
+  /// Issues the product of 64 rows of K (or V) with a block of Q (or dO).
   __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t rows_at,
                                                std::uint32_t columns_at) const {
     std::uint32_t const rows = address_of_keys(rows_at);
@@ -172,7 +178,7 @@ class HopperBackwardConsumer {
     commit_products();
   }
 
-  /// Sums over queries: of weights times gradients of the output, or gradients of scores times queries.
+  /// Issues a product that sums over queries: dV += P' dO, or dK += dS' Q.
   __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t (&factors)[kSteps][4],
                                              std::uint32_t queries_at) const {
     std::uint32_t const queries = address_of(queries_at + queries_.index * Shape::QueryTile::kBytes);
@@ -187,8 +193,8 @@ class HopperBackwardConsumer {
     commit_products();
   }
 
-  /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
-  /// numbers, as products in a branch are not asynchronous.
+  /// Issues dQ = dS K for the block before, with dS from shared memory. If there is no such block, it computes with
+  /// whatever is in memory and the result is dropped: wgmma inside a branch would be serialised.
   __device__ __forceinline__ void start_query_sums(float (&sums)[kQuerySums], SumsPlace const& place) const {
     auto const before = queries_.previous();
     if (!place.is_none()) wait(&state_.grads_full[before.index], before.parity);
@@ -209,8 +215,8 @@ class HopperBackwardConsumer {
     commit_products();
   }
 
-  /// Weights, and what their gradients are to be multiplied by for those of scores, but for alpha / 2. The latter are
-  /// float16 whatever T is, for the sake of registers: none is above 3, so that this is the most exact type of 16 bits.
+  /// Computes P and dP/dS without the factor alpha/2. dP/dS is kept in fp16 whatever T is, to save registers; it never
+  /// exceeds 3, so fp16 is the most exact 16-bit type for it.
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], BiasStrip const& strip,
                                                   std::uint32_t (&weights)[kSteps][4],
                                                   std::uint32_t (&factors)[kSteps][4],
@@ -225,6 +231,7 @@ class HopperBackwardConsumer {
     }
   }
 
+  /// Selects the masked or the unmasked loop for a block.
   template <ScoreBias kBias>
   __device__ __forceinline__ void compute_weights_of_block(float (&scores)[kScores],
                                                            std::uint32_t (&weights)[kSteps][4],
@@ -237,6 +244,7 @@ class HopperBackwardConsumer {
     }
   }
 
+  /// Applies position bias (if kPosition), SiLU and mask to the thread's elements, and packs P and SiLU'.
   template <ScoreBias kBias, bool kIsMasked>
   __device__ __forceinline__ void compute_weights_of(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4],
                                                      std::uint32_t (&factors)[kSteps][4],
@@ -263,7 +271,7 @@ class HopperBackwardConsumer {
     }
   }
 
-  /// For the products that sum over keys.
+  /// Writes dS to shared memory for the dQ product and for HopperBiasGradients.
   __device__ __forceinline__ void write_grad_scores(std::uint32_t const (&grad_scores)[kSteps][4]) const {
     wait(&state_.grads_empty[queries_.index], queries_.parity ^ 1);
     write_fragments<typename Shape::ScoreTile>(
@@ -273,6 +281,7 @@ class HopperBackwardConsumer {
     release(&state_.grads_full[queries_.index]);
   }
 
+  /// Place of the dQ of the present block.
   [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
     if constexpr (Shape::kTakesSequences) {
@@ -284,6 +293,7 @@ class HopperBackwardConsumer {
     }
   }
 
+  /// Releases the stage of dS, and keeps, stores or hands out dQ of a block.
   __device__ __forceinline__ void finish_query_sums(float const (&sums)[kQuerySums], SumsPlace const& place) const {
     if (place.is_none()) return;
     release(&state_.grads_empty[queries_.previous().index]);
@@ -298,6 +308,7 @@ class HopperBackwardConsumer {
     return {params_, warpgroup_};
   }
 
+  /// Hands dQ to the warp that adds it to global memory (add_query_sums), through shared memory.
   __device__ __forceinline__ void write_query_sums(float const (&sums)[kQuerySums], QuerySumsPlace const& place) const {
     auto* const part = reinterpret_cast<float4*>(shared_memory() + Shape::kQuerySumsAt) +
                        warpgroup_ * Shape::kQuerySums / 4 + threadIdx.x % 128;
@@ -311,7 +322,7 @@ class HopperBackwardConsumer {
     arrive_named(kSumsFull + warpgroup_, 128 + kWarpThreads);
   }
 
-  /// That no more come.
+  /// Tells that warp that no more dQ will come.
   __device__ __forceinline__ void hand_out_sums(QuerySumsPlace const& place) const {
     sync_named(kSumsEmpty + warpgroup_, 128 + kWarpThreads);
     if (threadIdx.x % 128 == 0) state_.places[warpgroup_] = place;
@@ -324,7 +335,7 @@ class HopperBackwardConsumer {
   RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
   Bias bias_;
-  SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
+  SumsPlace unfinished_;  ///< Block before the present one, if its dQ is still to be computed.
 };
 
 }  // namespace headway::kernels

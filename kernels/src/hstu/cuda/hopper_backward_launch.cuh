@@ -12,13 +12,14 @@
 
 namespace headway::kernels {
 
+/// TMA descriptors of a backward call.
 template <class Shape>
 [[nodiscard]] HopperBackwardMaps hopper_backward_maps(HstuBackwardArgs const& args) {
   HstuForwardArgs const& forward = args.forward;
   auto const map = [&forward](JaggedHeads<void const*> const& rows, std::int64_t tokens, int tile_rows) {
     return encode_map({rows, tokens, forward.num_heads, Shape::kDim, tile_rows});
   };
-  // Without queries nothing is read through their maps, but maps of nothing cannot be made.
+  // Without queries nothing is loaded through their descriptors, but TMA refuses empty tensors: use the keys.
   bool const has_queries = forward.sequences.num_queries > 0;
   std::int64_t const num_queries = has_queries ? forward.sequences.num_queries : 1;
   return {map(forward.key, forward.sequences.num_keys, Shape::kBlockKeys),
@@ -27,6 +28,7 @@ template <class Shape>
           map(has_queries ? args.grad_out : forward.key, num_queries, Shape::kBlockQueries)};
 }
 
+/// Launches the backward kernel, and convert_query_sums_kernel if dQ is in the workspace.
 template <class T, class Shape>
 void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuForwardArgs const& forward = args.forward;
@@ -55,7 +57,8 @@ void launch_hopper_backward(HstuBackwardArgs const& args, CudaStream stream, voi
 template <class T, int kDim, BackwardWork kWork>
 void launch_hopper_backward_of(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
   HstuBias const& bias = args.forward.bias;
-  // Only without a bias, and in few columns, something is gained where there is one tile.
+  // Sequences of one tile have a configuration of their own only without a bias and for narrow rows, where it gains
+  // time.
   constexpr BackwardWork kUsualWork = kWork == BackwardWork::kSequencesOfATile ? BackwardWork::kSequences : kWork;
   if constexpr (kDim == 256) {
     launch_hopper_backward<T, HopperWideBackwardShape<kUsualWork>>(args, stream, workspace);

@@ -6,11 +6,11 @@
 
 namespace headway::kernels {
 
-/// What a block of threads takes at a time: a tile of keys, or a head of a sequence with all its tiles of keys, or with
-/// the only one. With the latter two no other block adds to the gradients of its queries.
+/// Unit of work of a block of threads: a tile of keys; a head of a sequence with all its tiles; or a head of a sequence
+/// that has one tile. In the latter two cases, no other block adds to the sequence's dQ.
 enum class BackwardWork : std::uint8_t { kTiles, kSequences, kSequencesOfATile };
 
-/// What the kernels of the backward pass are given beside maps.
+/// Kernel parameters besides the TMA descriptors. Pointers are to device memory.
 struct HopperBackwardParams {
   HstuSequences sequences;
   HstuMaskOptions mask;
@@ -22,18 +22,22 @@ struct HopperBackwardParams {
   float* grad_position_weights = nullptr;
   float* grad_time_weights = nullptr;
 
-  /// Sums for the gradients of queries, by tile (see first_query_tile()), head, and place in a fragment; where blocks
-  /// of threads take sequences, by block of threads, block of queries and place.
+  /// float32 dQ. kTiles: by block of queries (see first_query_tile()), head, and fragment order. Otherwise: by block of
+  /// threads, block of queries of the sequence, and fragment order.
   float* query_sums = nullptr;
-  std::int32_t most_query_blocks = 0;  ///< Of a sequence.
-  /// How many have added to the sums of a tile, head and half of the columns; null if they may add in any order.
+  std::int32_t most_query_blocks = 0;  ///< Most blocks of queries in one sequence.
+  /// Number of additions so far to each part of dQ (block of queries, head, half of the columns); null if tiles may add
+  /// in any order.
   std::int32_t* turns = nullptr;
   std::int32_t section_sequences = 1;   ///< See TileSchedule.
   std::int32_t* tiles_taken = nullptr;  ///< See TileCounter.
 };
 
-/// Tiles of queries have numbers that their sequence's index and first row alone give, so that some are left out: a
-/// sequence has room for its rows as there is one tile more than whole ones in the rows before the next sequence.
+/// First number of a sequence's blocks of queries, computed from its index and first row alone. Some numbers stay
+/// unused: each sequence gets one more than the whole blocks among its rows.
+///
+/// Example: blocks of 64; sequence 0 has 100 rows, sequence 1 begins at row 100. They begin at 0 and at 100 / 64 + 1 =
+/// 2.
 [[nodiscard]] HEADWAY_HOST_DEVICE inline std::int64_t first_query_tile(std::int64_t first_query_row,
                                                                        std::int64_t sequence,
                                                                        std::int32_t block_queries) {

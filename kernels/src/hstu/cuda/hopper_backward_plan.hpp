@@ -8,21 +8,23 @@
 
 namespace headway::kernels {
 
+/// Rows of a block of queries.
 inline constexpr std::int32_t kBackwardBlockQueries = 64;
 
-/// Of a tile.
+/// Rows of a tile of keys.
 [[nodiscard]] constexpr std::int32_t backward_block_keys(std::int32_t dim) { return dim == 256 ? 64 : 128; }
 
-/// Whether there are kernels for that: a warpgroup has half of the columns, and 16 are too few for store_rows().
+/// Are there kernels in which a block of threads takes a whole head of a sequence? A consumer then owns half of the
+/// columns of dQ, and for dim 32 its 16 columns are too few for store_rows().
 [[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim >= 64; }
 
 [[nodiscard]] inline std::int64_t num_heads_of_sequences(HstuForwardArgs const& args) {
   return args.sequences.num_sequences * args.num_heads;
 }
 
-/// Sequences where they are short, so that the L2 cache holds most sums of all blocks of threads (17 MB on an H100 or
-/// H200 are not in shared memory), and enough to keep the device busy: rounds of one for each multiprocessor are full
-/// to three quarters at least.
+/// Chooses the unit of work. A block of threads takes whole sequences under two conditions. They are short, so that the
+/// L2 cache holds most of dQ of all blocks (17 MB on an H100 or H200 are not in shared memory). And they are enough to
+/// keep the device busy: with one per multiprocessor in each round, the rounds are at least three quarters full.
 [[nodiscard]] inline BackwardWork backward_work(HstuForwardArgs const& args, std::int32_t num_multiprocessors) {
   constexpr std::int64_t kMostKeys = 512, kMostElements = 512 * 128;
   HstuSequences const& sequences = args.sequences;
@@ -34,16 +36,16 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
   return 4 * pieces >= 3 * rounds * num_multiprocessors ? BackwardWork::kSequences : BackwardWork::kTiles;
 }
 
-/// Where parts of the workspace of a backward pass are, in bytes.
+/// Layout of the workspace of a backward pass, in bytes: counter of tiles, turns, float32 dQ.
 struct HopperBackwardWorkspace {
-  std::int64_t num_tiles = 0;  ///< Of queries, those left out included.
+  std::int64_t num_tiles = 0;  ///< Blocks of queries, unused numbers included.
   std::int64_t turns_at = 0;   ///< Behind the counter of tiles.
   std::int64_t query_sums_at = 0;
-  std::int64_t cleared_bytes = 0;  ///< From the beginning, which begin as 0.
+  std::int64_t cleared_bytes = 0;  ///< Bytes from the beginning that must be 0 before the kernel.
   std::int64_t size_bytes = 0;
   bool takes_turns = false;
-  bool counts_pieces = false;          ///< Some block of threads takes more than one.
-  std::int32_t most_query_blocks = 0;  ///< Of a sequence.
+  bool counts_pieces = false;          ///< Does some block of threads take more than one piece of work?
+  std::int32_t most_query_blocks = 0;  ///< Most blocks of queries in one sequence.
 
   HopperBackwardWorkspace(HstuForwardArgs const& args, BackwardWork work, std::int32_t num_multiprocessors) {
     constexpr std::int64_t kUnit = 256;
@@ -69,7 +71,7 @@ struct HopperBackwardWorkspace {
   }
 };
 
-/// @param workspace with `places`, cleared as they say
+/// @param workspace memory laid out and cleared as `places` says
 [[nodiscard]] inline HopperBackwardParams hopper_backward_params(HstuBackwardArgs const& args,
                                                                  HopperBackwardWorkspace const& places,
                                                                  void* workspace) {

@@ -7,8 +7,7 @@
 
 namespace headway::kernels {
 
-/// The warp that brings tiles of keys and values, and then of the queries that see them and the gradients of their
-/// output.
+/// Producer warp: loads tiles of K and V, then the blocks of Q and dO that see them.
 template <class Shape>
 class HopperBackwardProducer {
  public:
@@ -16,9 +15,9 @@ class HopperBackwardProducer {
       : maps_(maps), params_(params), state_(backward_state<Shape>()) {}
 
   __device__ __forceinline__ void run() {
-    // First keys are seen by most queries. Where tiles add to sums in turns, a tile waits for those with later keys:
-    // these have been taken before then, by blocks that run, as blocks take all numbers from the counter; and with a
-    // causal mask they come to the queries early.
+    // Order of tiles: most queries see the first keys, so these tiles come first. With turns the order is reversed,
+    // since a tile waits for those with later keys. Deadlock is impossible: every number comes from the counter, so the
+    // awaited tiles have been taken before, by blocks that run. With a causal mask they also reach the queries early.
     auto const num_blocks = static_cast<std::int32_t>(gridDim.x);
     TileCounter const counter{params_.tiles_taken, takes_turns() ? 0 : num_blocks};
     HstuSequences const& sequences = params_.sequences;
@@ -44,8 +43,8 @@ class HopperBackwardProducer {
 
  private:
   using Blocks = VisibleBlocks<QueriesThatSee, Shape::kBlockQueries>;
-  /// A block of threads that takes a sequence reads queries for each of its tiles of keys, but soon, and needs the
-  /// cache for sums.
+  /// L2 hint. A block that takes a sequence reads queries again for each tile of keys, but soon after, and dQ needs the
+  /// cache.
   static constexpr TileReads kReads = Shape::kTakesSequences ? TileReads::kOnce : TileReads::kOften;
 
   [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
@@ -60,19 +59,20 @@ class HopperBackwardProducer {
     return takes_turns() ? BlockOrder::kLastFirst : BlockOrder::kFirstFirst;
   }
 
-  /// What is said of the tile. The one in its place is done with: its keys have been replaced.
+  /// Description of the present tile. The tile that had this slot is finished: its keys have been replaced.
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo& tile_info() const { return state_.tile_of(keys_); }
   [[nodiscard]] __device__ __forceinline__ KeyBarriers& barriers() const { return state_.barriers_of(keys_); }
 
-  /// @returns whether there are keys behind it
+  /// Loads a tile and all blocks of queries that see it. @returns are there keys behind the tile?
   __device__ __forceinline__ bool bring_tile(SequenceTile const& tile) {
     describe_tile(tile);
-    // From shared memory, as this warp has few registers.
+    // A reference into shared memory, as this warp has few registers.
     HstuSequenceMask const& mask = tile_info().sequence.mask;
     std::int32_t const first_key = tile_info().first_key;
     Blocks blocks({mask, first_key, min(first_key + Shape::kBlockKeys, mask.num_keys)});
     if (is_first_lane()) tile_info().is_seen = !blocks.is_done();
-    // With one buffer the first queries come while keys of the tile before are still in use, and values before keys.
+    // With one stage of keys, the first queries can arrive while keys of the previous tile are still in use. Values are
+    // released before keys, so they are loaded first.
     if (Shape::kKeyStages == 1 && !blocks.is_done()) bring_queries(blocks, tile.sequence);
     bring_keys(&maps_.value, Shape::kValuesAt, &barriers().values_full, &barriers().values_empty);
     bring_keys(&maps_.key, 0, &barriers().keys_full, &barriers().keys_empty);
@@ -81,10 +81,12 @@ class HopperBackwardProducer {
     return first_key + Shape::kBlockKeys < mask.num_keys;
   }
 
+  /// Publishes the tile's description, and its times for the warp that prepares the bias.
   __device__ __forceinline__ void describe_tile(SequenceTile const& tile) {
     SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
     if constexpr (Shape::kTakesSequences) {
-      // Longer than the caller says: there is no room for its sums. An assertion is a call, for which products wait.
+      // A sequence longer than announced has no room for its dQ. This is a trap because an assertion is a call, which
+      // would serialise wgmma.
       bool const has_room = sequence.mask.num_keys <= params_.sequences.max_keys &&
                             sequence.mask.num_queries <= params_.sequences.max_queries;
       if (!has_room) __trap();
@@ -98,7 +100,7 @@ class HopperBackwardProducer {
         state_.key_times[keys_.parity].fill(times, sequence.mask.num_keys - first_key, base_time);
       }
     }
-    // The lane that arrives sees what the others wrote.
+    // After this the lane that arrives sees the writes of the other lanes.
     __syncwarp();
     if (is_first_lane()) {
       tile_info() = {sequence, tile.head, first_key, base_time, false, false};
@@ -107,7 +109,7 @@ class HopperBackwardProducer {
     __syncwarp();
   }
 
-  /// Keys or values.
+  /// Loads a tile of keys or values by TMA.
   __device__ __forceinline__ void bring_keys(TensorMap const* map, std::uint32_t at, Barrier* full,
                                              Barrier* empty) const {
     wait(empty, keys_.parity ^ 1);
@@ -121,7 +123,7 @@ class HopperBackwardProducer {
     __syncwarp();
   }
 
-  /// Those of the present block; goes on to the next.
+  /// Loads Q and dO of the present block, publishes its description and advances to the next block.
   __device__ __forceinline__ void bring_queries(Blocks& blocks, std::int32_t sequence_index) {
     std::uint32_t const i = queries_.index;
     std::int32_t const block = blocks.block(), first_query = block * Shape::kBlockQueries;
@@ -153,13 +155,13 @@ class HopperBackwardProducer {
     bias_.advance();
   }
 
-  /// What each query of a block sees. The first lane, which then arrives, sees what the others wrote.
+  /// Computes what each query of a block sees. Afterwards the first lane, which arrives, sees all writes.
   __device__ __forceinline__ void describe_queries(std::uint32_t stage, std::int32_t first_query) {
     SequenceView const& sequence = tile_info().sequence;
     HstuSequenceMask const& mask = sequence.mask;
     for (std::int32_t i = lane(); i < Shape::kBlockQueries; i += kWarpThreads) {
       std::int32_t const query = first_query + i;
-      QueryVisibility seen{0, 0, -1};  // Behind the sequence: nothing.
+      QueryVisibility seen{0, 0, -1};  // Queries behind the sequence see nothing.
       if (query < mask.num_queries) {
         HstuKeyRange const range = mask.keys_seen_by(query);
         seen = {range.begin, min(range.end, mask.num_keys) - range.begin, mask.token_of(query)};
@@ -174,7 +176,7 @@ class HopperBackwardProducer {
     return {mask, first_query, min(first_query + Shape::kBlockQueries, mask.num_queries)};
   }
 
-  /// How many tiles of keys behind this one some query of a block sees.
+  /// Number of tiles of keys behind this one that some query of the block sees.
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_tiles_behind(std::int32_t first_query) const {
     KeysSeenBy const seen = keys_seen_by(first_query);
     std::int32_t count = 0;
@@ -185,7 +187,7 @@ class HopperBackwardProducer {
     return count;
   }
 
-  /// Bits of 32 tiles of keys from `first_key` on of which something is seen.
+  /// Bit mask of 32 tiles of keys from `first_key` on: is a key of the tile seen?
   template <std::int32_t kKeys = Shape::kBlockKeys>
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t tiles_seen_by(KeysSeenBy const& seen,
                                                                               std::int32_t first_key) {
@@ -194,14 +196,14 @@ class HopperBackwardProducer {
     return __ballot_sync(kAllLanes, is_seen);
   }
 
-  /// Of a block of queries, in a sequence of 32 tiles of keys at most.
+  /// Place of the dQ of a block of queries. The sequence has at most 32 tiles of keys.
   [[nodiscard]] __device__ __forceinline__ OwnSumsPlace own_sums_of(std::int32_t first_query) const {
     std::uint32_t const this_tile = 1u << tile_info().first_key / Shape::kBlockKeys;
     std::uint32_t const tiles = tiles_seen_by(keys_seen_by(first_query), 0);
     return {first_query, (tiles & (this_tile - 1)) != 0, tiles >= 2 * this_tile};
   }
 
-  /// Bits of the warpgroups of whose keys of the tile some query of a block sees one.
+  /// Bit mask of consumers: does some query of the block see one of the consumer's keys?
   [[nodiscard]] __device__ __forceinline__ std::uint32_t parts_seen_by(std::int32_t first_query) const {
     constexpr std::int32_t kPartKeys = Shape::kBlockKeys / Shape::kConsumers;
     std::uint32_t const parts = tiles_seen_by<kPartKeys>(keys_seen_by(first_query), tile_info().first_key);
@@ -213,10 +215,10 @@ class HopperBackwardProducer {
   HopperBackwardState<Shape>& state_;
   RingPosition<Shape::kKeyStages> keys_;
   RingPosition<Shape::kStages> queries_;
-  RingPosition<Shape::kBiasStages> bias_;  ///< Where the next block's bias is.
+  RingPosition<Shape::kBiasStages> bias_;  ///< Position of the next block's bias.
 };
 
-/// The warp that prepares what the bias and its gradients need of each block of queries, some blocks ahead.
+/// Producer warp that prepares the bias of blocks of queries ahead of the consumers.
 template <class Shape>
 class HopperBackwardBiasProducer {
  public:
@@ -228,7 +230,7 @@ class HopperBackwardBiasProducer {
       wait(&state_.tile_known[tile.index], tile.parity);
       if (state_.tiles[tile.index].is_end) return;
       prepare_tile(state_.tiles[tile.index], state_.key_times[tile.index]);
-      // Not before those who are at the tile before have done so.
+      // Arrive only after the readers of the previous tile have done so; otherwise two phases would mix.
       wait(&state_.keys_empty, tile.index ^ 1);
       if (is_first_lane()) arrive(&state_.keys_empty);
     }
@@ -254,7 +256,7 @@ class HopperBackwardBiasProducer {
         std::int32_t const last_token = mask.token_of(first_query) + Shape::kBlockQueries - 1;
         block.positions.fill(params_.bias, tile.first_key - last_token, params_.half_alpha);
       }
-      // The lane that arrives sees what the others wrote.
+      // After this the lane that arrives sees the writes of the other lanes.
       __syncwarp();
       if (is_first_lane()) {
         block.first_query = first_query;
@@ -270,7 +272,9 @@ class HopperBackwardBiasProducer {
   RingPosition<Shape::kBiasStages> bias_;
 };
 
-/// A warp that adds sums of a warpgroup from shared memory to those in global memory, in turns if they are given.
+/// Warp that adds dQ of one consumer from shared memory to the workspace by bulk reductions (cp.reduce.async.bulk).
+/// With `turns`, it waits for the turn of its tile, completes the addition, then passes the turn on with release
+/// semantics.
 template <class Shape>
 __device__ __forceinline__ void add_query_sums(HopperBackwardParams const& params, int warpgroup) {
   auto& state = backward_state<Shape>();

@@ -13,31 +13,33 @@
 
 namespace headway::kernels {
 
-/// Maps of tiles: (columns of a panel, tokens, panels, heads).
+/// TMA descriptors; dimensions (columns of a panel, tokens, panels, heads).
 struct HopperBackwardMaps {
   TensorMap key, value, query, grad_out;
 };
 
-/// What the producer says of a tile of keys.
+/// Description of a tile of keys, from the producer to all other roles.
 struct KeyTileInfo {
   SequenceView sequence;
   std::int32_t head = 0, first_key = 0;
-  std::int64_t base_time = 0;
-  bool is_seen = false;  ///< By some query.
-  bool is_end = false;
+  std::int64_t base_time = 0;  ///< Base of SplitTime for this tile.
+  bool is_seen = false;        ///< Does some query see it?
+  bool is_end = false;         ///< There are no more tiles.
 };
 
+/// Description of a block of queries, from the producer to the consumers.
 struct QueryBlockInfo {
-  std::int32_t tile = 0;  ///< Its number among those of sums.
+  std::int32_t tile = 0;  ///< Number of the block in the workspace (first_query_tile()).
   std::int32_t first_query = 0;
-  std::int32_t turn = 0;          ///< Tiles of keys that add to its sums before.
+  std::int32_t turn = 0;          ///< Number of additions to its dQ that come before this tile's.
   std::uint32_t bias_parity = 0;  ///< See bias_stage_of().
-  bool is_whole = false, is_last = false;
+  bool is_whole = false,
+       is_last = false;  ///< `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
   bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
-  std::uint32_t seen_parts = 0;                 ///< Bits of the warpgroups of whose keys something is seen.
+  std::uint32_t seen_parts = 0;                 ///< Bit mask of consumers of whose keys some are seen.
 };
 
-/// What a bias and its gradients need of a block of queries.
+/// Bias data of a block of queries, for scores and for gradients of bias weights.
 template <class Shape>
 struct BiasBlock {
   using TimeBias = BlockTimeBias<Shape::kBlockKeys, Shape::kBlockQueries, 16>;
@@ -49,14 +51,15 @@ struct BiasBlock {
   bool is_last = false;
 };
 
-/// What a warp keeps of the gradients of time weights, for all lanes.
+/// Gradients of time weights that a warp has added up, in shared memory, for all its lanes.
 struct WarpTimeSums {
   static constexpr std::int32_t kBuckets = 128;
 
   float sums[kBuckets];
-  float factor;                           ///< Of gradients of the present tile.
-  std::uint32_t are_above[kWarpThreads];  ///< See HopperTimeGradients.
+  float factor;                           ///< Factor of the gradients of the present tile.
+  std::uint32_t are_above[kWarpThreads];  ///< By lane; see HopperTimeGradients::are_above().
 
+  /// Clears the sums.
   __device__ __forceinline__ void begin() {
     for (std::int32_t i = lane(); i < kBuckets; i += kWarpThreads) sums[i] = 0;
     __syncwarp();
@@ -66,8 +69,9 @@ struct WarpTimeSums {
     __syncwarp();
   }
 
-  /// Four lanes have sums of gradients of two neighbouring buckets each, from `first` on. By all lanes.
-  /// @param last bucket that there is. Sums of others may be not numbers, if one gradient is none.
+  /// Adds dS sums of 8 neighbouring buckets from `first` on: lanes 0 to 3 hold two of them each. All lanes call it.
+  /// Buckets beyond kBuckets go to global memory.
+  /// @param last last bucket of the table. Sums beyond it may be NaN if one gradient is; they are ignored.
   __device__ __forceinline__ void add(std::int32_t first, std::int32_t last, float const (&of_two)[2],
                                       float* grad_weights) {
     __syncwarp();
@@ -84,6 +88,7 @@ struct WarpTimeSums {
     }
   }
 
+  /// Adds all sums to the gradients in global memory.
   __device__ __forceinline__ void end(float* grad_weights) const {
     __syncwarp();
     for (std::int32_t i = lane(); i < kBuckets; i += kWarpThreads) {
@@ -97,49 +102,51 @@ struct WarpTimeSums {
   }
 };
 
-/// Where sums of a block of queries are to be added.
+/// Destination of a consumer's dQ in the workspace.
 struct QuerySumsPlace {
-  std::int32_t part = -1;  ///< Number of the part of sums; less than 0: nowhere.
-  std::int32_t turn = 0;
+  std::int32_t part = -1;  ///< Number of the part of dQ; negative: none.
+  std::int32_t turn = 0;   ///< Value of the part's turn counter that allows this addition.
 
   [[nodiscard]] __device__ __forceinline__ bool is_none() const { return part < 0; }
 };
 
-/// Which sums those of a block of queries are, where a block of threads takes sequences.
+/// Identifies dQ of a block of queries, if a block of threads takes whole sequences.
 struct OwnSumsPlace {
-  std::int32_t first_query = -1;                ///< Less than 0: of none.
-  bool has_before = false, has_behind = false;  ///< Tiles of keys that some of its queries see, in the sequence.
+  std::int32_t first_query = -1;  ///< First query of the block; negative: no block.
+  bool has_before = false,
+       has_behind = false;  ///< Do some of its queries see earlier (later) tiles of keys of the sequence?
 
   [[nodiscard]] __device__ __forceinline__ bool is_none() const { return first_query < 0; }
 };
 
-/// Of a buffer for keys and one for values.
+/// mbarriers of one stage of K and V.
 struct KeyBarriers {
   Barrier keys_full, keys_empty, values_full, values_empty;
 };
 
-/// Behind the tiles in shared memory; behind it the table of times.
+/// Shared state behind the tiles: mbarriers and descriptions. The time table lies behind it.
 template <class Shape>
 struct HopperBackwardState : KeyBarriers {
   using KeysPosition = RingPosition<Shape::kKeyStages>;
 
-  KeyBarriers second_keys;  ///< Where there are two buffers of each.
+  KeyBarriers second_keys;  ///< Barriers of the second stage of K and V, if there is one.
   Barrier queries_full[Shape::kStages], queries_empty[Shape::kStages];
-  Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Of scores, by block of queries.
-  Barrier tile_known[2];  ///< By the parity of keys, for the warp that prepares biases.
+  Barrier grads_full[Shape::kStages], grads_empty[Shape::kStages];  ///< Barriers of dS, by stage of queries.
+  Barrier tile_known[2];  ///< By phase parity of keys; for the warp that prepares the bias.
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
-  /// By the place and parity of their keys: that of the next is written while one is still in use.
+  /// By stage and phase parity of their keys: the next description is written while the present one is in use.
   KeyTileInfo tiles[2 * Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];  ///< By parity alone.
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias>
+      key_times[2];  ///< By phase parity of keys.
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
   std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias>
-      time_sums[Shape::kThreads / kWarpThreads - 4];  ///< Of all warps but the first four.
+      time_sums[Shape::kThreads / kWarpThreads - 4];  ///< For all warps but the first four.
   static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
 
-  /// The bias's place of a block in the place of queries.
+  /// Stage of the bias that belongs to a position in the ring of queries.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t bias_stage_of(
       RingPosition<Shape::kStages> const& queries) {
     static_assert(!Shape::kHasBias || Shape::kBiasStages == 2 * Shape::kStages);
@@ -167,7 +174,7 @@ template <class Shape>
   return *reinterpret_cast<HopperBackwardState<Shape>*>(shared_memory() + Shape::kStateAt);
 }
 
-/// Of any warp but the first four.
+/// Sums of this warp, which must not be among the first four.
 template <class Shape>
 [[nodiscard]] __device__ __forceinline__ WarpTimeSums& own_time_sums() {
   return backward_state<Shape>().time_sums[threadIdx.x / kWarpThreads - 4];
@@ -178,16 +185,16 @@ template <class Shape>
   return {shared_memory() + Shape::kStateAt + sizeof(HopperBackwardState<Shape>), bias};
 }
 
-/// Named barriers; those of a warpgroup that computes are followed by those of the other.
+/// Named barriers. A barrier of consumer 0 is followed by that of consumer 1.
 enum BackwardBarrier : int {
-  kSumsFull = 1,
-  kSumsEmpty = 3,
-  kTableFilled = 5,
-  kTurnTaken = 6,
-  kRowsCleared = 8,
+  kSumsFull = 1,     ///< dQ of a consumer is in shared memory.
+  kSumsEmpty = 3,    ///< The buffer of dQ is free again.
+  kTableFilled = 5,  ///< The time table is filled.
+  kTurnTaken = 6,    ///< dim 256: the turn of a part of dQ has come, or is over.
+  kRowsCleared = 8,  ///< Rows behind a sequence are cleared.
 };
 
-/// Clears what the tiles of keys and values hold behind the end of their sequence. By a warpgroup that computes.
+/// Zeroes the rows of K and V behind the end of their sequence (clear_rows.cuh). A consumer warpgroup calls it.
 template <class Shape>
 __device__ __forceinline__ void clear_keys_behind_sequence(KeyTileInfo const& tile, std::uint32_t stage,
                                                            int warpgroup) {
@@ -199,7 +206,7 @@ __device__ __forceinline__ void clear_keys_behind_sequence(KeyTileInfo const& ti
   show_writes_to_products(kRowsCleared + warpgroup);
 }
 
-/// The same for queries and the gradients of their output, of the last block of a sequence.
+/// Zeroes the rows of Q and dO behind the end of their sequence, in its last block.
 template <class Shape>
 __device__ __forceinline__ void clear_queries_behind_sequence(KeyTileInfo const& tile, std::int32_t first_query,
                                                               std::uint32_t stage, int warpgroup) {
@@ -211,8 +218,8 @@ __device__ __forceinline__ void clear_queries_behind_sequence(KeyTileInfo const&
   show_writes_to_products(kRowsCleared + warpgroup);
 }
 
-/// By all threads, of which those of the first three warps have nothing to do. From one place in the code: warps that
-/// come to a barrier from several are diverged to compute-sanitizer.
+/// Fills the time table. All threads call it; those of the first three warps return at once. There is one place in the
+/// code for it, since compute-sanitizer reports warps that reach a barrier from several places as diverged.
 template <class Shape>
 __device__ __forceinline__ void prepare_backward_time_table(HopperBackwardParams const& params) {
   if constexpr (Shape::kHasBias) {

@@ -6,14 +6,15 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that adds gradients of scores, which the others leave in shared memory, to those of bias weights: of
-/// positions, and of times in chunks that are looked up pair by pair (BlockTimeBias).
+/// Warpgroup that adds dS, which consumers leave in shared memory, to gradients of bias weights: all of the position
+/// weights, and of the time weights those in mixed chunks (BlockTimeBias).
 template <class T, class Shape>
 class HopperBiasGradients {
  public:
   explicit __device__ __forceinline__ HopperBiasGradients(HopperBackwardParams const& params)
       : params_(params), state_(backward_state<Shape>()), thread_(static_cast<std::int32_t>(threadIdx.x % 128)) {}
 
+  /// Works through all tiles of keys until the producer marks the end.
   __device__ __forceinline__ void run() {
     own_time_sums<Shape>().begin();
     for (std::uint32_t parity = 0;; parity ^= 1) {
@@ -32,6 +33,7 @@ class HopperBiasGradients {
   using KeyTimes = BlockTimes<Shape::kBlockKeys, 16>;
   using TimeBias = typename BiasBlock<Shape>::TimeBias;
 
+  /// Adds dS of all blocks of queries of a tile.
   __device__ __forceinline__ void add_tile(KeyTileInfo const& tile, KeyTimes const& key_times) {
     HstuSequenceMask const& mask = tile.sequence.mask;
     float const factor = params_.half_alpha * scale_of_weights(params_, mask.num_keys);
@@ -53,20 +55,21 @@ class HopperBiasGradients {
     release(&state_.keys_empty);
   }
 
-  /// Pairs of the same distance lie on a diagonal. A thread goes from 8 queries of a key to the next 8 queries of the
-  /// eighth key behind it, which are on the same 8 diagonals; it begins with the first queries, or where that is above
-  /// the tile, with the first key.
-  /// @param first_distance of the first key from the first query
+  /// Adds a block of dS to the gradients of position weights. All pairs at one distance lie on a diagonal. A thread
+  /// starts at 8 queries of one key and steps by 8 queries and 8 keys: it stays on the same 8 diagonals. It starts at
+  /// the first queries, or if that is above the tile, at the first key.
+  /// @param first_distance distance of the first key from the first query
   __device__ __forceinline__ void add_positions(std::uint32_t stage, std::int32_t first_distance, float factor) const {
     constexpr std::int32_t kAbove = Shape::kBlockQueries - 8;
     static_assert(kAbove <= 2 * kWarpThreads);
     add_diagonals(stage, thread_ - kAbove, first_distance, factor);
-    // As many keys at the tile's end are left.
+    // The first call started up to kAbove keys above the tile, so as many keys at its end are left.
     if (thread_ < 2 * kWarpThreads) add_diagonals(stage, thread_ - kAbove + Shape::kBlockKeys, first_distance, factor);
   }
 
-  /// By all lanes of a warp.
-  /// @param first_key for the first queries; it may be outside of the tile
+  /// Adds up 8 diagonals per thread, combines those of neighbouring lanes, and adds the sums to global memory. All
+  /// lanes of a warp call it.
+  /// @param first_key key of the thread for the first queries; it may lie outside of the tile
   __device__ __forceinline__ void add_diagonals(std::uint32_t stage, std::int32_t first_key,
                                                 std::int32_t first_distance, float factor) const {
     float sums[8] = {};
@@ -79,7 +82,8 @@ class HopperBiasGradients {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sums[i] += grads[i];
     }
-    // Sum i of a lane is of the diagonal of sum 0 of the lane i before, or of a lane 32 further in the warp before.
+    // Sum i of a lane is on the diagonal of sum 0 of the lane i before it. For the first lanes that lane is in the warp
+    // before; the lane 32 further collects these sums in `before`.
     std::int32_t const lane = thread_ % kWarpThreads;
     float own = sums[0], before = 0;
 #pragma unroll
@@ -95,6 +99,7 @@ class HopperBiasGradients {
     add_position(first_distance + first_key - kWarpThreads, before * factor);
   }
 
+  /// Adds to the gradient of one position weight. Distances outside of the table belong to no pair of the sequence.
   __device__ __forceinline__ void add_position(std::int32_t distance, float sum) const {
     auto const place = static_cast<std::int32_t>(params_.bias.max_position_distance - 1) + distance;
     if (sum != 0 && place >= 0 && place <= 2 * params_.bias.max_position_distance - 2) {
@@ -102,7 +107,8 @@ class HopperBiasGradients {
     }
   }
 
-  /// A warp those of 16 queries, as around a diagonal all have about as many chunks then.
+  /// Adds the mixed chunks of dS to the gradients of time weights. A warp has the chunks of 16 queries: around a
+  /// diagonal, all warps then have about as many.
   __device__ __forceinline__ void add_times(std::uint32_t stage, KeyTimes const& keys,
                                             BiasBlock<Shape> const& block) const {
     static_assert(TimeBias::kChunks == 4);
@@ -114,21 +120,22 @@ class HopperBiasGradients {
     }
   }
 
-  /// Of 16 keys and 16 queries. A product with ones in a column sums those of a bucket.
+  /// Adds a chunk of 16 keys and 16 queries. For each bucket, dS of its pairs is multiplied by a column of ones: mma
+  /// sums them.
   __device__ __forceinline__ void add_chunk(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
                                             std::int32_t strip, std::int32_t first_group) const {
     constexpr std::int32_t kColumns = 8;
     std::int32_t const lane = thread_ % kWarpThreads;
     std::uint32_t grads[4], buckets[4];
     load_matrices(grads, shared_memory() + offset_of(stage, 16 * strip + lane % 16, 8 * (first_group + lane / 16)));
-    // Nobody sees a pair of half of the chunks around a diagonal.
+    // Around a diagonal, half of the chunks have no visible pair: all their dS are 0.
     std::uint32_t const any = (grads[0] | grads[1] | grads[2] | grads[3]) & 0x7fff7fffu;
     if (!__any_sync(kAllLanes, any != 0)) return;
     find_buckets(keys.times_of_rows(16 * strip + lane / 4), block.times.pairs + 4 * first_group + lane % 4, buckets);
     BucketRange const all = block.time_bias.buckets_of_chunk(strip, first_group);
 #pragma unroll 1
     for (std::int32_t lowest = all.first; lowest <= all.last; lowest += kColumns) {
-      float sums[2][4] = {};  // Of two chains of products.
+      float sums[2][4] = {};  // Two accumulators for two independent chains of mma.
 #pragma unroll 1
       for (std::int32_t first = 0; first < min(kColumns, all.last - lowest + 1); first += 2) {
 #pragma unroll
@@ -150,7 +157,7 @@ class HopperBiasGradients {
     }
   }
 
-  /// Of the pairs that the lane has as a first factor, two in each.
+  /// Finds the buckets of the pairs that a lane holds as the first mma operand, packed in pairs.
   /// @param columns times of the lane's queries, in groups of 8
   __device__ __forceinline__ void find_buckets(RowTimes const& rows, TimePair const* columns,
                                                std::uint32_t (&packed)[4]) const {
@@ -165,7 +172,7 @@ class HopperBiasGradients {
     for (int i = 0; i < 4; ++i) packed[i] = static_cast<std::uint32_t>(buckets[2 * i] | buckets[2 * i + 1] << 16);
   }
 
-  /// Gradients of a key and 8 queries.
+  /// Loads dS of one key and 8 queries.
   __device__ __forceinline__ void load_eight(std::uint32_t stage, std::int32_t key, std::int32_t first_query,
                                              float (&values)[8]) const {
     auto const packed = *reinterpret_cast<uint4 const*>(shared_memory() + offset_of(stage, key, first_query));
@@ -178,7 +185,7 @@ class HopperBiasGradients {
     }
   }
 
-  /// Where the gradient of a key and a query is in shared memory, and those of the next queries behind it.
+  /// Offset of dS of a key and a query in shared memory; dS of the next 7 queries follow if `query` is a multiple of 8.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t offset_of(std::uint32_t stage, std::int32_t key,
                                                                           std::int32_t query) {
     return Shape::kScoresAt + stage * Shape::ScoreTile::kBytes +

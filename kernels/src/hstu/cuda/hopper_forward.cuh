@@ -1,9 +1,26 @@
 #pragma once
 
-// Forward pass on sm_90a. A warp brings tiles of queries to shared memory (TMA), one keys and values, and two prepare
-// the bias; two warpgroups multiply them (wgmma), 64 queries each: the products of the next keys run before those with
-// the present values, and weights are computed meanwhile. Partial sums over keys just add up, as there is no softmax.
-// Where time biases lie in more than two buckets they are found by a warpgroup of their own.
+// HSTU attention on sm_90a, forward: O = SiLU(alpha * (Q K' + bias)) V * scale, with the mask of HstuSequenceMask.
+//
+// Idea: a persistent block of threads takes tiles of 128 queries of one head of a sequence. Its warps have roles:
+//   warp 0        finds tiles (TileSchedule) and loads Q by TMA;
+//   warp 1        loads the blocks of K and V that the mask lets the tile see (VisibleBlocks);
+//   warps 2, 3    prepare the bias, each for every other block of keys (only with a bias);
+//   warpgroups 1, 2 are consumers: 64 queries each. They compute S = Q K', then P = SiLU(S), then O += P V by wgmma;
+//   warpgroup 3   looks up time biases ahead of the consumers (only with a bias; see TimeValues).
+// A consumer issues S of the next block before P V of the present one and computes SiLU while P V runs. The two
+// consumers alternate at the tensor cores (pingpong). There is no softmax, so partial results just add up: no row
+// maximum, no rescaling of O.
+//
+// Example: causal, 300 queries and keys, dim 128, no bias. Tile 2 (queries 256 to 299) sees key blocks 0, 1 (whole) and
+// 2 (masked). Its consumers issue S0; S1, PV0; S2, PV1; PV2. Before PV2 they clear rows 44 to 127 of the tile of V.
+//
+// Invariants: every stage in shared memory has a pair of mbarriers: full (the producer or TMA arrives) and empty (each
+// consumer warp arrives). All roles visit tiles and blocks in the same order, so a ring position is never communicated.
+// No wgmma group is in flight across the end of a loop or where branches meet: ptxas would serialise wgmma.
+// Complexity: 4 * 128 * kBlockKeys * dim operations per visible block. Q is loaded once, K and V once per tile of
+// queries.
+// Source: HSTU: Zhai et al. 2024, equation 3. Pipeline: FlashAttention-3 (Shah et al. 2024), sections 3.1 and 3.2.
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/tensor_map.cuh"
@@ -15,6 +32,7 @@
 
 namespace headway::kernels {
 
+/// Initialises the mbarriers of HopperForwardState. All threads call it. Barriers that consumers release count warps.
 template <class Shape>
 __device__ __forceinline__ void init_forward_barriers(HstuBias const& bias) {
   auto& state = forward_state<Shape>();
@@ -52,6 +70,8 @@ __device__ __forceinline__ void init_forward_barriers(HstuBias const& bias) {
   __syncthreads();
 }
 
+/// Kernel: one block of threads per multiprocessor, with the roles above. The block's registers are redistributed from
+/// the producer warpgroup to the consumers.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     hopper_forward_kernel(__grid_constant__ HopperForwardMaps const maps,

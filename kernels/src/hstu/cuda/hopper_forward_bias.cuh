@@ -8,7 +8,8 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that finds time biases for those that compute (TimeValues).
+/// Warpgroup that looks up time biases ahead of the consumers and leaves them in TimeValues. Each of its warps works
+/// for the same warp of both consumers.
 template <class T, class Shape>
 class HopperForwardBias {
  public:
@@ -21,7 +22,7 @@ class HopperForwardBias {
   __device__ __forceinline__ void run() {
     fill_tables();
     begin_slots();
-    // One of two copies, so that it is not asked for each pair.
+    // The choice is a template argument, so that no branch is taken for each pair.
     if (RoundedTimeWeights::can_hold(table_)) {
       take_tiles<true>();
     } else {
@@ -36,19 +37,21 @@ class HopperForwardBias {
   using QueryTimes = BlockTimes<Shape::kBlockQueries, 16>;
   static_assert(Shape::kConsumers * Values::kGroups <= kWarpThreads);
 
-  /// A lane has one group of 8 columns in 16 rows of one warpgroup that computes. If there are fewer groups than lanes,
-  /// several have the same one, and write the same.
+  /// Work of one lane: a group of 8 columns and 16 rows of one consumer. If there are fewer groups than lanes, several
+  /// lanes have the same group and write the same values.
   struct Own {
-    int thread = reread_thread();  ///< So that there are registers for several pairs at a time.
+    int thread = reread_thread();  ///< Read anew, which leaves registers for several pairs at a time.
     int warp = thread / kWarpThreads, lane = thread % kWarpThreads;
     int group = lane % Values::kGroups, consumer = lane / Values::kGroups % Shape::kConsumers;
   };
 
+  /// Barrier of this warpgroup.
   static __device__ __forceinline__ void meet() {
     constexpr int kBarrier = 3;
     sync_named(kBarrier, 128);
   }
 
+  /// Fills the time table, and the rounded weights if they fit.
   __device__ __forceinline__ void fill_tables() {
     auto const thread = static_cast<int>(threadIdx.x % 128);
     table_.fill(params_.bias, params_.half_alpha, thread, 128, meet);
@@ -57,7 +60,7 @@ class HopperForwardBias {
     meet();
   }
 
-  /// As if there was a block without parts before the first.
+  /// Marks the stage before the first block as a block without parts.
   __device__ __forceinline__ void begin_slots() const {
     Own const own;
     if (own.lane == 0) {
@@ -66,7 +69,8 @@ class HopperForwardBias {
     __syncwarp();
   }
 
-  /// @tparam kIsRounded whether there are rounded weights
+  /// Works through all tiles until the producer marks the end.
+  /// @tparam kIsRounded are there rounded weights (RoundedTimeWeights)?
   template <bool kIsRounded>
   __device__ __forceinline__ void take_tiles() {
     for (RingPosition<Shape::kTileStages> tile;; tile.advance()) {
@@ -78,7 +82,7 @@ class HopperForwardBias {
     }
   }
 
-  /// Which keys each 16 rows see, a lane one of the rows.
+  /// Computes the range of keys that each 16 rows of the tile see. A lane has one row.
   __device__ __forceinline__ void see_tile(QueryTileInfo const& tile) const {
     static_assert(Shape::kConsumers * 16 == kWarpThreads);
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -97,7 +101,8 @@ class HopperForwardBias {
     __syncwarp();
   }
 
-  /// @returns whether it was the last of the tile
+  /// Finds the time bias of one block of keys for both consumers.
+  /// @returns was it the last block of the tile?
   template <bool kIsRounded>
   __device__ __forceinline__ bool take_block(QueryTimes const& query_times) {
     auto const place = bias_place();
@@ -115,8 +120,8 @@ class HopperForwardBias {
     return is_last;
   }
 
-  /// The bias of groups in one bucket or in two, a lane that of one, and which parts are to be found. All is left in
-  /// shared memory, as registers are few.
+  /// Classifies the groups of the block, one per lane: stores the bias of groups that lie in one bucket or in two, and
+  /// marks the parts that need a look-up per pair. Results stay in shared memory, as registers are few.
   template <bool kIsRounded>
   __device__ __forceinline__ void find_groups(QueryTimes const& query_times,
                                               ForwardBiasBlock<Shape> const& block) const {
@@ -143,14 +148,15 @@ class HopperForwardBias {
     __syncwarp();
   }
 
-  /// Of the block before, which has slots until it has been added; where there is one stage, it has been.
+  /// Parts of the block before, which hold slots until its consumer has added them. With a single stage they have been
+  /// added already.
   [[nodiscard]] __device__ __forceinline__ Parts parts_before(int i, int warp) const {
     if constexpr (Shape::kTimeStages == 1) return {};
     return state_.time_values[i].stages[time_place().previous().index].parts[warp];
   }
 
-  /// The first groups of parts with a group of which something is so.
-  /// @param i number of the warpgroup that computes
+  /// Marks a part, by the bit of its first group, if `is_so` holds for any of its groups.
+  /// @param i index of the consumer warpgroup
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t parts_with(int i, bool is_so) {
     static_assert(Values::kPartGroups == 4);
     std::uint32_t bits = __ballot_sync(kAllLanes, is_so);
@@ -159,8 +165,8 @@ class HopperForwardBias {
     return bits >> Values::kGroups * i & (0x11111111u >> (kWarpThreads - Values::kGroups));
   }
 
-  /// The bias of each pair in parts.
-  /// @param i number of the warpgroup that computes
+  /// Looks up the bias of each pair of the marked parts, rounds it to T and writes it into slots. Waits for free slots.
+  /// @param i index of the consumer warpgroup
   template <bool kIsRounded>
   __device__ __forceinline__ void find_parts(int i, QueryTimes const& query_times,
                                              BlockTimes<Shape::kBlockKeys, 8> const& times) const {
@@ -172,7 +178,7 @@ class HopperForwardBias {
     FragmentPlace const place(64 * i, own.thread);
     RowTimes const rows = query_times.times_of_rows(place.row);
     int number = 0;
-    // One piece of code for all: unrolled, fetching instructions would take longer than running them.
+    // The loops are not unrolled: fetching the instructions would take longer than running them.
 #pragma unroll 1
     for (std::uint32_t left = parts.found; left != 0; left &= left - 1, ++number) {
       if (number == num_free) {
@@ -198,6 +204,7 @@ class HopperForwardBias {
     }
   }
 
+  /// Looks up two packed pairs of weights without rounded cells, and rounds them to T.
   __device__ __forceinline__ void find_rounded(float const (&apart)[4], std::uint32_t (&packed)[2]) const {
     std::int32_t buckets[4];
     table_.find_buckets(apart, buckets);
@@ -207,6 +214,7 @@ class HopperForwardBias {
     }
   }
 
+  /// Positions in the rings of bias blocks and of TimeValues stages, computed from the number of blocks.
   [[nodiscard]] __device__ __forceinline__ auto bias_place() const {
     return RingPosition<Shape::kBiasStages>::after(num_blocks_);
   }
@@ -218,7 +226,7 @@ class HopperForwardBias {
   HopperForwardState<Shape>& state_;
   TimeTable table_;
   RoundedTimeWeights rounded_;
-  std::uint32_t num_blocks_ = 0;  ///< Done.
+  std::uint32_t num_blocks_ = 0;  ///< Blocks of keys done so far.
 };
 
 }  // namespace headway::kernels

@@ -9,16 +9,17 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that computes 64 rows of each tile.
+/// Consumer warpgroup: computes 64 rows of each tile of queries. Each thread keeps its accumulators of S and O in
+/// registers.
 template <class T, class Shape>
 class HopperForwardConsumer {
  public:
-  /// @param warpgroup of those that compute
+  /// @param warpgroup index of the consumer, 0 or 1
   __device__ __forceinline__ HopperForwardConsumer(HopperForwardParams const& params, int warpgroup)
       : params_(params), state_(forward_state<Shape>()), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    // The first may begin.
+    // Consumer 1 gives the first turn to consumer 0.
     if (Shape::kTakesTurns && warpgroup_ == 1) arrive_named(kTurnBarrier, kTurnThreads);
     float scores[kScores];
     if (!wait_for_tile()) return;
@@ -30,29 +31,31 @@ class HopperForwardConsumer {
   }
 
  private:
-  static constexpr int kTurnBarrier = 1;  ///< And the next, for the second warpgroup.
+  static constexpr int kTurnBarrier = 1;  ///< Named barrier of consumer 0; consumer 1 has the next one.
   static constexpr int kTurnThreads = 256;
-  static constexpr int kClearedBarrier = 4;              ///< And the next, for the second warpgroup.
-  static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Of a thread.
-  static constexpr int kSums = Shape::kDim / 2;
-  /// An instruction takes no more registers than 512 threads have each.
+  static constexpr int kClearedBarrier = 4;              ///< Named barrier of consumer 0; consumer 1 has the next one.
+  static constexpr int kScores = Shape::kBlockKeys / 2;  ///< Accumulator registers of S per thread.
+  static constexpr int kSums = Shape::kDim / 2;          ///< Accumulator registers of O per thread.
+  /// Parts of a P V product. One wgmma for 256 columns needs more registers than a thread has if the block has 512
+  /// threads.
   static constexpr int kSumParts = Shape::kDim == 256 && Shape::kHasBias ? 2 : 1;
-  static constexpr int kSteps = Shape::kBlockKeys / 16;
+  static constexpr int kSteps = Shape::kBlockKeys / 16;  ///< wgmma steps of 16 keys in a P V product.
   static_assert(!Shape::kTakesTurns || Shape::kConsumers == 2);
 
-  /// What a thread keeps of a tile.
+  /// Per-thread state of a tile.
   struct Rows {
     FragmentPlace place;
     RowsVisibility visibility;
-    float times[2];  ///< Low parts.
+    float times[2];  ///< Low parts of SplitTime, for the thread's two rows.
   };
 
-  /// @returns whether there is one more
+  /// Waits for the queries of the next tile. @returns is there one?
   [[nodiscard]] __device__ __forceinline__ bool wait_for_tile() const {
     wait(&state_.query_full[query_.index], query_.parity);
     return !state_.tiles[tile_.index].is_end;
   }
 
+  /// Issues S for the first block of keys of a tile.
   __device__ __forceinline__ void start_first_scores(float (&scores)[kScores]) const {
     wait(&state_.key_full[key_.index], key_.parity);
     take_turn();
@@ -60,8 +63,10 @@ class HopperForwardConsumer {
     pass_turn();
   }
 
-  /// @param scores of the first keys; at the end those of the next tile
-  /// @returns whether there is one more
+  /// Computes a tile. The loop issues S of the next block, then P V of the present one; SiLU of the next block runs
+  /// while P V is in flight. S of the next tile's first block is issued before O is stored.
+  /// @param scores accumulator of S for the first block; on return that of the next tile
+  /// @returns is there a next tile?
   __device__ __forceinline__ bool compute_tile(float (&scores)[kScores]) {
     Rows const rows = rows_of(state_.tiles[tile_.index]);
     OutputRows const output = output_of(state_.tiles[tile_.index], rows.place);
@@ -92,7 +97,7 @@ class HopperForwardConsumer {
       has_sums = true;
     }
     wait(&state_.value_full[value_.index], value_.parity);
-    clear_values_behind_sequence();  // Only the last block of keys can reach beyond.
+    clear_values_behind_sequence();  // Only the last block of keys can reach beyond the sequence.
     take_turn();
     start_sums(sums, weights, has_sums);
     pass_turn();
@@ -103,14 +108,14 @@ class HopperForwardConsumer {
       store_rows<T>(sums, output);
       return false;
     }
-    start_first_scores(scores);  // They are computed while this tile is written.
+    start_first_scores(scores);  // S of the next tile runs while this tile is stored.
     store_rows<T>(sums, output);
     wait_products<0>();
     pin_registers(scores);
     return true;
   }
 
-  /// Makes weights of scores, and gives back what they were made of.
+  /// Turns S into P in place, and releases the stages of Q (after the last block), K and bias.
   __device__ __forceinline__ void finish_scores(float (&scores)[kScores], Rows const& rows, KeyBlockInfo const& block) {
     if (block.is_last) release_queries();
     release_keys();
@@ -122,7 +127,7 @@ class HopperForwardConsumer {
     }
   }
 
-  /// From scores to half_alpha * score + bias, in place.
+  /// Replaces scores by half_alpha * score + bias, in place. Bias weights in shared memory have the factor already.
   __device__ __forceinline__ void add_bias(float (&scores)[kScores], Rows const& rows) {
     wait(&state_.bias_full[bias_.index], bias_.parity);
     ForwardBiasBlock<Shape> const& block = state_.bias_blocks[bias_.index];
@@ -144,6 +149,7 @@ class HopperForwardConsumer {
     bias_.advance();
   }
 
+  /// Destination of the thread's rows of O.
   [[nodiscard]] __device__ __forceinline__ OutputRows output_of(QueryTileInfo const& tile,
                                                                 FragmentPlace const& place) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -151,6 +157,7 @@ class HopperForwardConsumer {
             mask.num_queries, scale_of_weights(params_, mask.num_keys)};
   }
 
+  /// State of a tile for this thread: rows, visibility, and times if there is a time bias.
   [[nodiscard]] __device__ __forceinline__ Rows rows_of(QueryTileInfo const& tile) const {
     FragmentPlace const place(tile.first_query + 64 * warpgroup_);
     Rows rows{place, {tile.sequence.mask, place.row}, {}};
@@ -163,6 +170,7 @@ class HopperForwardConsumer {
     return rows;
   }
 
+  /// Issues S = Q K' for one block of keys, and commits it as a wgmma group.
   __device__ __forceinline__ void start_scores(float (&scores)[kScores]) const {
     std::uint32_t const queries = shared_address(shared_memory()) + query_.index * Shape::QueryTile::kBytes;
     std::uint32_t const keys = shared_address(shared_memory()) + Shape::kKeysAt + key_.index * Shape::KeyTile::kBytes;
@@ -177,6 +185,8 @@ class HopperForwardConsumer {
     commit_products();
   }
 
+  /// Issues O (+)= P V with P in registers, and commits it as a wgmma group.
+  /// @param has_sums false for the first block of a tile: O is overwritten
   __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t (&weights)[kSteps][4],
                                              bool has_sums) const {
     std::uint32_t const values =
@@ -199,6 +209,7 @@ class HopperForwardConsumer {
     commit_products();
   }
 
+  /// Zeroes the rows of V behind the end of the sequence (clear_rows.cuh).
   __device__ __forceinline__ void clear_values_behind_sequence() const {
     std::int32_t const num_values = state_.num_values[value_.index];
     if (num_values >= Shape::kBlockKeys) return;
@@ -207,7 +218,7 @@ class HopperForwardConsumer {
     show_writes_to_products(kClearedBarrier + warpgroup_);
   }
 
-  /// From scores, or with a bias what add_bias() makes of them, to weights, in place.
+  /// Computes SiLU in place, and zero where the mask hides a pair. With a bias, scores have their factor already.
   template <bool kIsMasked>
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], Rows const& rows,
                                                   std::int32_t first_key) const {
@@ -219,12 +230,14 @@ class HopperForwardConsumer {
     }
   }
 
+  /// Rounds P to T and packs it as the register operand of the P V product.
   static __device__ __forceinline__ void pack_weights(float const (&scores)[kScores],
                                                       std::uint32_t (&weights)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) weights[i / 4][i % 4] = pack<T>(scores[2 * i], scores[2 * i + 1]);
   }
 
+  /// Pingpong: waits for this consumer's turn to issue wgmma, then hands it to the other one.
   __device__ __forceinline__ void take_turn() const {
     if constexpr (Shape::kTakesTurns) sync_named(kTurnBarrier + warpgroup_, kTurnThreads);
   }

@@ -12,13 +12,13 @@
 
 namespace headway::kernels {
 
+/// Launches the forward kernel with one block of threads per multiprocessor at most.
 template <class T, class Shape>
 void launch_hopper_forward(HstuForwardArgs const& args, CudaStream stream, std::int32_t* tiles_taken) {
   std::int64_t const num_tiles = most_query_tiles(args, Shape::kBlockQueries);
   std::int64_t const num_blocks = std::min<std::int64_t>(num_tiles, device_attribute(cudaDevAttrMultiProcessorCount));
   bool const takes_more = num_tiles > num_blocks;
-  // Calls of the runtime come first: they make the device's context that of this thread, without which the driver makes
-  // no maps.
+  // Runtime calls come first: they make the device's context current, which the driver call in encode_map() needs.
   auto* const kernel = &hopper_forward_kernel<T, Shape>;
   std::uint32_t const shared_bytes = hopper_forward_shared_bytes<Shape>(args.bias);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),

@@ -6,7 +6,7 @@
 
 namespace headway::kernels {
 
-/// What the kernel is given beside maps of queries, keys and values.
+/// Kernel parameters besides the TMA descriptors. Pointers are to device memory.
 struct HopperForwardParams {
   HstuSequences sequences;
   HstuMaskOptions mask;

@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// Tiles of so many rows there may be at most.
+/// Upper bound on the number of tiles of `block_rows` rows, over all sequences and heads. The host knows no lengths.
 [[nodiscard]] inline std::int64_t most_tiles(HstuForwardArgs const& args, std::int64_t num_rows, std::int64_t max_rows,
                                              std::int32_t block_rows) {
   std::int64_t const num_sequences = args.sequences.num_sequences;
@@ -23,8 +23,8 @@ namespace headway::kernels {
   return most_tiles(args, args.sequences.num_keys, args.sequences.max_keys, block_keys);
 }
 
-/// So many sequences have keys and values of a third of the L2 cache of an H100 or H200 (50 MB): its halves may both
-/// hold a line, and queries pass through it.
+/// Number of sequences whose keys and values fill a third of the L2 cache of an H100 or H200 (50 MB). Both halves of
+/// the cache may hold a copy of a line, and queries pass through it.
 [[nodiscard]] inline std::int32_t sequences_in_cache(HstuForwardArgs const& args) {
   constexpr std::int64_t kCacheBytes = 16 << 20;
   std::int64_t const bytes =
@@ -33,7 +33,7 @@ namespace headway::kernels {
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(fitting, 1, args.sequences.num_sequences));
 }
 
-/// @param tiles_taken a counter that is 0; null where each block of threads has one tile at most
+/// @param tiles_taken counter that is 0, or null if each block of threads has at most one tile
 [[nodiscard]] inline HopperForwardParams hopper_forward_params(HstuForwardArgs const& args, std::int32_t* tiles_taken) {
   return {.sequences = args.sequences,
           .mask = args.options.mask,

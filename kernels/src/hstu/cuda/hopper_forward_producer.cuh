@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// The warp that finds tiles of queries and brings these, a tile ahead as far as there is room.
+/// Producer warp that finds tiles of queries and loads them, one tile ahead if there is a free stage.
 template <class Shape>
 class HopperForwardQueryProducer {
  public:
@@ -36,6 +36,7 @@ class HopperForwardQueryProducer {
   }
 
  private:
+  /// Publishes the tile's description and times, then loads its queries by TMA.
   __device__ __forceinline__ void bring_queries(SequenceTile const& tile) {
     SequenceView const sequence(params_.sequences, params_.mask, tile.sequence);
     std::int32_t const first_query = tile.block * Shape::kBlockQueries;
@@ -49,7 +50,7 @@ class HopperForwardQueryProducer {
         state_.query_times[tile_.index].fill(times, sequence.mask.num_queries - first_query, base_time);
       }
     }
-    // The lane that arrives sees what the others wrote.
+    // After this the lane that arrives sees the writes of the other lanes.
     __syncwarp();
     if (is_first_lane()) {
       state_.tiles[tile_.index] = {sequence, tile.head, first_query, base_time, false};
@@ -74,14 +75,14 @@ class HopperForwardQueryProducer {
   RingPosition<Shape::kQueryStages> query_;
 };
 
-/// What the other warps do with each tile of queries. By all lanes of a warp.
-/// @param bring_keys for a tile and the blocks of keys that it sees
+/// Loop over tiles of the other producer warps. All lanes of a warp call it.
+/// @param bring_keys callback for a tile and the blocks of keys that it sees
 template <class Shape, class BringKeys>
 __device__ __forceinline__ void for_each_forward_tile(BringKeys bring_keys) {
   auto& state = forward_state<Shape>();
   for (RingPosition<Shape::kTileStages> place;; place.advance()) {
     wait(&state.tile_known[place.index], place.parity);
-    // From shared memory, as these warps have few registers.
+    // A reference into shared memory, as these warps have few registers.
     QueryTileInfo const& tile = state.tiles[place.index];
     if (tile.is_end) return;
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void for_each_forward_tile(BringKeys bring_keys) {
   }
 }
 
-/// The warp that brings keys and values.
+/// Producer warp that loads keys and values by TMA.
 template <class Shape>
 class HopperForwardKeyProducer {
  public:
@@ -100,7 +101,7 @@ class HopperForwardKeyProducer {
 
   __device__ __forceinline__ void run() {
     for_each_forward_tile<Shape>([this](QueryTileInfo const& tile, Blocks blocks) {
-      // Keys are needed a step before values.
+      // Consumers need keys one step before values, so keys are loaded one block ahead.
       std::int32_t present = bring_keys(tile, blocks);
       while (!blocks.is_done()) {
         std::int32_t const next = bring_keys(tile, blocks);
@@ -114,7 +115,7 @@ class HopperForwardKeyProducer {
  private:
   using Blocks = VisibleBlocks<KeysSeenBy, Shape::kBlockKeys>;
 
-  /// Those of the present block; goes on to the next. @returns the first key
+  /// Loads the keys of the present block and advances to the next. @returns the first key of the block
   __device__ __forceinline__ std::int32_t bring_keys(QueryTileInfo const& tile, Blocks& blocks) {
     std::uint32_t const i = key_.index;
     std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
@@ -129,6 +130,7 @@ class HopperForwardKeyProducer {
     return first_key;
   }
 
+  /// Loads the values of a block.
   __device__ __forceinline__ void bring_values(QueryTileInfo const& tile, std::int32_t first_key) {
     std::uint32_t const i = value_.index;
     wait(&state_.value_empty[i], value_.parity ^ 1);
@@ -139,6 +141,7 @@ class HopperForwardKeyProducer {
     value_.advance();
   }
 
+  /// Loads a tile into a stage; the barrier counts its bytes.
   static __device__ __forceinline__ void bring(TensorMap const* map, std::uint32_t at, std::uint32_t stage,
                                                Barrier* full, QueryTileInfo const& tile, std::int32_t first_key) {
     arrive_expecting(full, Shape::KeyTile::kBytes);
@@ -151,7 +154,7 @@ class HopperForwardKeyProducer {
   RingPosition<Shape::kKeyStages> key_, value_;
 };
 
-/// One of two warps that prepare what the bias needs of blocks of keys, each of every other block.
+/// One of two producer warps that prepare the bias of blocks of keys, each for every other block.
 template <class Shape>
 class HopperForwardBiasProducer {
  public:
@@ -160,7 +163,7 @@ class HopperForwardBiasProducer {
 
   __device__ __forceinline__ void run() {
     for_each_forward_tile<Shape>([&](QueryTileInfo const& tile, VisibleBlocks<KeysSeenBy, Shape::kBlockKeys> blocks) {
-      // Queries without keys are not allowed, and those that compute would wait for their bias forever.
+      // A query without keys is not allowed: its consumers would wait for a bias forever.
       if (blocks.is_done()) __trap();
       while (!blocks.is_done()) {
         std::int32_t const first_key = blocks.block() * Shape::kBlockKeys;
@@ -182,7 +185,7 @@ class HopperForwardBiasProducer {
   }
 
  private:
-  /// The first lane, which then arrives, sees what the others wrote.
+  /// Fills the times and position weights of a block. Afterwards the first lane, which arrives, sees all writes.
   __device__ __forceinline__ void prepare(ForwardBiasBlock<Shape>& block, QueryTileInfo const& tile,
                                           std::int32_t first_key) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -198,7 +201,7 @@ class HopperForwardBiasProducer {
 
   HopperForwardParams const& params_;
   HopperForwardState<Shape>& state_;
-  bool is_on_;  ///< Whether the next block is its own.
+  bool is_on_;  ///< Is the next block this warp's?
   RingPosition<Shape::kBiasStages> bias_;
 };
 

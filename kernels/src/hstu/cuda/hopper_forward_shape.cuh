@@ -7,36 +7,37 @@
 
 namespace headway::kernels {
 
-/// How a block of threads works on a tile of queries: one warpgroup brings tiles, and each of two computes 64 rows;
-/// with a bias a fourth finds that of times.
+/// Compile-time configuration of the forward kernel: one producer warpgroup, two consumers with 64 rows each, and with
+/// a bias one warpgroup that looks up time biases.
 template <int kDim_, bool kHasBias_>
 struct HopperForwardShape {
   static constexpr int kDim = kDim_;
   static constexpr bool kHasBias = kHasBias_;
-  static constexpr int kConsumers = 2;  ///< Warpgroups.
+  static constexpr int kConsumers = 2;  ///< Consumer warpgroups.
   static constexpr int kThreads = 128 * (1 + kConsumers + (kHasBias ? 1 : 0));
   static constexpr int kBlockQueries = 64 * kConsumers;
-  /// As many as registers and shared memory let be: of dim 256 the latter leaves no room for a table of times
-  /// beside 80.
+  /// Keys per block, as many as registers and shared memory allow. For dim 256, a time table does not fit beside 80.
   static constexpr int kBlockKeys = kDim < 256 ? 128 : kHasBias ? 64 : 80;
   static constexpr int kKeyStages = 2;
-  static constexpr int kBiasStages = kDim < 256 ? 4 : 2;  ///< What a bias needs is prepared ahead.
-  static constexpr int kTimeStages = kDim < 256 ? 2 : 1;  ///< Time biases are found ahead.
-  static constexpr int kTileStages = 2;                   ///< What is said of a tile of queries is known a tile ahead.
-  /// With two the next queries come while the last products with the present ones run. Where there is no room for both,
-  /// a bias needs it more.
+  static constexpr int kBiasStages = kDim < 256 ? 4 : 2;  ///< Stages of bias data (BlockTimes, PositionBand).
+  static constexpr int kTimeStages = kDim < 256 ? 2 : 1;  ///< Stages of TimeValues.
+  static constexpr int kTileStages = 2;                   ///< Stages of tile descriptions: known one tile ahead.
+  /// Stages of queries. With two, the next queries arrive during the last products of the present tile. If shared
+  /// memory is short, the bias gets it.
   static constexpr int kQueryStages = kDim < 128 || (kDim == 128 && !kHasBias) ? 2 : 1;
-  /// Warpgroups take turns, so that one computes weights while the other has the matrix units.
+  /// Consumers alternate at the tensor cores (pingpong): one computes SiLU while the other issues wgmma.
   static constexpr bool kTakesTurns = kDim < 256;
 
-  /// Of each thread; 64 K in all.
+  /// Registers of a thread by role. A block has 64 K in all.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = kHasBias ? 208 : 232;
-  static constexpr int kFinderRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< Of biases.
+  static constexpr int kFinderRegisters =
+      512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< For the warpgroup that looks up time biases.
 
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
 
+  /// Layout of shared memory, in bytes from its start: stages of Q, K, V, then HopperForwardState.
   static constexpr std::uint32_t kKeysAt = kQueryStages * QueryTile::kBytes;
   static constexpr std::uint32_t kValuesAt = kKeysAt + kKeyStages * KeyTile::kBytes;
   static constexpr std::uint32_t kStateAt = kValuesAt + kKeyStages * KeyTile::kBytes;

@@ -13,60 +13,65 @@
 
 namespace headway::kernels {
 
-/// Maps of queries, keys and values: (columns of a panel, tokens, panels, heads).
+/// TMA descriptors of Q, K and V; dimensions (columns of a panel, tokens, panels, heads).
 struct HopperForwardMaps {
   TensorMap query, key, value;
 };
 
-/// What the producer says of a tile of queries.
+/// Description of a tile of queries, from the producer to all other roles.
 struct QueryTileInfo {
   SequenceView sequence;
   std::int32_t head = 0, first_query = 0;
-  std::int64_t base_time = 0;
-  bool is_end = false;
+  std::int64_t base_time = 0;  ///< Base of SplitTime for this tile.
+  bool is_end = false;         ///< There are no more tiles.
 };
 
+/// Description of a block of keys, from the key producer to the consumers.
 struct KeyBlockInfo {
   std::int32_t first_key = 0;
-  bool is_whole = false, is_last = false;
+  bool is_whole = false,
+       is_last = false;  ///< `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
 };
 
-/// What a bias needs of a block of keys.
+/// Bias data of a block of keys.
 template <class Shape>
 struct ForwardBiasBlock {
   BlockTimes<Shape::kBlockKeys, 8> times;
   PositionBand<Shape::kBlockQueries, Shape::kBlockKeys> positions;
   std::int32_t first_key = 0;
-  bool is_last = false;  ///< Of a tile.
+  bool is_last = false;  ///< Last block of its tile?
 };
 
 template <class Shape>
 using HopperForwardTimeValues = TimeValues<Shape::kBlockKeys, Shape::kTimeStages>;
 
-/// Behind the tiles in shared memory; behind it the table of times and their rounded weights.
+/// Shared state behind the tiles: mbarriers and descriptions. The time table and the rounded weights lie behind it.
 template <class Shape>
 struct HopperForwardState {
-  /// What is said of a tile is known before its queries are there; all warps but the one that brings them empty it.
+  /// Tile descriptions. They are known before the queries have arrived; every warp but the query producer releases
+  /// them.
   Barrier tile_known[Shape::kTileStages], tile_empty[Shape::kTileStages];
   Barrier query_full[Shape::kQueryStages], query_empty[Shape::kQueryStages];
   Barrier key_full[Shape::kKeyStages], key_empty[Shape::kKeyStages];
   Barrier value_full[Shape::kKeyStages], value_empty[Shape::kKeyStages];
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
-  /// Of TimeValues.
+  /// Barriers of TimeValues, by stage and consumer.
   Barrier times_full[Shape::kTimeStages][Shape::kConsumers], times_empty[Shape::kTimeStages][Shape::kConsumers];
   QueryTileInfo tiles[Shape::kTileStages];
   KeyBlockInfo blocks[Shape::kKeyStages];
-  std::int32_t num_values[Shape::kKeyStages];  ///< Rows of the sequence from the first value of a tile on.
+  std::int32_t num_values[Shape::kKeyStages];  ///< Rows of the sequence from the first row of the V tile on.
   std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockQueries, 16>, NoBias> query_times[Shape::kTileStages];
   std::conditional_t<Shape::kHasBias, ForwardBiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
   std::conditional_t<Shape::kHasBias, HopperForwardTimeValues<Shape>, NoBias> time_values[Shape::kConsumers];
 };
 
+/// Bytes of the time table and its rounded weights.
 [[nodiscard]] constexpr std::uint32_t forward_time_bytes(std::int64_t num_bounds) {
   return TimeTable::size_bytes(num_bounds) + RoundedTimeWeights::size_bytes(num_bounds);
 }
 static_assert(forward_time_bytes(RoundedTimeWeights::kMostBounds) <= forward_time_bytes(TimeTable::kMostBounds));
 
+/// Dynamic shared memory of the forward kernel, in bytes.
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t hopper_forward_shared_bytes(HstuBias const& bias) {
   constexpr std::uint32_t kState = Shape::kStateAt + sizeof(HopperForwardState<Shape>);

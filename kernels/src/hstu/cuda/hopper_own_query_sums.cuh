@@ -8,24 +8,29 @@
 
 namespace headway::kernels {
 
-/// Sums for the gradients of queries where a block of threads goes through all tiles of keys of a sequence: nobody else
-/// adds to them, and of a block of queries a thread has the same sums at each tile. Between two tiles they are in
-/// memory that the thread alone uses, so nothing waits for it: of the last blocks of queries (Shape::kNearBlocks)
-/// shared memory, of others global memory that should stay in the L2 cache.
+/// dQ accumulation if a block of threads goes through all tiles of keys of a sequence (BackwardWork::kSequences).
 ///
-/// Example: causal, 300 tokens. Queries 0 to 127 see tile 0 only: their sums become gradients at once. Queries 256 to
-/// 299 see three tiles: after tile 0 their sums are kept, for tile 1 loaded and kept again, for tile 2 loaded and, with
-/// its own, stored as gradients.
+/// Idea: nobody else adds to this dQ, and a thread has the same accumulator elements of a block of queries at each
+/// tile. Between two tiles they stay in memory that only this thread uses, so no synchronisation is needed. The last
+/// blocks of queries (Shape::kNearBlocks) use shared memory. Others use global memory that should stay in the L2 cache.
+///
+/// Example: causal, 300 tokens, tiles of 128 keys. Queries 0 to 127 see tile 0 only: their dQ is stored at once.
+/// Queries 256 to 299 see three tiles: dQ is kept after tile 0, loaded and kept again by tile 1, loaded by tile 2 and
+/// stored.
+///
+/// Invariants: the accumulator is the initial value of the wgmma product, so dQ is added in the order of tiles: results
+/// are bitwise reproducible. It is rounded once, when it is stored. Complexity: each tile but the first reads, and each
+/// but the last writes, 4 * dim bytes per query.
 template <class T, class Shape>
 class HopperOwnQuerySums {
  public:
-  static constexpr int kSums = Shape::kQuerySumColumns / 2;  ///< Of a thread.
+  static constexpr int kSums = Shape::kQuerySumColumns / 2;  ///< Accumulator registers per thread.
 
-  /// @param warpgroup of those that compute: it has the columns of that number
+  /// @param warpgroup index of the consumer; it owns that half of the columns
   __device__ __forceinline__ HopperOwnQuerySums(HopperBackwardParams const& params, int warpgroup)
       : params_(params), warpgroup_(warpgroup) {}
 
-  /// What the tiles before have given.
+  /// Loads the sum of the previous tiles, or zeros, into the accumulator.
   __device__ __forceinline__ void begin(float (&sums)[kSums], OwnSumsPlace const& place,
                                         KeyTileInfo const& tile) const {
 #pragma unroll
@@ -43,7 +48,7 @@ class HopperOwnQuerySums {
     });
   }
 
-  /// Keeps them for the next tile, or makes gradients of them.
+  /// Keeps the accumulator for the next tile, or stores it as gradient if this is the last tile.
   __device__ __forceinline__ void finish(float const (&sums)[kSums], OwnSumsPlace const& place,
                                          KeyTileInfo const& tile) const {
     if (!place.has_behind) return store(sums, place, tile);
@@ -56,20 +61,20 @@ class HopperOwnQuerySums {
   }
 
  private:
-  /// Shared memory.
+  /// Sums in shared memory.
   struct NearSums {
     float4* first;
     [[nodiscard]] __device__ __forceinline__ float4 load(int i) const { return first[i]; }
     __device__ __forceinline__ void store(int i, float4 four) const { first[i] = four; }
   };
-  /// Global memory.
+  /// Sums in global memory, with a hint to stay in the L2 cache.
   struct KeptSums {
     float4* first;
     [[nodiscard]] __device__ __forceinline__ float4 load(int i) const { return load_kept(first + i); }
     __device__ __forceinline__ void store(int i, float4 four) const { store_kept(first + i, four); }
   };
 
-  /// Calls `use` with the memory that has the thread's sums between two tiles.
+  /// Calls `use` with the memory that keeps the thread's sums between two tiles.
   template <class Use>
   __device__ __forceinline__ void at_place(OwnSumsPlace const& place, KeyTileInfo const& tile, Use use) const {
     std::int32_t const behind = blocks_behind(place, tile);
@@ -77,6 +82,7 @@ class HopperOwnQuerySums {
     use(KeptSums{kept_sums(place)});
   }
 
+  /// Scales, rounds and stores the gradient of a block of queries.
   __device__ __forceinline__ void store(float const (&sums)[kSums], OwnSumsPlace const& place,
                                         KeyTileInfo const& tile) const {
     HstuSequenceMask const& mask = tile.sequence.mask;
@@ -87,7 +93,7 @@ class HopperOwnQuerySums {
     store_rows<T>(sums, to_query);
   }
 
-  /// Blocks of queries of the sequence behind this one.
+  /// Number of blocks of queries of the sequence behind this one.
   [[nodiscard]] static __device__ __forceinline__ std::int32_t blocks_behind(OwnSumsPlace const& place,
                                                                              KeyTileInfo const& tile) {
     return (tile.sequence.mask.num_queries - 1) / Shape::kBlockQueries - place.first_query / Shape::kBlockQueries;

@@ -7,18 +7,18 @@
 
 namespace headway::kernels {
 
-/// Two rows of the second factor of mma_m16n8k16() of which a column has ones, and others zeros.
+/// Second operand of mma_m16n8k16() with ones in one column and zeros elsewhere: the two elements that a lane holds.
 template <class T>
 [[nodiscard]] __device__ __forceinline__ std::uint32_t ones_in_column(std::uint32_t column) {
   return column == threadIdx.x % kWarpThreads / 4 ? pack<T>(1, 1) : 0;
 }
 
-/// Of pairs of two columns, those for which it is true, as bits of both.
+/// Mask of two packed 16-bit values: all ones where the condition holds.
 [[nodiscard]] __device__ __forceinline__ std::uint32_t mask_of(bool first, bool second) {
   return (first ? 0xffffu : 0) | (second ? 0xffff0000u : 0);
 }
 
-/// Sums over all rows of mma_m16n8k16(): of the columns 2t and 2t + 1, with t = lane % 4.
+/// Sums an mma_m16n8k16() accumulator over all rows: columns 2t and 2t + 1, with t = lane % 4.
 __device__ __forceinline__ void sum_of_rows(float const (&sums)[4], float (&of_columns)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -28,34 +28,38 @@ __device__ __forceinline__ void sum_of_rows(float const (&sums)[4], float (&of_c
   }
 }
 
-/// What a warp that computes adds to the gradients of time weights: gradients of scores that it has in registers, while
-/// products run, of chunks that are not looked up pair by pair. HopperBiasGradients has the others.
+/// Gradients of time weights that a consumer warp adds itself, while wgmma is in flight: it has dS in registers. It
+/// takes the chunks that are not mixed; HopperBiasGradients takes the others.
 ///
-/// They are multiplied by ones in the columns of their buckets, so that a product sums them.
+/// Idea: dS (as first mma operand) times a matrix with ones in the column of a group's bucket sums dS by bucket. A
+/// group in two buckets is split into pairs below and above the bound.
+///
+/// Example: a strip's first bucket is 5, a group lies in bucket 7: its ones are in column 2. All 8 columns of the
+/// accumulator are buckets 5 to 12 (BlockTimeBias::kWindow).
 template <class T, class Shape>
 class HopperTimeGradients {
  public:
   explicit __device__ __forceinline__ HopperTimeGradients(HopperBackwardParams const& params) : params_(params) {}
 
   [[nodiscard]] __device__ __forceinline__ bool is_wanted() const { return params_.grad_time_weights != nullptr; }
-  /// Of the thread, by chunk; see StripBias::add_rises().
+  /// Bits of the thread's pairs that are at or above their bound, by chunk; see StripBias::add_rises().
   [[nodiscard]] __device__ __forceinline__ std::uint8_t* are_above() const {
     return reinterpret_cast<std::uint8_t*>(own().are_above + lane());
   }
 
   __device__ __forceinline__ void begin() const { own().begin(); }
-  /// @param factor of its gradients
+  /// @param factor factor of the tile's gradients
   __device__ __forceinline__ void begin_tile(float factor) const { own().begin_tile(factor); }
   __device__ __forceinline__ void end() const { own().end(params_.grad_time_weights); }
 
-  /// By all lanes of a warp.
-  /// @param grads of scores
+  /// Adds dS of a block of queries. All lanes of a warp call it.
+  /// @param grads dS in the layout of the first mma operand
   template <int kSteps, class Bias>
   __device__ __forceinline__ void add(std::uint32_t const (&grads)[kSteps][4], Bias const& bias) const {
     static_assert(Bias::kChunks == kSteps && Bias::kChunkGroups == 2);
     typename Bias::Strip const strip = bias.strips[warp()];
     std::uint32_t const all_above = own().are_above[lane()];
-    float sums[4] = {}, more_sums[4] = {};  // Of two chains of products.
+    float sums[4] = {}, more_sums[4] = {};  // Two accumulators for two independent chains of mma.
 #pragma unroll
     for (int chunk = 0; chunk < kSteps; ++chunk) {
       if ((strip.mixed >> 2 * chunk & 1) != 0) continue;
@@ -86,7 +90,7 @@ class HopperTimeGradients {
   }
 
  private:
-  /// Of those that compute.
+  /// Index of this warp among the consumer warps.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t warp() { return threadIdx.x / kWarpThreads - 4; }
   [[nodiscard]] static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % kWarpThreads);

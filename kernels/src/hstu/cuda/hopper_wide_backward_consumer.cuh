@@ -12,14 +12,16 @@
 
 namespace headway::kernels {
 
-/// A warpgroup that computes half of the columns of all gradients, and scores of half of the queries.
+/// Consumer warpgroup for dim 256: owns half of the columns of dK, dV and dQ, and computes S' for half of the queries.
+/// P' and dS' go through shared memory, where both consumers read them.
 template <class T, class Shape>
 class HopperWideBackwardConsumer {
  public:
-  /// @param warpgroup of those that compute
+  /// @param warpgroup index of the consumer, 0 or 1
   __device__ __forceinline__ HopperWideBackwardConsumer(HopperBackwardParams const& params, int warpgroup)
       : params_(params), state_(backward_state<Shape>()), warpgroup_(warpgroup) {}
 
+  /// Works through all tiles of keys until the producer marks the end.
   __device__ __forceinline__ void run() {
     while (true) {
       wait(&state_.keys_full, keys_parity_);
@@ -33,13 +35,15 @@ class HopperWideBackwardConsumer {
 
  private:
   static constexpr int kOwnQueries = Shape::kBlockQueries / 2;
-  static constexpr int kScores = kOwnQueries / 2;  ///< Of a thread.
-  static constexpr int kSums = Shape::kQuerySumColumns / 2;
+  static constexpr int kScores = kOwnQueries / 2;  ///< Accumulator registers of S' per thread.
+  static constexpr int kSums =
+      Shape::kQuerySumColumns / 2;  ///< Accumulator registers of dK, of dV and of dQ per thread.
   static constexpr int kSteps = kOwnQueries / 16;
   using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
 
   [[nodiscard]] __device__ __forceinline__ KeyTileInfo const& tile() const { return state_.tiles[keys_parity_]; }
 
+  /// Computes its columns of dK and dV of a tile, and stores them.
   __device__ __forceinline__ void compute_tile(KeyTileInfo const& tile) {
     float key_sums[kSums], value_sums[kSums];
 #pragma unroll
@@ -67,7 +71,8 @@ class HopperWideBackwardConsumer {
     store_rows<T>(key_sums, to_key);
   }
 
-  /// The gradients of queries of the block before are computed here too, while the other warpgroup writes its weights.
+  /// Adds one block of queries to dK and dV. dQ of the block before is computed while the other consumer writes its P'
+  /// and dS'.
   __device__ __forceinline__ void compute_block(float (&key_sums)[kSums], float (&value_sums)[kSums], bool is_last) {
     if (is_last) {
       clear_queries_behind_sequence<Shape>(tile(), state_.blocks[queries_.index].first_query, queries_.index,
@@ -92,6 +97,7 @@ class HopperWideBackwardConsumer {
     queries_.advance();
   }
 
+  /// Finishes dQ of the tile's last block.
   __device__ __forceinline__ void finish_last_block() {
     float query_sums[kSums];
     start_query_sums(query_sums, unfinished_);
@@ -101,6 +107,7 @@ class HopperWideBackwardConsumer {
     unfinished_ = {};
   }
 
+  /// Computes P' and dS' of its half of the queries, and writes them to shared memory for both consumers.
   __device__ __forceinline__ void write_weights_and_grads() const {
     float scores[kScores], grads[kScores];
     std::uint32_t weights[kSteps][4], grad_scores[kSteps][4];
@@ -128,7 +135,7 @@ class HopperWideBackwardConsumer {
     release(&state_.grads_full[queries_.index]);
   }
 
-  /// Weights; scores become slopes.
+  /// Packs P', and replaces scores by the slopes SiLU'.
   template <bool kIsMasked>
   __device__ __forceinline__ void compute_weights(float (&scores)[kScores], std::uint32_t (&weights)[kSteps][4]) const {
     FragmentPlace const place(tile().first_key);
@@ -147,6 +154,7 @@ class HopperWideBackwardConsumer {
     }
   }
 
+  /// Shared-memory addresses for descriptors; the latter two depend on the stage of queries.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t address_of(std::uint32_t offset) {
     return shared_address(shared_memory()) + offset;
   }
@@ -158,7 +166,7 @@ class HopperWideBackwardConsumer {
   }
   [[nodiscard]] __device__ __forceinline__ int first_column() const { return Shape::kQuerySumColumns * warpgroup_; }
 
-  /// Products of keys (or values) with the own queries (or gradients of their output).
+  /// Issues the product of K (or V) with this consumer's half of Q (or dO).
   __device__ __forceinline__ void start_scores(float (&scores)[kScores], std::uint32_t rows_at,
                                                std::uint32_t columns_at) const {
     std::uint32_t const rows = address_of(rows_at), columns = stage_of(columns_at);
@@ -173,7 +181,7 @@ class HopperWideBackwardConsumer {
     commit_products();
   }
 
-  /// Sums over queries: of weights times gradients of the output, or gradients of scores times queries.
+  /// Issues a product that sums over queries: dV += P' dO, or dK += dS' Q.
   __device__ __forceinline__ void start_sums(float (&sums)[kSums], std::uint32_t factors_at,
                                              std::uint32_t queries_at) const {
     std::uint32_t const factors = buffer_of(factors_at), queries = stage_of(queries_at);
@@ -188,8 +196,8 @@ class HopperWideBackwardConsumer {
     commit_products();
   }
 
-  /// Of the block before: sums over keys of gradients of scores times keys. Where there is none they are of any
-  /// numbers, as products in a branch are not asynchronous.
+  /// Issues dQ = dS K for the block before. If there is no such block, it computes with whatever is in memory and the
+  /// result is dropped: wgmma inside a branch would be serialised.
   __device__ __forceinline__ void start_query_sums(float (&sums)[kSums], SumsPlace const& place) const {
     std::uint32_t const grads = address_of(Shape::kScoresAt + queries_.previous().index * Shape::ScoreTile::kBytes);
     std::uint32_t const keys = address_of(0);
@@ -205,6 +213,7 @@ class HopperWideBackwardConsumer {
     commit_products();
   }
 
+  /// Place of the dQ of the present block.
   [[nodiscard]] __device__ __forceinline__ SumsPlace place_of_query_sums() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
     if constexpr (Shape::kTakesSequences) {
@@ -214,6 +223,7 @@ class HopperWideBackwardConsumer {
     }
   }
 
+  /// Releases the stage of dS, and keeps, stores or adds dQ of a block.
   __device__ __forceinline__ void finish_query_sums(float const (&sums)[kSums], SumsPlace const& place) const {
     if (place.is_none()) return;
     release(&state_.grads_empty[queries_.previous().index]);
@@ -228,6 +238,7 @@ class HopperWideBackwardConsumer {
     return {params_, warpgroup_};
   }
 
+  /// Adds dQ from registers to the workspace by vector reductions, in turn if `turns` is set.
   __device__ __forceinline__ void add_query_sums_in_turn(float const (&sums)[kSums],
                                                          QuerySumsPlace const& place) const {
     bool const is_first = threadIdx.x % 128 == 0;
@@ -253,7 +264,7 @@ class HopperWideBackwardConsumer {
   int warpgroup_;
   std::uint32_t keys_parity_ = 0;
   RingPosition<Shape::kStages> queries_;
-  SumsPlace unfinished_;  ///< Of the block before, if its gradients of queries are still to be computed.
+  SumsPlace unfinished_;  ///< Block before the present one, if its dQ is still to be computed.
 };
 
 }  // namespace headway::kernels

@@ -23,23 +23,24 @@ constexpr bool kHasHopperKernels = true;
 constexpr bool kHasHopperKernels = false;
 #endif
 
-/// A counter of tiles.
+/// Size of the forward workspace: one counter of tiles, padded to 16 bytes.
 constexpr std::int64_t kForwardWorkspaceBytes = 16;
 
-/// Only where the build has kernels for Hopper.
+/// Do the sm_90a kernels take the arguments on the current device? Only called if the build has them.
 template <class Args>
 [[nodiscard]] bool is_for_hopper(Args const& args) {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && why_not_for_hopper(args).empty();
 }
 
-/// @throws std::invalid_argument if there is no kernel
+/// Refuses arguments that no kernel of this build takes.
+/// @throws std::invalid_argument with the reason
 void expect_portable(HstuForwardArgs const& args) {
   std::string why = why_not_portable(args);
   if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) why = "the device is of compute capability below 8.0";
   if (!why.empty()) throw std::invalid_argument("hstu_attention: no CUDA kernel for this: " + why);
 }
 
-/// Before the kernels of a call.
+/// Launches the preparation kernel, which runs before the kernels of a call.
 void prepare_async(HstuPreparation const& preparation, CudaStream stream) {
   std::int64_t const num_blocks = preparation.num_blocks(device_attribute(cudaDevAttrMultiProcessorCount));
   constexpr int kThreads = HstuPreparation::kThreads;
@@ -47,6 +48,7 @@ void prepare_async(HstuPreparation const& preparation, CudaStream stream) {
   check(cudaGetLastError(), "prepare_hstu_kernel");
 }
 
+/// Registers the gradients of bias weights for clearing: kernels add to them atomically.
 void clear_weight_gradients(HstuBackwardArgs const& args, HstuPreparation& preparation) {
   HstuBias const& bias = args.forward.bias;
   constexpr std::int64_t kBytes = sizeof(float);
@@ -56,7 +58,7 @@ void clear_weight_gradients(HstuBackwardArgs const& args, HstuPreparation& prepa
   if (bias.has_time()) preparation.clear(args.grad_time_weights, (bias.num_time_bounds + 1) * kBytes);
 }
 
-/// What the kernels for Hopper add to begins as 0.
+/// Registers for clearing all memory that the sm_90a kernels add to: gradients of bias weights and the workspace.
 void clear_what_is_added_to(HstuBackwardArgs const& args, void* workspace, HstuPreparation& preparation) {
   clear_weight_gradients(args, preparation);
   int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
@@ -68,12 +70,14 @@ void clear_what_is_added_to(HstuBackwardArgs const& args, void* workspace, HstuP
   return args.sequences.num_sequences > 0 && args.sequences.num_queries > 0 && args.sequences.max_queries > 0;
 }
 
-/// Of rows that lie together, at any address that memory begins at.
+/// Describes contiguous rows, at an address as aligned as any allocation.
 template <class Pointer>
 void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Pointer>& rows) {
   rows = {.data = nullptr, .token_stride = std::int64_t{args.num_heads} * columns, .head_stride = columns};
 }
 
+/// Arguments as they would be after the caller copied rows to contiguous ones of `columns` columns. Used to test
+/// whether a copy lets the faster kernels run.
 [[nodiscard]] HstuForwardArgs copied(HstuForwardArgs args, std::int32_t columns) {
   args.dim = args.value_dim = columns;
   for (auto* rows : {&args.query, &args.key, &args.value}) copy_rows(args, columns, *rows);
@@ -91,6 +95,7 @@ void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Po
 [[nodiscard]] HstuForwardArgs const& forward_of(HstuForwardArgs const& args) { return args; }
 [[nodiscard]] HstuForwardArgs const& forward_of(HstuBackwardArgs const& args) { return args.forward; }
 
+/// Chooses kernels for a call. If the faster kernels refuse the arguments, it tries the narrowest copy that they take.
 template <class Args>
 [[nodiscard]] HstuKernelChoice choose_kernels(Args const& args) {
   if constexpr (kHasHopperKernels) {

@@ -1,4 +1,4 @@
-// What builds without CUDA have in the place of kernels for devices.
+// Definitions for builds without CUDA: every entry point refuses.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 

@@ -13,7 +13,7 @@
 namespace headway::kernels {
 namespace {
 
-/// Calls visit(the columns that kernels are compiled for, at least those of the arguments).
+/// Calls visit(number of columns): the smallest compiled number that holds dim and value_dim.
 template <class Visit>
 auto with_portable_dim(HstuForwardArgs const& args, Visit const& visit) {
   std::int32_t const columns = std::max(args.dim, args.value_dim);
@@ -23,6 +23,7 @@ auto with_portable_dim(HstuForwardArgs const& args, Visit const& visit) {
   return visit(std::integral_constant<int, 256>{});
 }
 
+/// Adds the partial sums of blocks of threads into `out` (sum_partials_kernel).
 void sum_partials_async(float const* partials, std::int64_t num_partials, std::int64_t size, void* out,
                         CudaStream stream) {
   constexpr unsigned kThreads = 128;
@@ -44,7 +45,7 @@ std::string why_not_portable(HstuForwardArgs const& args) {
     return "there are more than " + std::to_string(TimeTable::kMostBounds) + " time bounds";
   }
   for (TileRows const side : {TileRows::kQueries, TileRows::kKeys}) {
-    // Numbers of tiles, and a step behind them.
+    // Tile numbers are 32-bit; the factor 2 leaves room for one step of the grid beyond the last.
     if (num_portable_tiles(args, side, 16) > std::numeric_limits<std::int32_t>::max() / 2) {
       return "there are too many sequences and heads of this length";
     }

@@ -11,6 +11,7 @@
 
 namespace headway::kernels {
 
+/// Launches a pass, and refuses it if the device has too little shared memory.
 struct PortableLaunch {
   CudaStream stream = nullptr;
 
@@ -31,7 +32,7 @@ struct PortableLaunch {
   }
 };
 
-/// Calls visit(T{}) for the type of elements.
+/// Calls visit(T{}) for the element type.
 template <class Visit>
 auto with_portable_element(ElementType type, Visit const& visit) {
   if (type == ElementType::kBfloat16) return visit(Bfloat16{});

@@ -9,7 +9,7 @@
 
 namespace headway::kernels {
 
-/// Of a query or key of a sequence; those beyond its end see nothing and are not seen.
+/// TokenInfo of a query or key. Tokens beyond the end of the sequence see nothing and are not seen.
 template <TileRows kSide>
 [[nodiscard]] __device__ __forceinline__ TokenInfo token_info(SequenceView const& sequence, HstuBias const& bias,
                                                               std::int32_t index) {
@@ -34,17 +34,19 @@ template <TileRows kSide>
   return info;
 }
 
+/// Does the query see the key? One unsigned comparison tests the range; a query also sees itself.
 [[nodiscard]] __device__ __forceinline__ bool sees(TokenInfo const& query, TokenInfo const& key) {
   return static_cast<std::uint32_t>(key.token - query.begin) < static_cast<std::uint32_t>(query.length) ||
          key.token == query.token;
 }
 
+/// Bucket of the time difference of a pair.
 [[nodiscard]] __device__ __forceinline__ std::int32_t time_bucket_of(TimeTable const& times, TokenInfo const& query,
                                                                      TokenInfo const& key) {
   return times.bucket_of(fabsf(time_difference(query.time, key.time)));
 }
 
-/// What a bias adds to the score of a pair.
+/// Bias of a pair: position weight plus time weight.
 struct PairBias {
   HstuBias const& bias;
   TimeTable const& times;
@@ -52,7 +54,7 @@ struct PairBias {
   [[nodiscard]] __device__ __forceinline__ float of(TokenInfo const& query, TokenInfo const& key) const {
     float sum = 0;
     if (bias.has_position()) {
-      // Pairs beyond a sequence have a place as well, which may be beyond the weights.
+      // Pairs beyond the sequence may have a distance outside of the table. Clamping keeps the load in bounds.
       auto const last = static_cast<std::int32_t>(2 * bias.max_position_distance - 2);
       std::int32_t const place = last / 2 + key.token - query.token;
       sum += __ldg(static_cast<float const*>(bias.position_weights) + min(max(place, 0), last));
@@ -62,7 +64,7 @@ struct PairBias {
   }
 };
 
-/// 1 / (1 + exp(-x)), as exact as elements of type T need it.
+/// 1 / (1 + exp(-x)), with the precision that elements of type T need: exact exp for float, fast exp for 16 bits.
 template <class T>
 [[nodiscard]] __device__ __forceinline__ float sigmoid(float x) {
   return __fdividef(1.0F, 1.0F + (std::is_same_v<T, float> ? expf(-x) : __expf(-x)));

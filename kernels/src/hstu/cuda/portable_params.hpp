@@ -6,15 +6,15 @@
 
 namespace headway::kernels {
 
-/// Rows of elements of any 16 or 32 bits that a pass reads, or writes.
+/// Rows of 16-bit or 32-bit elements that a pass reads or writes.
 template <class Pointer>
 struct PortableRows {
   JaggedHeads<Pointer> heads;
   std::int32_t dim = 0;
-  bool is_aligned = false;  ///< Whether each row of a head begins at a multiple of 16 bytes.
+  bool is_aligned = false;  ///< Does each row of a head begin at a multiple of 16 bytes?
 };
 
-/// What a pass is given; see portable_pass.cuh.
+/// Kernel parameters of a pass. Tiles are cut from the rows of `own`; see portable_pass.cuh.
 struct PortableParams {
   HstuSequences sequences;
   HstuMaskOptions mask;
@@ -23,10 +23,10 @@ struct PortableParams {
   float alpha = 1, scale = 1;
   std::int32_t num_heads = 0;
   std::int32_t num_tiles = 0;
-  PortableRows<void const*> own[2], other[2];
-  PortableRows<void*> weight_sums, gradient_sums;
-  float* position_partials = nullptr;  ///< (blocks of the grid, 2 * max_position_distance - 1), or null.
-  float* time_partials = nullptr;      ///< (blocks of the grid, num_time_bounds + 1), or null.
+  PortableRows<void const*> own[2], other[2];      ///< Operands by row; `own[0]` and `other[0]` give scores.
+  PortableRows<void*> weight_sums, gradient_sums;  ///< Outputs; unused ones are empty.
+  float* position_partials = nullptr;              ///< (blocks of the grid, 2 * max_position_distance - 1), or null.
+  float* time_partials = nullptr;                  ///< (blocks of the grid, num_time_bounds + 1), or null.
 };
 
 }  // namespace headway::kernels

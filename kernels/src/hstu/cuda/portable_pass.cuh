@@ -1,16 +1,26 @@
 #pragma once
 
-// HSTU attention on sm_80 and later. All passes are one: rows of a tile of queries meet blocks of keys, or rows of a
-// tile of keys meet blocks of queries, and add up what the other side gives them.
+// HSTU attention on sm_80 and later, forward and backward (mma.sync, cp.async). One kernel template serves all passes:
+// rows of a tile of queries meet blocks of keys, or rows of a tile of keys meet blocks of queries.
 //
-//   pass                   own           other            weights times     gradients of scores times
-//   forward, of queries    q             k, v             v: out
-//   backward, of queries   q, grad_out   k, v                               k: grad_q
-//   backward, of keys      k, v          q, grad_out      grad_out: grad_v  q: grad_k
+//   pass                     own     other    S = own[0] other[0]'    dP = own[1] other[1]'    accumulates
+//   forward, tiles of Q      Q       K, V     Q K'                    -                        O  += P V
+//   backward, tiles of Q     Q, dO   K, V     Q K'                    dO V'                    dQ += dS K
+//   backward, tiles of K     K, V    Q, dO    K Q'                    V dO'                    dV += P' dO, dK += dS' Q
 //
-// The scores of a block are own[0] * other[0]', the gradients of its weights own[1] * other[1]'. Nothing is written by
-// two blocks of threads, so that gradients are the same each time; the price is that the backward passes compute scores
-// twice.
+// Idea: a block of threads keeps the accumulators of a tile in registers and streams the other side through two stages
+// of shared memory (cp.async). P = SiLU(alpha * (S + bias)); dS = dP * SiLU'(alpha * (S + bias)). Each output has one
+// owner, so nothing needs atomics. The price: both backward passes compute S and dP.
+//
+// Example: forward, causal, 128 queries and keys of 16 bits, dim 64: tiles and blocks have 64 rows. Tile 1 (queries 64
+// to 127) loads key block 0, then block 1 while it computes block 0. Block 0 is whole; block 1 is masked.
+//
+// Invariants: gradients are bitwise reproducible; those of bias weights are partial sums per block of threads, added in
+// a fixed order (sum_partials.cuh). Rows behind the end of a sequence are 0 in shared memory, see nothing and are not
+// seen.
+// Complexity: per visible block 2 products forward, 3 backward over Q, 4 backward over K (5 where dim > 128: dV and dK
+// then take a pass each). Bias gradients need memory for at most 512 blocks of threads.
+// Source: HSTU: Zhai et al. 2024, equation 3.
 
 #include "hstu/cuda/portable_pairs.cuh"
 #include "hstu/cuda/portable_params.hpp"
@@ -61,7 +71,7 @@ class PortableBlock {
 
   __device__ __forceinline__ void compute_tile(PortableTile const& found) {
     wait_copies<0>();
-    __syncthreads();  // Of the tile before nothing is needed any more.
+    __syncthreads();  // No thread reads the previous tile after this barrier.
     if (thread() == 0) shared_.tile = found;
     __syncthreads();
     PortableTile const& tile = shared_.tile;
@@ -89,8 +99,11 @@ class PortableBlock {
     }
   }
 
-  /// Tiles are numbered as if all sequences were as long as the longest; those behind a sequence have no rows. With a
-  /// causal mask the last queries meet most keys, and the first keys most queries: they come first.
+  /// Maps a number to a tile as if all sequences were as long as the longest; tiles behind a sequence have no rows.
+  /// With a causal mask, the last queries meet most keys and the first keys meet most queries: these tiles come first.
+  /// Starts to load the own rows of a tile, and computes the TokenInfo of each row.
+  /// Starts to load a block of the other side into a stage, as one cp.async group, and computes its TokenInfo.
+  /// Adds one block to the accumulators: S (and dP), SiLU, then the products with the other side.
   [[nodiscard]] __device__ __forceinline__ PortableTile tile_at(std::int32_t number) const {
     std::int32_t const num_heads = params_.num_heads;
     std::int32_t const per_row = static_cast<std::int32_t>(params_.sequences.num_sequences) * num_heads;
@@ -150,7 +163,12 @@ class PortableBlock {
     if constexpr (Shape::kAddsTables) add_table_gradients(gradients, stage, tile.scale * params_.alpha);
   }
 
-  /// From scores to weights, and from gradients of weights to those of scores without alpha and scale, in place.
+  /// Replaces S by P, and dP by dS without the factors alpha and scale, in place.
+  /// @tparam kIsPlain neither mask nor bias applies to the block
+  /// Floats in shared memory that this warp alone uses.
+  /// sums += weights * other. float32 weights go through shared memory; 16-bit ones stay in registers.
+  /// Adds dS of the block to the partial gradients of bias weights.
+  /// Scales the accumulators and writes the rows that exist.
   template <bool kIsPlain>
   __device__ __forceinline__ void weigh(Scores& scores, Scores& gradients, int stage) const {
     PairBias const bias{params_.bias, times_};
@@ -243,7 +261,9 @@ class PortableBlock {
   [[nodiscard]] __device__ __forceinline__ float* position_partial() const {
     return params_.position_partials + blockIdx.x * num_position_weights();
   }
-  /// Of gradients of time weights, in shared memory.
+  /// Partial gradients of time weights of one warp, in shared memory.
+  /// Clears the partial gradients and fills the time table.
+  /// Adds the warps' partial gradients of time weights in order, into the partial of this block of threads.
   [[nodiscard]] __device__ __forceinline__ float* time_sums(int warp) const {
     std::byte* const behind =
         shared_memory() + sizeof(PortableShared<Shape>) + TimeTable::size_bytes(params_.bias.num_time_bounds);

@@ -10,23 +10,24 @@
 
 namespace headway::kernels {
 
-/// Tiles of queries, or keys, if all sequences were as long as the longest.
+/// Number of tiles of queries or keys if all sequences were as long as the longest.
 [[nodiscard]] inline std::int64_t num_portable_tiles(HstuForwardArgs const& args, TileRows side,
                                                      std::int64_t tile_rows) {
   std::int64_t const longest = side == TileRows::kQueries ? args.sequences.max_queries : args.sequences.max_keys;
   return (longest + tile_rows - 1) / tile_rows * args.sequences.num_sequences * args.num_heads;
 }
 
-/// Where blocks of threads put their parts of the gradients of bias weights; null for those that are not wanted.
+/// Partial gradients of bias weights, one per block of threads, in the workspace. Null for gradients that are not
+/// wanted.
 struct PortablePartials {
-  /// More blocks would need more memory, fewer would leave multiprocessors idle.
+  /// Upper bound on blocks of threads: more need more memory, fewer leave multiprocessors idle.
   static constexpr std::int64_t kMostBlocks = 512;
 
   float *position = nullptr, *time = nullptr;
-  std::int64_t position_size = 0, time_size = 0;  ///< Of one block.
+  std::int64_t position_size = 0, time_size = 0;  ///< Floats per block of threads.
   std::int64_t num_blocks = 0;
 
-  /// @param memory may be null where only size_bytes() is asked for
+  /// @param memory the workspace; may be null if only size_bytes() is called
   PortablePartials(HstuBackwardArgs const& args, void* memory)
       : num_blocks(std::min(kMostBlocks, num_portable_tiles(args.forward, TileRows::kQueries, 16))) {
     HstuBias const& bias = args.forward.bias;
@@ -46,7 +47,7 @@ struct PortablePartials {
   }
 };
 
-/// Passes over the arguments; what launches them comes from outside.
+/// Translates a call into passes. The caller supplies the function that launches them, so an emulator can run them too.
 /// @tparam kDim at least `dim` and `value_dim`
 template <class T, int kDim>
 class PortablePlan {
@@ -64,8 +65,9 @@ class PortablePlan {
     pass<TileRows::kQueries, PassSums::kWeights>(params, launch);
   }
 
-  /// Leaves partial sums of the gradients of bias weights.
-  /// @returns how many blocks have left some
+  /// Backward pass over queries: dQ, and partial gradients of bias weights.
+  /// @returns number of blocks of threads that have left partial gradients
+  /// Backward pass over keys: dK and dV.
   template <class Launch>
   std::int64_t backward_of_queries(HstuBackwardArgs const& args, PortablePartials const& partials,
                                    Launch const& launch) const {
@@ -90,7 +92,8 @@ class PortablePlan {
     params.other[1] = rows(args.grad_out, args_.value_dim);
     params.weight_sums = rows(args.grad_value, args_.value_dim);
     params.gradient_sums = rows(args.grad_key, args_.dim);
-    // Sums of both are more than the registers of a thread above 128 columns.
+    // Above 128 columns, the accumulators of dK and dV together exceed the registers of a thread.
+    /// Launches one pass with at most `most_blocks` blocks of threads. @returns number of blocks
     if constexpr (kDim <= 128) {
       pass<TileRows::kKeys, PassSums::kBoth>(params, launch);
     } else {

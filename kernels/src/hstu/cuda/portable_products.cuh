@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of a warp's 16 rows with tiles in shared memory. A lane holds sums as mma_m16n8k16() has them: with
-// g = lane / 4 and t = lane % 4, of each 8 columns those of 2t, 2t + 1 in row g, then in row g + 8.
+// Products of a warp's 16 rows with tiles in shared memory. Accumulators have the layout of mma_m16n8k16(): with g =
+// lane / 4 and t = lane % 4, a lane holds of each 8 columns the columns 2t and 2t + 1 of row g, then of row g + 8.
 
 #include "cuda/mma.cuh"
 
@@ -31,7 +31,8 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kGroups][4], T const
   }
 }
 
-/// sums[m][n] += sum of weights[m][k] * b[k][n] over rows k; weights, a lane's of another product, are rounded to T.
+/// sums[m][n] += sum of weights[m][k] * b[k][n] over rows k. The weights are accumulators of another product; they are
+/// rounded to T and become the register operand.
 template <int kPitch, class T, int kGroups, int kWeightGroups>
 __device__ __forceinline__ void multiply_weights(float (&sums)[kGroups][4], float const (&weights)[kWeightGroups][4],
                                                  T const* b) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ float add_product(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-/// The same of floats, which matrix units would round.
+/// float32 overload on CUDA cores: tensor cores would round the operands.
 template <int kDim, int kPitch, int kGroups>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kGroups][4], float const* a, float const* b) {
   auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
@@ -76,7 +77,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kGroups][4], float c
   }
 }
 
-/// sums[m][n] += sum of weights[m][k] * b[k][n] over kNumRows rows k, with the warp's weights in shared memory.
+/// sums[m][n] += sum of weights[m][k] * b[k][n] over kNumRows rows k, with the warp's float32 weights in shared memory.
 template <int kNumRows, int kWeightPitch, int kPitch, int kGroups>
 __device__ __forceinline__ void multiply_shared_weights(float (&sums)[kGroups][4], float const* weights,
                                                         float const* b) {
@@ -96,7 +97,7 @@ __device__ __forceinline__ void multiply_shared_weights(float (&sums)[kGroups][4
   }
 }
 
-/// Puts a lane's part of a product where all of the warp find it.
+/// Writes a lane's accumulator elements to shared memory, where the whole warp can read them.
 template <int kPitch, int kGroups>
 __device__ __forceinline__ void write_fragment(float* rows, float const (&fragment)[kGroups][4]) {
   auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);

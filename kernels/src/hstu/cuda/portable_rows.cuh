@@ -8,8 +8,8 @@
 
 namespace headway::kernels {
 
-/// Starts to bring rows of a head to shared memory, where they lie kPitch elements apart. Rows from `num_rows` on and
-/// columns that there are not become 0. By kThreads threads; done after wait_copies() and a barrier.
+/// Starts to load rows of a head into shared memory, at a pitch of kPitch elements. Rows from `num_rows` on and columns
+/// beyond `dim` become 0. All kThreads threads call it. Data is visible after wait_copies() and a barrier.
 template <int kTileRows, int kDim, int kPitch, int kThreads, class T>
 __device__ __forceinline__ void load_rows(T* tile, PortableRows<void const*> const& rows, std::int64_t first_row,
                                           std::int32_t head, std::int32_t num_rows) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_rows(T* tile, PortableRows<void const*> con
   }
 }
 
-/// Writes a lane's two columns of a row of a head, as far as they are there.
+/// Writes two columns of a row from one lane, as far as these columns exist.
 template <class T>
 __device__ __forceinline__ void store_pair(PortableRows<void*> const& rows, T* row, std::int32_t column, float first,
                                            float second) {

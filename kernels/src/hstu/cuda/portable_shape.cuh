@@ -10,31 +10,32 @@
 
 namespace headway::kernels {
 
-/// What the rows of a tile are: of those, one side of each pair of query and key.
+/// Side of the pairs that the rows of a tile belong to.
 enum class TileRows : std::uint8_t { kQueries, kKeys };
 
-/// What a pass adds up for each row of its tiles; see portable_pass.cuh.
+/// Accumulators of a pass: kWeights sums P times the other side, kGradients sums dS times it. See portable_pass.cuh.
 enum class PassSums : std::uint8_t { kWeights, kGradients, kBoth };
 
-/// What pairs need to know of a token besides its row. Of keys only `token` and `time` are looked at.
+/// Data about a token that the mask and the bias need. Only `token` and `time` are used for keys.
 struct TokenInfo {
-  std::int32_t begin = 0, length = 0;  ///< Which keys a query sees besides itself.
-  std::int32_t token = -1;
+  std::int32_t begin = 0, length = 0;  ///< Range of keys that a query sees, besides itself.
+  std::int32_t token = -1;             ///< Index of the token in its sequence; -1: a query beyond the end.
   SplitTime time;
 };
 
+/// Tile of rows of one head of a sequence.
 struct PortableTile {
   SequenceView sequence;
-  std::int32_t head = 0, first_row = 0, num_rows = 0;  ///< Rows of the sequence from the first.
-  float scale = 1;                                     ///< Of weights.
+  std::int32_t head = 0, first_row = 0, num_rows = 0;  ///< `num_rows`: rows of the sequence from `first_row` on.
+  float scale = 1;                                     ///< Factor of the sequence's attention weights.
 };
 
-/// How a block of threads works on a tile: each warp has 16 rows, and all go through blocks of rows of the other side,
-/// of which there are two in shared memory. Tiles are as large as 32 KiB for each side let them be.
+/// Compile-time configuration of a pass. Each warp has 16 rows of the tile; all warps go through blocks of the other
+/// side, which have two stages in shared memory. A tile may use 32 KiB for each side.
 template <class T, int kDim_, TileRows kRows_, PassSums kSums_>
 struct PortableShape {
   using Element = T;
-  static constexpr int kDim = kDim_;  ///< Columns in shared memory and registers; those that do not exist are 0.
+  static constexpr int kDim = kDim_;  ///< Columns in shared memory and registers; columns that do not exist are 0.
   static constexpr TileRows kRows = kRows_;
   static constexpr bool kSumsWeights = kSums_ != PassSums::kGradients;
   static constexpr bool kSumsGradients = kSums_ != PassSums::kWeights;
@@ -51,25 +52,27 @@ struct PortableShape {
   static constexpr int kRegistersAllow = kSumsGradients ? 32 : 64;
   static constexpr int kBlockRows = kMostBlockRows < kRegistersAllow ? kMostBlockRows : kRegistersAllow;
 
-  /// Of a row in shared memory: 8 rows one below the other lie in different banks.
+  /// Elements from one row to the next in shared memory. The padding puts 8 consecutive rows into different banks.
   static constexpr int kPitch = kDim + 16 / static_cast<int>(sizeof(T));
-  /// Weights of pairs as floats, where they are needed by other threads.
+  /// Scratch floats for P or dS, which other threads read.
   static constexpr bool kHasScratch = kIsFloat32 || kAddsTables;
   static constexpr int kScratchPitch = kBlockRows + 4;
 };
 
+/// Shared memory of a pass.
 template <class Shape>
 struct PortableShared {
   using T = typename Shape::Element;
   alignas(16) T own[Shape::kOwnOperands][Shape::kTileRows * Shape::kPitch];
-  alignas(16) T other[2][2][Shape::kBlockRows * Shape::kPitch];  ///< By stage.
+  alignas(16) T other[2][2][Shape::kBlockRows * Shape::kPitch];  ///< By stage, then operand.
   alignas(16) float scratch[Shape::kHasScratch ? Shape::kTileRows * Shape::kScratchPitch : 4];
   PortableTile tile;
   TokenInfo own_tokens[Shape::kTileRows];
   TokenInfo other_tokens[2][Shape::kBlockRows];
 };
 
-/// Behind PortableShared: the table of times, then sums of the gradients of its weights by each warp.
+/// Dynamic shared memory in bytes: PortableShared, then the time table, then each warp's partial gradients of time
+/// weights.
 template <class Shape>
 [[nodiscard]] constexpr std::uint32_t portable_shared_bytes(HstuBias const& bias) {
   std::uint32_t bytes = sizeof(PortableShared<Shape>);

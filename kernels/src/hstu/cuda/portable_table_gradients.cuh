@@ -1,7 +1,7 @@
 #pragma once
 
-// Gradients of bias weights from those of a block of scores, which lie in shared memory as floats. Sums are made in a
-// fixed order: each block of threads has its own partial sums, which sum_partials() adds up.
+// Gradients of bias weights from dS of a block, which lies in shared memory as floats. The order of all sums is fixed:
+// each block of threads has partial sums of its own, which sum_partials_kernel() adds up.
 
 #include "hstu/cuda/portable_pairs.cuh"
 #include "hstu/cuda/portable_shape.cuh"
@@ -10,8 +10,9 @@
 
 namespace headway::kernels {
 
-/// Pairs of the same distance lie on a diagonal; a thread adds up one. By all threads, after a barrier.
-/// @param first_place of the weight for the first query and key of the block
+/// Adds dS to the gradients of position weights. All pairs at one distance lie on a diagonal; a thread adds up one
+/// diagonal. All threads call it after a barrier.
+/// @param first_place index of the weight for the first query and key of the block
 template <class Shape>
 __device__ __forceinline__ void add_position_gradients(float const* scores, float factor, std::int64_t first_place,
                                                        std::int64_t num_weights, float* partial) {
@@ -26,13 +27,15 @@ __device__ __forceinline__ void add_position_gradients(float const* scores, floa
   }
 }
 
+/// Sum over all lanes, in every lane.
 [[nodiscard]] __device__ __forceinline__ float sum_of_warp(float value) {
 #pragma unroll
   for (int bits = 1; bits < kWarpThreads; bits *= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
   return value;
 }
 
-/// Adds the values of all lanes to the sums of their buckets. Few buckets are different, as times ascend.
+/// Adds the values of all lanes to the sums of their buckets. Times ascend, so a warp meets few distinct buckets; each
+/// distinct bucket costs one warp reduction.
 __device__ __forceinline__ void add_by_bucket(float value, std::int32_t bucket, float* sums) {
   unsigned left = __ballot_sync(kAllLanes, value != 0);
   while (left != 0) {
@@ -44,7 +47,7 @@ __device__ __forceinline__ void add_by_bucket(float value, std::int32_t bucket, 
   }
 }
 
-/// By each warp for its 16 rows, to sums of its own.
+/// Adds dS of a warp's 16 rows to the warp's own gradients of time weights.
 template <class Shape>
 __device__ __forceinline__ void add_time_gradients(float const* scores, float factor, TokenInfo const* queries,
                                                    TokenInfo const* keys, TimeTable const& times, float* sums) {

@@ -7,15 +7,18 @@
 
 namespace headway::kernels {
 
-/// Weights of the position bias for all distances of keys from queries in a block of scores, in shared memory.
+/// Position weights for all distances that occur in a block of scores, in shared memory.
+///
+/// Example: queries 128 to 255 and keys 0 to 127 have distances (key - query) from -255 to -1, so the band has 255
+/// weights.
 template <int kRows, int kColumns>
 struct PositionBand {
   static constexpr std::int32_t kDistances = kRows + kColumns - 1;
 
   float weights[kDistances];
 
-  /// By all lanes of a warp, for others after a barrier.
-  /// @param first distance; some of tokens behind a sequence are beyond the weights
+  /// Loads the weights. All lanes of a warp call it; other warps may read after a barrier.
+  /// @param first smallest distance. Distances of tokens behind a sequence may exceed the table; they are clamped.
   __device__ __forceinline__ void fill(HstuBias const& bias, std::int32_t first, float factor) {
     auto const* from = static_cast<float const*>(bias.position_weights);
     auto const last = static_cast<std::int32_t>(2 * bias.max_position_distance - 2);
@@ -28,17 +31,18 @@ struct PositionBand {
   }
 };
 
-/// The position bias of a thread's values. It depends on the distance of tokens alone, so that those of the second row
-/// are those of the first one, 8 columns before.
-/// @tparam kSign of the distance from key to query by columns: 1 if those are keys, -1 if those are queries
+/// Iterates over the position bias of a thread's accumulator elements. The bias depends on the distance alone, so the
+/// second row (8 further) has the values that the first row had 8 columns before: one load serves two rows.
+/// @tparam kSign 1 if columns are keys, -1 if columns are queries
 template <int kSign>
 class PositionBias {
  public:
   PositionBias() = default;
-  /// @param first that of the first row and column of the thread, in a PositionBand
+  /// @param first weight of the thread's first row and column in a PositionBand
   explicit __device__ __forceinline__ PositionBias(float const* first) : first_(first) { load(-8, before_); }
 
-  /// Those of columns `column`, `column` + 1 in both rows of the thread, for each 8 columns one after the other.
+  /// Returns the bias of columns `column` and `column` + 1 in both rows. Call it for every 8 columns in ascending
+  /// order.
   __device__ __forceinline__ void move_to(std::int32_t column, float (&rows)[2][2]) {
     rows[1][0] = before_[0];
     rows[1][1] = before_[1];

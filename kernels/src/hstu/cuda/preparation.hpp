@@ -7,26 +7,26 @@
 
 namespace headway::kernels {
 
-/// Rows that become 0: all, or those of no sequence, from the last offset on.
+/// Rows to set to 0: all rows, or those behind the last offset, which belong to no sequence.
 struct ClearedRows {
   void* data = nullptr;
-  std::int64_t const* offsets = nullptr;  ///< Of sequences; null for all rows.
+  std::int64_t const* offsets = nullptr;  ///< Offsets of sequences; null clears all rows.
   std::int64_t num_rows = 0, heads = 1;
-  std::int64_t row_stride = 0, head_stride = 0, head_units = 0;  ///< In units.
-  std::int32_t unit_bytes = 16;                                  ///< 2, 4, 8 or 16: all begin at multiples of it.
+  std::int64_t row_stride = 0, head_stride = 0, head_units = 0;  ///< Strides and sizes, in units.
+  std::int32_t unit_bytes = 16;  ///< Size of a unit: 2, 4, 8 or 16 bytes. All addresses are multiples of it.
 
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t units_of_row() const { return heads * head_units; }
-  /// Whether nothing lies between rows.
+  /// Are the rows contiguous?
   [[nodiscard]] HEADWAY_HOST_DEVICE bool are_together() const {
     return row_stride == units_of_row() && (heads == 1 || head_stride == head_units);
   }
 };
 
-/// What is done before the kernels of a call, by one kernel: sequences are checked, rows of no sequence become 0, and
-/// so does the memory that kernels add to.
+/// Parameters of the preparation kernel (prepare.cuh). It checks the sequences and sets two kinds of memory to 0: rows
+/// of no sequence, and memory that the kernels of the call add to.
 struct HstuPreparation {
   static constexpr int kThreads = 256;
-  static constexpr int kMostCleared = 6;
+  static constexpr int kMostCleared = 6;  ///< Capacity of `cleared`.
 
   HstuSequences sequences;
   float const* time_bounds = nullptr;
@@ -40,7 +40,8 @@ struct HstuPreparation {
     num_time_bounds = args.bias.num_time_bounds;
   }
 
-  /// Bytes that all become 0.
+  /// Registers `size_bytes` bytes from `data` on for clearing. Null or an empty range is ignored.
+  /// Registers the rows of queries (or keys) behind the last offset.
   void clear(void* data, std::int64_t size_bytes) {
     if (data == nullptr || size_bytes == 0) return;
     std::int32_t const unit = unit_of(reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(size_bytes));
@@ -59,8 +60,8 @@ struct HstuPreparation {
     clear_rows_behind(args, rows, columns, sequences.key_offsets, sequences.num_keys);
   }
 
-  /// Enough to write as fast as memory does where all is cleared. Rows behind the last offset are few, if any, and how
-  /// many only the device knows.
+  /// Number of blocks of threads: enough for the bandwidth of memory when everything is cleared. Rows behind the last
+  /// offset get fewer blocks: usually few exist, and only the device knows how many.
   [[nodiscard]] std::int64_t num_blocks(std::int64_t num_multiprocessors) const {
     constexpr std::int64_t kUnitsOfThread = 4;
     std::int64_t units = 0, units_behind = 0;
@@ -77,7 +78,7 @@ struct HstuPreparation {
   }
 
  private:
-  /// The greatest that divides what has these bits.
+  /// Largest unit, up to 16 bytes, that divides every number whose bits are in `bits`.
   [[nodiscard]] static std::int32_t unit_of(std::uintptr_t bits) {
     bits |= 16;
     return static_cast<std::int32_t>(bits & (~bits + 1));
@@ -101,7 +102,7 @@ struct HstuPreparation {
   }
 };
 
-/// Of a forward pass.
+/// Preparation of a forward or backward pass: outputs and gradients of rows that belong to no sequence become 0.
 [[nodiscard]] inline HstuPreparation preparation_of(HstuForwardArgs const& args) {
   HstuPreparation preparation(args);
   preparation.clear_query_rows_behind(args, args.out, args.value_dim);

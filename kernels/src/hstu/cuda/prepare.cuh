@@ -1,11 +1,18 @@
 #pragma once
 
-// What comes before the kernels of a call, in one launch: one thread for each sequence checks it; then all threads set
-// memory to 0. What a kernel would write beyond its memory is never written, as kernels wait for this one, which stops
-// the device's context where a sequence is wrong.
+// Preparation of an HSTU attention call, in one launch before its kernels.
 //
-// Example: 2 sequences of 100 and 60 rows in tensors of 256 rows. Thread 0 checks the first, thread 1 the second, and
-// all of them set rows 160 to 255 of the output to 0.
+// Idea: one thread per sequence checks offsets and counts, one thread per bound checks that time bounds ascend. Then
+// all threads set memory to 0: rows behind the last offset, and memory that later kernels add to. An error stops the
+// device's context (RefuseOnDevice), and since later kernels wait for this one, nothing is ever written out of bounds.
+//
+// Example: 2 sequences of 100 and 60 rows in tensors of 256 rows. Thread 0 checks the first sequence, thread 1 the
+// second, and all threads set rows 160 to 255 of the output to 0.
+//
+// Invariants: the dependent launch starts only after this block's checks have passed; the next kernel calls
+// wait_for_kernel_before() before it reads what was cleared. Memory is written in the largest unit (2 to 16 bytes) that
+// divides addresses and strides.
+// Complexity: one read of the offsets; one write of each cleared unit.
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/device.cuh"
@@ -17,11 +24,12 @@
 
 namespace headway::kernels {
 
+/// Clears rows with all threads of the grid. Contiguous rows take the fast loop without divisions.
 template <class Unit>
 __device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t num_sequences, std::int64_t thread,
                                            std::int64_t num_threads) {
   std::int64_t const first = rows.offsets == nullptr ? 0 : __ldg(rows.offsets + num_sequences);
-  if (first < 0) return;  // Another thread refuses them.
+  if (first < 0) return;  // The thread that checks the offsets refuses them.
   std::int64_t const units = rows.units_of_row(), num_units = (rows.num_rows - first) * units;
   Unit* const data = static_cast<Unit*>(rows.data) + first * rows.row_stride;
   if (rows.are_together()) {
@@ -35,6 +43,7 @@ __device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t
   }
 }
 
+/// Checks sequences and time bounds, spread over all threads of the grid.
 __device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, std::int64_t thread,
                                                      std::int64_t num_threads) {
   if (thread == 0) hstu::check_first_offsets(of.sequences, RefuseOnDevice());
@@ -46,12 +55,13 @@ __device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, 
   }
 }
 
+/// Kernel: checks, then clears.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const of) {
   std::int64_t const thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   std::int64_t const num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
   check_hstu_arguments(of, thread, num_threads);
-  __syncthreads();  // The next kernel does not even start before all is found right.
+  __syncthreads();  // The next kernel must not start before this block's checks have passed.
   start_dependent_launch();
   for (std::int32_t i = 0; i < of.num_cleared; ++i) {
     ClearedRows const& rows = of.cleared[i];

@@ -6,7 +6,8 @@
 
 namespace headway::kernels {
 
-/// Four neighbouring lanes exchange words: afterwards word i of lane t is what word t of lane i was.
+/// Transposes a 4x4 matrix of words over four neighbouring lanes: afterwards word i of lane t is the former word t of
+/// lane i. It takes 4 shuffles.
 __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {

@@ -8,11 +8,13 @@
 
 namespace headway::kernels {
 
-/// The weights of a TimeTable's cells, rounded to 16 bits: one load tells that of a time difference. In shared memory;
-/// for tables of few bounds, of which no cell has several.
+/// Time weights by cell of a TimeTable, rounded to 16 bits, in shared memory: one load gives the weight of a time
+/// difference. Only for tables with few bounds in which no cell holds several.
 class RoundedTimeWeights {
  public:
-  /// So many take, with these weights, no more room than the most bounds without.
+  /// Most bounds for which this table fits: with these cells it needs no more room than a TimeTable of kMostBounds
+  /// alone.
+  /// Can rounded cells represent this table?
   static constexpr std::int64_t kMostBounds = 509;
 
   [[nodiscard]] static constexpr std::uint32_t size_bytes(std::int64_t num_bounds) {
@@ -22,10 +24,10 @@ class RoundedTimeWeights {
     return table.num_buckets() <= kMostBounds + 1 && !table.is_crowded();
   }
 
-  /// Of `memory` as large as size_bytes().
+  /// @param memory size_bytes() bytes of shared memory
   explicit __device__ __forceinline__ RoundedTimeWeights(std::byte* memory) : cells_(reinterpret_cast<Cell*>(memory)) {}
 
-  /// By `num_threads` threads, which meet before they look anything up.
+  /// Fills the cells with `num_threads` threads. They need a barrier before the first look-up.
   template <class T>
   __device__ __forceinline__ void fill(TimeTable const& table, int thread, int num_threads) const {
     for (int i = thread; i < TimeTable::kCells; i += num_threads) {
@@ -35,8 +37,8 @@ class RoundedTimeWeights {
     }
   }
 
-  /// Several at a time, which wait for shared memory together.
-  /// @returns two in each
+  /// Looks up 2 * kCount time differences at once, so that their loads overlap.
+  /// @param weights receives two packed weights per word
   template <int kCount>
   __device__ __forceinline__ void find(float const (&apart)[2 * kCount], std::uint32_t (&weights)[kCount]) const {
     Cell found[2 * kCount];
@@ -54,10 +56,11 @@ class RoundedTimeWeights {
     }
   }
 
-  /// In the range of T: SiLU of less is 0, and of more beyond it.
+  /// Packs two weights after clamping them to the range of T. Clamping is harmless: SiLU of less is 0, and SiLU of more
+  /// is beyond the range anyway.
   template <class T>
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t pack_bounded(float low, float high) {
-    // NaN stays NaN.
+    // Comparisons with NaN are false, so NaN stays NaN.
     auto const bounded = [](float weight) {
       constexpr float kMost = 65504;
       if (!std::is_same_v<T, Float16>) return weight;
@@ -69,7 +72,7 @@ class RoundedTimeWeights {
  private:
   struct alignas(8) Cell {
     float bound;
-    std::uint32_t weights;  ///< Below the bound, and from there on in the upper half.
+    std::uint32_t weights;  ///< Lower half: weight below the bound. Upper half: weight from the bound on.
   };
 
   Cell* cells_;

@@ -7,14 +7,14 @@
 
 namespace headway::kernels {
 
-/// Which keys a query sees.
+/// Keys that a query sees: `length` keys from `begin` on, and its own token.
 struct alignas(16) QueryVisibility {
   std::int32_t begin, length, token;
 
   [[nodiscard]] __device__ __forceinline__ bool sees(std::int32_t key) const {
-    return is_among(key - begin, length) | (key == token);  // Without branches.
+    return is_among(key - begin, length) | (key == token);  // Bitwise or avoids a branch.
   }
-  /// Whether it sees any of `count` keys.
+  /// Does it see any of `count` keys from `first_key` on?
   [[nodiscard]] __device__ __forceinline__ bool sees_some(std::int32_t first_key, std::int32_t count) const {
     bool const meets = max(begin, first_key) < min(begin + length, first_key + count);
     return meets | is_among(token - first_key, count);
@@ -26,7 +26,7 @@ struct alignas(16) QueryVisibility {
   }
 };
 
-/// Which keys the two rows of a thread see. What rows behind the sequence see does not matter.
+/// Keys that the two rows of a thread see. Rows behind the sequence may have any values: their results are not stored.
 struct RowsVisibility {
   std::int32_t first_token, begin[2], length[2];
 
@@ -40,17 +40,17 @@ struct RowsVisibility {
     }
   }
 
-  /// Keys behind the sequence are not seen by rows of it.
+  /// Visibility of row 0 or 1 of the thread. Rows of the sequence never see keys behind it.
   [[nodiscard]] __device__ __forceinline__ QueryVisibility of_row(int r) const {
     return {begin[r], length[r], first_token + 8 * r};
   }
 };
 
-/// SiLU(2 h) = 2 h / (1 + exp(-2 h)).
+/// SiLU(2 h) = 2 h / (1 + exp(-2 h)) = h (1 + tanh(h)).
 __device__ __forceinline__ float silu_of_twice(float h) { return fmaf(h, tanh_approximate(h), h); }
 
-/// A weight SiLU(2 h) = h (1 + t) with t = tanh(h), and twice its derivative by 2 h, (1 + t) (1 + h (1 - t)); 0 where
-/// off.
+/// Computes the weight SiLU(2 h) = h (1 + t) with t = tanh(h), and its slope: twice the derivative by 2 h, (1 + t) (1 +
+/// h (1 - t)). Both are 0 if `is_on` is false.
 __device__ __forceinline__ void weight_and_slope(float h, bool is_on, float& weight, float& slope) {
   float const t = tanh_approximate(h);
   weight = is_on ? fmaf(h, t, h) : 0.0F;

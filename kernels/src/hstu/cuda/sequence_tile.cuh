@@ -8,14 +8,14 @@
 
 namespace headway::kernels {
 
-/// What weights of a sequence are multiplied by at last.
+/// Factor of a sequence's attention weights, applied once to the accumulated sums.
 template <class Params>
 [[nodiscard]] __device__ __forceinline__ float scale_of_weights(Params const& params, std::int32_t num_keys) {
   bool const is_by_length = params.length_scaling == LengthScaling::kByNumKeys;
   return is_by_length ? params.scale / static_cast<float>(num_keys) : params.scale;
 }
 
-/// A sequence as kernels see it: where its rows begin, and its mask.
+/// A sequence on the device: its first rows and its mask.
 struct SequenceView {
   std::int64_t first_query_row = 0, first_key_row = 0;
   HstuSequenceMask mask{};
@@ -31,25 +31,32 @@ struct SequenceView {
   }
 };
 
-/// What a block of threads works on: so many rows of one head of a sequence, from row `block` times that number.
+/// Unit of work of a block of threads: rows of one head of a sequence, beginning at row `block` * block_rows.
 struct SequenceTile {
   std::int32_t sequence = 0, head = 0, block = 0;
 };
 
-/// Which tiles take longest with a causal mask: of queries the last of a sequence, of keys the first. Or that the first
-/// stands for all of a sequence, which takes the longer the more there are.
+/// Order of tiles by cost. With a causal mask the last queries of a sequence and its first keys take longest.
+/// kFirstOnly: one number per head of a sequence, whose cost is its number of tiles.
 enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst, kFirstOnly };
 
-/// Numbers the tiles of all sequences, so that blocks of threads take them one after the other from a counter. The cost
-/// of a tile is its place in the order of its sequence, counted from the end: what runs at the end should cost little.
+/// Maps ascending tile numbers to tiles of all sequences, so that a persistent grid can take tiles from a counter
+/// (longest processing time first). The cost of a tile is its rank within its sequence, counted from the end: cheap
+/// tiles should run last.
 ///
-/// Tiles that cost more than half of the most come first, then those down to an eighth, and so on by quarters; but all
-/// at once where sequences are short, as keys and values are read anew each time. Among these a section of sequences,
-/// whose keys and values the L2 cache holds together, comes after the other; within one costs descend. Heads count
-/// fastest. Numbers are asked for in ascending order, by all lanes of a warp.
+/// Order: tiles that cost more than half of the most come first, then those down to an eighth, and so on by quarters.
+/// If the longest sequence has few tiles (kFewBlocks), all costs come at once, since each such pass reads keys and
+/// values anew. Within a range of costs, sections of sequences follow each other; the L2 cache holds the keys and
+/// values of a section. Within a section costs descend, and heads vary fastest.
+///
+/// Example: two sequences of 3 and 1 tiles, one head, kLastFirst. Numbers 0 to 3 are tiles 2 and 1 of the first
+/// sequence, then tile 0 of the first and tile 0 of the second.
+///
+/// All lanes of a warp call it, with ascending numbers. A call looks at 32 sequences at once.
 class TileSchedule {
  public:
-  /// @param max_rows of a sequence
+  /// @param max_rows upper bound on the rows of a sequence
+  /// @param section_sequences sequences per section
   __device__ __forceinline__ TileSchedule(std::int64_t const* offsets, std::int32_t num_sequences,
                                           std::int32_t num_heads, std::int64_t max_rows, std::int32_t block_rows,
                                           std::int32_t section_sequences, BlockOrder order)
@@ -64,7 +71,7 @@ class TileSchedule {
     enter_section(0);
   }
 
-  /// @returns whether there is such a tile
+  /// Finds tile `number`. @returns is there such a tile?
   __device__ __forceinline__ bool find(std::int32_t number, SequenceTile& tile) {
     while (most_cost_ > 0) {
       std::int32_t const sequence = chunk_begin_ + static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
@@ -97,7 +104,9 @@ class TileSchedule {
     return num_blocks_of(__ldg(offsets_ + sequence + 1) - __ldg(offsets_ + sequence));
   }
 
-  /// Or the next that has tiles of these costs, or the first of the next costs.
+  /// Enters the section from `begin` on, or the next one that has tiles in the present range of costs, or the first
+  /// section of the next range.
+  /// Advances to the next 32 sequences, then to the next lower cost, then to the next section.
   __device__ __forceinline__ void enter_section(std::int32_t begin) {
     for (;; begin = section_end_) {
       if (begin >= num_sequences_) {
@@ -129,18 +138,19 @@ class TileSchedule {
   std::int64_t const* offsets_;
   BlockOrder order_;
   std::int32_t num_sequences_, num_heads_, block_rows_, section_sequences_;
-  std::int32_t most_cost_, least_cost_;  ///< Of the present tiles: in (least, most].
+  std::int32_t most_cost_, least_cost_;  ///< Range of costs of the present tiles: (least, most].
   std::int32_t section_begin_ = 0, section_end_ = 0, chunk_begin_ = 0, cost_ = 0;
-  std::int32_t passed_ = 0;
+  std::int32_t passed_ = 0;  ///< Number of tiles before the present 32 sequences and cost.
 };
 
-/// Hands out numbers of tiles to the blocks of a grid: first its own to each, then from a counter that starts at 0.
+/// Gives tile numbers to the blocks of a grid: each begins with its own number, then takes numbers from a counter that
+/// starts at 0.
 struct TileCounter {
-  std::int32_t* taken = nullptr;  ///< How many numbers have been taken, 0 at first; null: blocks take turns instead.
-  std::int32_t first = 0;         ///< The first number to be taken: those before it are taken by nobody else.
+  std::int32_t* taken = nullptr;  ///< Numbers taken so far, 0 at first. Null: static round-robin instead.
+  std::int32_t first = 0;         ///< Value of the first number taken; smaller ones are given statically.
 
-  /// By all lanes of a warp.
-  /// @param present number, that of the block at first
+  /// Next tile number of this block. All lanes of a warp call it.
+  /// @param present the present number; at first that of the block
   [[nodiscard]] __device__ __forceinline__ std::int32_t next(std::int32_t present) const {
     if (taken == nullptr) return present + static_cast<std::int32_t>(gridDim.x);
     std::int32_t number = 0;

@@ -9,24 +9,24 @@
 
 namespace headway::kernels {
 
-/// Where a thread writes its sums of a product: rows of one head of a sequence.
+/// Destination of a thread's accumulator: rows of one head of a sequence.
 struct OutputRows {
-  std::uint16_t* data;  ///< Of the first row, and the thread's columns.
+  std::uint16_t* data;  ///< Address of the first row and the thread's first column.
   std::int64_t token_stride;
   std::int32_t num_rows;  ///< From the first row to the sequence's end.
-  float scale;            ///< Sums are multiplied by.
+  float scale;            ///< Factor of the accumulator.
 
   __device__ __forceinline__ OutputRows(JaggedHeads<std::uint16_t*> const& rows, std::int64_t first_row,
                                         std::int32_t head, FragmentPlace const& place, std::int32_t sequence_rows,
                                         float factor)
-      // After transpose_in_quad() a thread has the 8 columns from 4 times its first.
+      // transpose_in_quad() gives a thread the 8 columns from 4 times its first column on.
       : data(rows.data + (first_row + place.row) * rows.token_stride + head * rows.head_stride + 4 * place.column),
         token_stride(rows.token_stride),
         num_rows(sequence_rows - place.row),
         scale(factor) {}
 };
 
-/// By all threads of a warpgroup; 16 bytes at a time.
+/// Rounds and stores an accumulator, 16 bytes at a time. All threads of a warpgroup call it.
 template <class T, int kSums>
 __device__ __forceinline__ void store_rows(float const (&sums)[kSums], OutputRows const& output) {
 #pragma unroll

@@ -6,7 +6,7 @@
 
 namespace headway::kernels {
 
-/// out[i] = the sum of partials[p][i] over p, in this order. One thread per i.
+/// Kernel: out[i] = sum over p of partials[p][i], in ascending order of p. One thread per i.
 __global__ void sum_partials_kernel(float const* partials, std::int64_t num_partials, std::int64_t size, float* out) {
   std::int64_t const i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= size) return;

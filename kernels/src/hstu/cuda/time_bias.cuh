@@ -6,39 +6,39 @@
 
 namespace headway::kernels {
 
-/// Between which times some tokens are.
+/// Least and greatest time of some tokens.
 struct TimeRange {
   SplitTime least, most;
 
-  /// Whether low parts tell differences from others of which that is true.
+  /// Are the high parts of all these times 0? If both ranges are near the base, low parts alone give exact differences.
   [[nodiscard]] __device__ __forceinline__ bool is_near_base() const { return least.high == 0 && most.high == 0; }
 };
 
-/// The first and the last bucket of time differences.
+/// First and last bucket of some time differences.
 struct BucketRange {
   std::int32_t first, last;
 };
 
-/// The same where room is short.
+/// BucketRange in 4 bytes.
 struct alignas(4) BucketNumbers {
   std::uint16_t first, last;
 };
 static_assert(TimeTable::kMostBounds < 1 << 16);
 
-/// Of all differences of times in one range from times in another.
-/// @tparam kIsPlain whether it is known that no cell of the table has several bounds
+/// Buckets of all differences between times of range a and times of range b.
+/// @tparam kIsPlain it is known that no cell of the table holds several bounds
 template <bool kIsPlain = false>
 [[nodiscard]] __device__ __forceinline__ BucketRange buckets_between(TimeTable const& table, TimeRange const& a,
                                                                      TimeRange const& b) {
   float const least = time_difference(a.least, b.most), most = time_difference(a.most, b.least);
-  // A maximum of zeros may be -0, which is in no cell.
+  // The maximum of zeros may be -0, whose bits name no cell; fabsf clears the sign.
   float const apart[] = {fabsf(fmaxf(fmaxf(least, -most), 0.0F)), fabsf(fmaxf(-least, most))};
   std::int32_t buckets[2];
   table.find_buckets<kIsPlain>(apart, buckets);
   return {buckets[0], buckets[1]};
 }
 
-/// Of two neighbouring columns. Low parts lie together, as often they are all that is loaded.
+/// Times of two neighbouring columns. Low parts lie together, since often only they are loaded.
 struct alignas(16) TimePair {
   float2 low, high;
 
@@ -50,13 +50,13 @@ struct alignas(16) TimePair {
   }
 };
 
-/// The times of the two rows of a thread.
+/// Times of the two rows of a thread.
 struct RowTimes {
   SplitTime times[2];
 };
 
-/// The times of the rows or columns of a block of scores, in shared memory, and the range of each kGroup of them: of
-/// some rows and some columns all differences often lie in one bucket or two, so that they are looked up together.
+/// Times of the rows or columns of a block of scores in shared memory, and the range of each kGroup of them. Often all
+/// differences between some rows and some columns lie in one or two buckets; then one look-up serves them all.
 template <int kTokens, int kGroup>
 struct BlockTimes {
   static constexpr int kGroups = kTokens / kGroup;
@@ -64,10 +64,12 @@ struct BlockTimes {
   TimePair pairs[kTokens / 2];
   alignas(16) TimeRange ranges[kGroups];
 
-  /// By all lanes of a warp, for others after a barrier.
-  /// @param first time, of at least `num_times`; tokens behind those have the last one
+  /// Loads the times. All lanes of a warp call it; other warps may read after a barrier.
+  /// @param first first time of the block
+  /// @param num_times times that exist; tokens behind them get the last one
+  /// @param base base of SplitTime
   __device__ __forceinline__ void fill(std::int64_t const* first, std::int32_t num_times, std::int64_t base) {
-    constexpr int kLanes = kGroup / 2;  // A lane has two tokens.
+    constexpr int kLanes = kGroup / 2;  // A lane holds two tokens.
     static_assert(kTokens % (2 * kWarpThreads) == 0);
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
 #pragma unroll
@@ -89,14 +91,17 @@ struct BlockTimes {
   [[nodiscard]] __device__ __forceinline__ SplitTime time(std::int32_t token) const {
     return pairs[token / 2].time(token % 2);
   }
-  /// @param row of a thread, the first of two (FragmentPlace)
+  /// @param row first of the thread's two rows (FragmentPlace)
   [[nodiscard]] __device__ __forceinline__ RowTimes times_of_rows(std::int32_t row) const {
     return {{time(row), time(row + 8)}};
   }
 };
 
-/// The bias of groups of 16 rows and 8 columns in one bucket or in two: all pairs have `below`, and from a bound on
-/// `rise` more. Of the groups of 16 rows, in shared memory.
+/// Time bias of one strip of 16 rows, in shared memory, by groups of 8 columns. For a group in one or two buckets: all
+/// pairs get `below`, and pairs at or above `bound` get `rise` in addition.
+///
+/// Example: bucket 3 has weight 0.5, bucket 4 has 0.7, the bound between them is 100. Then below = 0.5, bound = 100,
+/// rise = 0.2. For a group in bucket 3 alone, bound is infinite.
 template <int kGroups>
 struct StripBias {
   struct alignas(8) Step {
@@ -110,19 +115,21 @@ struct StripBias {
   alignas(16) float below[kGroups];
   Step steps[kGroups];
 
-  /// Whether one comparison gives the bias of all pairs in these buckets. To a weight that hides a bucket, such as
-  /// -1e9, no rise could be added.
+  /// Can one comparison give the bias of all pairs in these buckets? Not if the first weight is huge, such as -1e9 to
+  /// hide a bucket: adding a rise to it would lose the second weight.
   [[nodiscard]] static __device__ __forceinline__ bool holds(TimeTable const& table, BucketRange const& buckets) {
     constexpr float kMostBelow = 1024;
     bool const is_added_to = fabsf(table.weight(buckets.first)) <= kMostBelow;
-    return (buckets.last == buckets.first) | ((buckets.last == buckets.first + 1) & is_added_to);  // Without branches.
+    return (buckets.last == buckets.first) |
+           ((buckets.last == buckets.first + 1) & is_added_to);  // Bitwise operators avoid branches.
   }
 
-  /// @param is_left_out whether others add it
+  /// @param is_left_out true if other code adds the bias of this group
   [[nodiscard]] static __device__ __forceinline__ Group group_of(TimeTable const& table, BucketRange const& buckets,
                                                                  bool is_left_out) {
-    // All are loaded, so that there are no branches. In the place of the last bucket's bound, which is not used, is
-    // another number.
+    // Everything is loaded unconditionally, which avoids branches. For the last bucket, bound_above() returns a number
+    // that is no bound; it is not used then.
+    /// Loads `below` of all groups with vector loads.
     float const weight = table.weight(buckets.first), last_weight = table.weight(buckets.last);
     float const bound = table.bound_above(buckets.first);
     bool const has_step = !is_left_out & (buckets.last != buckets.first);
@@ -144,10 +151,10 @@ struct StripBias {
     }
   }
 
-  /// Of kCount groups from `first` on, of all columns.
+  /// Adds the rises of kCount groups from `first` on.
   /// @param pairs times of the thread's columns in the first of all groups
   /// @param rows low parts of the times of the thread's rows
-  /// @returns bits of the thread's pairs in these groups, of those from the bounds on
+  /// @returns a bit for each of the thread's pairs in these groups: 1 if the pair is at or above the bound
   template <int kCount>
   __device__ __forceinline__ std::uint32_t add_rises(float (&scores)[4 * kGroups], int first, TimePair const* pairs,
                                                      float const (&rows)[2]) const {
@@ -168,16 +175,17 @@ struct StripBias {
   }
 };
 
-/// From scores to factor * score + below, in place.
+/// Replaces scores by factor * score + below, in place.
 template <int kGroups>
 __device__ __forceinline__ void add_below(float (&scores)[4 * kGroups], float factor, float const (&below)[kGroups]) {
 #pragma unroll
   for (int i = 0; i < 4 * kGroups; ++i) scores[i] = fmaf(scores[i], factor, below[i / 4]);
 }
 
-/// The time bias of a block of scores, in shared memory. Chunks of kChunk columns are looked up pair by pair where they
-/// have groups that StripBias does not hold, or in two buckets with times far from their base; or where their buckets
-/// are too far from those of other chunks, so that the others of 16 rows lie in kWindow neighbouring ones.
+/// Time bias of a block of scores in shared memory (backward pass). Rows are keys, in strips of 16; columns are
+/// queries, in chunks of kChunk. A chunk is "mixed" if its pairs must be looked up one by one: a group needs more than
+/// StripBias holds, or lies in two buckets with times far from the base, or its buckets are too far from those of the
+/// other chunks. All other chunks of a strip lie in kWindow neighbouring buckets.
 template <int kRows, int kColumns, int kChunk>
 struct BlockTimeBias {
   static constexpr int kWarps = kRows / 16, kGroups = kColumns / 8;
@@ -185,12 +193,12 @@ struct BlockTimeBias {
   static constexpr std::int32_t kWindow = 8;
   static_assert(kGroups < kWarpThreads && kWarpThreads % kGroups == 0 && kWarps * kGroups % kWarpThreads == 0);
 
-  /// Of 16 rows.
+  /// Summary of one strip of 16 rows. Bit masks mark a chunk by its first group.
   struct alignas(16) Strip {
-    /// By bits, the first groups of chunks: of those in which each group lies in one bucket, and of those looked up.
+    /// `alike`: chunks in which each group lies in one bucket. `mixed`: chunks that are looked up pair by pair.
     std::uint32_t alike, mixed;
-    std::int32_t first_bucket;  ///< Of the chunks that are not looked up.
-    std::uint32_t offsets;      ///< The first bucket of each group from there, 4 bits each.
+    std::int32_t first_bucket;  ///< First bucket of the chunks that are not mixed.
+    std::uint32_t offsets;      ///< First bucket of each group relative to `first_bucket`, 4 bits each.
 
     [[nodiscard]] __device__ __forceinline__ std::uint32_t offset_of(int group) const {
       return offsets >> 4 * group & 15;
@@ -202,14 +210,15 @@ struct BlockTimeBias {
   Strip strips[kWarps];
   BucketNumbers buckets[kWarps][kGroups];
 
-  /// @param group the chunk's first
+  /// Buckets of a chunk.
+  /// @param group first group of the chunk
   [[nodiscard]] __device__ __forceinline__ BucketRange buckets_of_chunk(std::int32_t strip, std::int32_t group) const {
     static_assert(kChunkGroups == 2);
     BucketNumbers const first = buckets[strip][group], second = buckets[strip][group + 1];
     return {min(first.first, second.first), max(first.last, second.last)};
   }
 
-  /// By all lanes of a warp, for others after a barrier.
+  /// Classifies all groups and chunks. All lanes of a warp call it, a lane per group; others may read after a barrier.
   __device__ __forceinline__ void fill(TimeTable const& table, BlockTimes<kRows, 16> const& rows,
                                        BlockTimes<kColumns, 8> const& columns) {
     auto const lane = static_cast<std::int32_t>(threadIdx.x % kWarpThreads);

@@ -7,8 +7,8 @@
 
 namespace headway::kernels {
 
-/// A time as two floats, relative to another: `high` counts units of 2^24. Differences of both parts are exact where
-/// times are less than 2^47 from the base, so that time_difference() is then the difference rounded once.
+/// A time relative to a base, as two floats: `high` counts units of 2^24, `low` is the rest. Differences of each part
+/// are exact for times less than 2^47 from the base; time_difference() is then the difference, rounded once.
 struct SplitTime {
   float high = 0, low = 0;
 
@@ -20,24 +20,32 @@ struct SplitTime {
   }
 };
 
-/// a - b
+/// a - b, rounded once.
 __device__ __forceinline__ float time_difference(SplitTime a, SplitTime b) {
   return fmaf(a.high - b.high, 16777216.0F, a.low - b.low);
 }
 
-/// Finds the bucket of a time difference (HstuBias::time_weights) without a search: exponent and the first bits of the
-/// mantissa name a cell, in which at most one bound lies, as a rule. In shared memory.
+/// Table in shared memory that finds the bucket of a time difference (HstuBias::time_weights) without a search.
 ///
-/// Differences are whole, so that cell 0 is for 0 and cell 1 begins with 1; each octave has 8. The last begins with
-/// 2^64, to which a difference may be rounded.
+/// Idea: exponent and upper 3 bits of the mantissa of a float name a cell. Usually a cell holds at most one bound, so
+/// one load and one comparison give the bucket. Differences are whole numbers, so cell 0 is for 0 and cell 1 begins
+/// with 1; each octave has 8 cells. The last cell begins with 2^64, to which a difference may be rounded.
+///
+/// Example: bounds 10, 100, 1000. Differences from 96 up to 104 are cell 53 = 1 + 6 * 8 + 4. It stores first = 1 (one
+/// bound up to 96) and bound = 100. So 98 is in bucket 1, and 103 in bucket 2.
+///
+/// Invariant: bucket = number of bounds that the difference reaches. If a cell holds several bounds (is_crowded()), a
+/// short scan follows the comparison.
+/// Complexity: one 8-byte load per difference. Filling takes one binary search per cell.
+/// Memory: kCells cells, then num_time_bounds + 1 weights, then num_time_bounds bounds and one flag.
 class TimeTable {
  public:
   static constexpr int kCells = 64 * 8 + 2;
   static constexpr std::int64_t kMostBounds = 1023;
 
   struct alignas(8) Cell {
-    float bound;         ///< The first above the cell's begin.
-    std::int32_t first;  ///< Bounds up to there.
+    float bound;         ///< First bound above the cell's begin, or infinity.
+    std::int32_t first;  ///< Number of bounds up to the cell's begin.
   };
 
   [[nodiscard]] static constexpr std::uint32_t size_bytes(std::int64_t num_bounds) {
@@ -45,15 +53,16 @@ class TimeTable {
   }
 
   TimeTable() = default;
-  /// Of `memory` as large as size_bytes().
+  /// @param memory size_bytes() bytes of shared memory
   __device__ __forceinline__ TimeTable(std::byte* memory, HstuBias const& bias)
       : cells_(reinterpret_cast<Cell*>(memory)),
         weights_(reinterpret_cast<float*>(memory + kCells * sizeof(Cell))),
         bounds_(weights_ + bias.num_time_bounds + 1),
         num_bounds_(static_cast<std::int32_t>(bias.num_time_bounds)) {}
 
-  /// By `num_threads` threads, which meet once in it, and again before they look anything up.
-  /// @param factor of the weights
+  /// Fills the table with `num_threads` threads. They need a barrier before the first look-up.
+  /// @param factor factor of the weights
+  /// @param meet barrier of these threads; it is called once
   template <class Meet>
   __device__ __forceinline__ void fill(HstuBias const& bias, float factor, int thread, int num_threads, Meet meet) {
     copy_bounds(bias, factor, thread, num_threads);
@@ -61,8 +70,8 @@ class TimeTable {
     fill_cells(thread, num_threads);
   }
 
-  /// Several at a time, which wait for shared memory together.
-  /// @tparam kIsPlain whether it is known that no cell has several bounds
+  /// Finds kCount buckets at once, so that their loads overlap.
+  /// @tparam kIsPlain it is known that no cell holds several bounds
   template <bool kIsPlain = false, int kCount>
   __device__ __forceinline__ void find_buckets(float const (&apart)[kCount], std::int32_t (&buckets)[kCount]) const {
 #pragma unroll
@@ -83,7 +92,8 @@ class TimeTable {
     return bucket[0];
   }
 
-  /// Whether some cell has several bounds.
+  /// Does some cell hold several bounds?
+  /// Cell of a time difference, which must not be -0.
   [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t cell_of(float apart) {
     return max(__float_as_uint(apart) >> 20, kPlaceOfOne - 1) - (kPlaceOfOne - 1);
@@ -91,18 +101,18 @@ class TimeTable {
   [[nodiscard]] __device__ __forceinline__ Cell cell(std::int32_t number) const { return cells_[number]; }
 
   [[nodiscard]] __device__ __forceinline__ float weight(std::int32_t bucket) const { return weights_[bucket]; }
-  /// Between a bucket and the next.
+  /// Bound between a bucket and the next.
   [[nodiscard]] __device__ __forceinline__ float bound_above(std::int32_t bucket) const { return bounds_[bucket]; }
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_buckets() const { return num_bounds_ + 1; }
 
  private:
-  static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Of 1.0: its bits but for the last 20.
+  static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Upper 12 bits of 1.0F.
 
   __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
     auto const* weights = static_cast<float const*>(bias.time_weights);
     for (int i = thread; i <= num_bounds_; i += num_threads) weights_[i] = __ldg(weights + i) * factor;
     for (int i = thread; i < num_bounds_; i += num_threads) bounds_[i] = __ldg(bias.time_bounds + i);
-    if (thread == 0) bounds_[num_bounds_] = 0;  // Then: whether a cell has more than one bound.
+    if (thread == 0) bounds_[num_bounds_] = 0;  // The flag of is_crowded().
   }
   __device__ __forceinline__ void fill_cells(int thread, int num_threads) {
     for (int cell = thread; cell < kCells; cell += num_threads) {

@@ -8,28 +8,31 @@
 
 namespace headway::kernels {
 
-/// Bases of times are so much before a time of the block: then the high part of most times is 0.
+/// Distance of the base before a time of the block: for most times, the high part of SplitTime is then 0.
 inline constexpr std::int64_t kTimesBeforeBase = 3 << 22;
 
-/// The time bias of blocks of 64 rows and some columns, in shared memory. A warpgroup finds for the one that computes
-/// scores, while that does other things, in which buckets the pairs of 16 rows and 8 columns lie; and where these are
-/// more than two the bias of each pair, rounded to T as scores are in the reference. Each warp does so for the same
-/// warp of the other (HopperForwardBias), up to kStages blocks ahead, as far as there are slots for parts.
+/// Time bias of blocks of 64 rows, in shared memory (forward pass). The time warpgroup (HopperForwardBias) fills it for
+/// one consumer while that computes. For each 16 rows and 8 columns it finds the buckets of their pairs. If there are
+/// more than two, or two that one comparison cannot tell apart, it stores the bias of each pair, rounded to T as the
+/// reference rounds scores.
+///
+/// Each of its warps works for the same warp of the consumer. It runs up to kStages blocks ahead, as far as slots are
+/// free.
 template <int kColumns, int kStages>
 struct TimeValues {
   static constexpr int kGroups = kColumns / 8;
   static constexpr int kPartGroups = 4;
-  static constexpr int kSlots = kGroups / kPartGroups;  ///< Of a warp; a block may need all.
+  static constexpr int kSlots = kGroups / kPartGroups;  ///< Slots of a warp; one block may need all of them.
   static_assert(kGroups <= kWarpThreads);
 
-  /// Of 16 rows; by bits, the first groups of parts.
+  /// Parts (kPartGroups groups of 8 columns) of 16 rows. Bit masks mark a part by its first group.
   struct alignas(16) Parts {
-    std::uint32_t several = 0;     ///< In which some group lies in several buckets.
-    std::uint32_t found = 0;       ///< Of which the bias of each pair is in a slot.
-    std::uint32_t first_slot = 0;  ///< Of the first part; the others follow in a ring.
+    std::uint32_t several = 0;     ///< Parts with a group whose pairs span more than one bucket.
+    std::uint32_t found = 0;       ///< Parts whose bias per pair is in a slot.
+    std::uint32_t first_slot = 0;  ///< Slot of the first part; the others follow in a ring.
 
     [[nodiscard]] __device__ __forceinline__ int num_found() const { return __popc(found); }
-    /// @param number of those found
+    /// @param number index among the parts that are found
     [[nodiscard]] __device__ __forceinline__ std::uint32_t slot(int number) const {
       return (first_slot + static_cast<std::uint32_t>(number)) % kSlots;
     }
@@ -38,20 +41,20 @@ struct TimeValues {
     StripBias<kGroups> strips[4];
     Parts parts[4];
   };
-  /// Of a group a thread has 4 values.
+  /// Bias of the pairs of one part, packed by lane: a thread has 4 values per group.
   struct Slot {
     uint2 values[kPartGroups][kWarpThreads];
   };
 
-  HstuKeyRange seen[4];  ///< Keys that 16 rows of the tile may see; of parts without any the bias may be anything.
+  HstuKeyRange seen[4];  ///< Keys that each 16 rows of the tile may see. Parts without any may get any bias.
   Stage stages[kStages];
   Slot slots[4][kSlots];
 
-  /// From scores to factor * score + bias, in place. By all lanes of a warp.
-  /// @param stage of the block
+  /// Replaces scores by factor * score + bias, in place. All lanes of a warp call it.
+  /// @param stage stage of the block
   /// @param rows low parts of the times of the thread's rows
-  /// @param columns times
-  /// @param column of the thread, of 8
+  /// @param columns times of the block's columns
+  /// @param column first column of the thread, of 8
   template <class T>
   __device__ __forceinline__ void add_to(float (&scores)[kColumns / 2], float factor, std::uint32_t stage,
                                          float const (&rows)[2], BlockTimes<kColumns, 8> const& columns,

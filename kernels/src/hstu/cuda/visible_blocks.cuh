@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// What queries [query_begin, query_end) see of a range of keys.
+/// Visibility of ranges of keys to queries [query_begin, query_end).
 struct KeysSeenBy {
   HstuSequenceMask const& mask;
   std::int32_t query_begin, query_end;
@@ -18,7 +18,7 @@ struct KeysSeenBy {
   }
 };
 
-/// What a range of queries sees of keys [key_begin, key_end).
+/// Visibility of keys [key_begin, key_end) to ranges of queries.
 struct QueriesThatSee {
   HstuSequenceMask const& mask;
   std::int32_t key_begin, key_end;
@@ -29,8 +29,10 @@ struct QueriesThatSee {
   }
 };
 
-/// Goes through the blocks of a range of which something is seen (KeysSeenBy), or which see something (QueriesThatSee).
-/// By all lanes of a warp, which look at 32 blocks at a time. The mask stays with the caller.
+/// Iterates over the blocks of a range that are visible (KeysSeenBy) or that see something (QueriesThatSee). All lanes
+/// of a warp call it; it tests 32 blocks at once. The mask must outlive it.
+///
+/// Example: causal, a window of 256 keys, blocks of 64 keys: for queries 1024 to 1087 it yields the 5 blocks 12 to 16.
 template <class Other, int kBlock>
 class VisibleBlocks {
  public:
@@ -40,7 +42,8 @@ class VisibleBlocks {
   [[nodiscard]] __device__ __forceinline__ std::int32_t block() const {
     return chunk_ + __ffs(static_cast<int>(seen_)) - 1;
   }
-  /// Whether all pairs of the block are seen, and it is no shorter than others.
+  /// Are all pairs of the block visible, and has it kBlock rows?
+  /// Advances to the next 32 blocks of which at least one is visible.
   [[nodiscard]] __device__ __forceinline__ bool is_whole() const { return (whole_ & seen_ & -seen_) != 0; }
 
   __device__ __forceinline__ void advance() {

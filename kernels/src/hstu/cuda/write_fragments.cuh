@@ -6,8 +6,8 @@
 
 namespace headway::kernels {
 
-/// Writes what a thread holds of a product, packed in pairs of columns as for the first operand of another product, to
-/// a tile in shared memory.
+/// Writes a thread's packed accumulator elements (pairs of columns, in the layout of a register operand) to a swizzled
+/// tile in shared memory.
 template <class Tile, int kSteps>
 __device__ __forceinline__ void write_fragments(std::byte* tile, FragmentPlace const& place,
                                                 std::uint32_t const (&pairs)[kSteps][4],
