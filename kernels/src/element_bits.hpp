@@ -4,7 +4,7 @@
 
 namespace headway::kernels {
 
-/// The 16-bit numbers of a tensor by name; memory holds their bits.
+/// 16-bit element types by name; memory holds their bits.
 struct Bfloat16 {
   std::uint16_t bits;
 };

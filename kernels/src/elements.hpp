@@ -9,7 +9,7 @@
 
 namespace headway::kernels {
 
-/// What elements of a type are added up in.
+/// Type in which elements are accumulated: float, or double for double.
 template <class Element>
 struct RealOf {
   using Type = float;
@@ -21,6 +21,7 @@ struct RealOf<double> {
 template <class Element>
 using Real = typename RealOf<Element>::Type;
 
+/// Converts an element exactly to its accumulation type.
 HEADWAY_HOST_DEVICE inline float as_real(float element) { return element; }
 HEADWAY_HOST_DEVICE inline double as_real(double element) { return element; }
 HEADWAY_HOST_DEVICE inline float as_real(Bfloat16 element) {
@@ -33,7 +34,7 @@ HEADWAY_HOST_DEVICE inline float as_real(Float16 element) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | infinite | sign);
 }
 
-/// The nearest element, of two the even one.
+/// Nearest element; ties go to the even one.
 template <class Element>
 HEADWAY_HOST_DEVICE inline Element nearest(Real<Element> value) {
   return value;
@@ -51,7 +52,7 @@ HEADWAY_HOST_DEVICE inline Float16 nearest<Float16>(float value) {
   std::uint32_t const magnitude = bits & 0x7fffffffU, sign = (bits >> 16) & 0x8000U;
   std::uint32_t half = magnitude > kInfinity ? 0x7e00U : 0x7c00U;
   if (magnitude < kLeastNormal) {
-    // The sum with 0.5 has its last place where float16 has its own below 2^-14.
+    // Adding 0.5 moves the last place of the float to that of subnormal float16 numbers, so the addition rounds.
     half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<std::uint32_t>(0.5F);
   } else if (magnitude < kBeyondAll) {
     half = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
@@ -59,7 +60,7 @@ HEADWAY_HOST_DEVICE inline Float16 nearest<Float16>(float value) {
   return {static_cast<std::uint16_t>(sign | half)};
 }
 
-/// Calls `call.template operator()<Element>()`.
+/// Calls `call.template operator()<Element>()` for the type.
 template <class Call>
 void with_element(ElementType type, Call const& call) {
   switch (type) {

@@ -11,9 +11,10 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// Sums of two positions have 32 bits.
+/// Limit that keeps sums of two positions in 32 bits.
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;
 
+/// Throws std::invalid_argument with the joined parts unless `holds`.
 template <class... Parts>
 void expects(bool holds, Parts const&... parts) {
   if (holds) return;
@@ -34,12 +35,12 @@ void expects_not_negative(char const* name, std::int64_t value) {
   expects(value >= 0, name, " is ", value, " and must be at least 0");
 }
 
-/// There must be memory where there are elements.
+/// Requires memory unless there are no tokens.
 void expects_memory(char const* name, void const* data, std::int64_t tokens) {
   expects(data != nullptr || tokens == 0, name, " is null");
 }
 
-/// @throws std::invalid_argument
+/// Refusal on the host, for sequence_checks.hpp. @throws std::invalid_argument
 struct Refuse {
   template <class... Values>
   [[noreturn]] void operator()(char const* format, Values... values) const {

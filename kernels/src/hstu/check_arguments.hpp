@@ -4,12 +4,12 @@
 
 namespace headway::kernels::hstu {
 
-/// Of what the host knows of arguments, wherever their memory is.
-/// @throws std::invalid_argument naming what does not fit
+/// Checks what the host knows, wherever the memory of the arguments is: sizes, and null pointers.
+/// @throws std::invalid_argument that names what does not fit
 void check_sizes(HstuForwardArgs const& args);
 void check_sizes(HstuBackwardArgs const& args);
 
-/// And of what is in memory of the host, the sequence named.
+/// Checks sizes, and also offsets, counts and time bounds in host memory. Errors name the sequence.
 void check_arguments(HstuForwardArgs const& args);
 void check_arguments(HstuBackwardArgs const& args);
 

@@ -6,7 +6,7 @@
 
 namespace headway::kernels::hstu {
 
-/// One sequence of a call.
+/// One sequence of a call, on the CPU: its first rows and its mask.
 struct Sequence {
   std::int64_t index = 0, first_query = 0, first_key = 0;
   HstuSequenceMask mask;
@@ -15,7 +15,7 @@ struct Sequence {
   [[nodiscard]] std::int64_t num_keys() const { return mask.num_keys; }
 };
 
-/// Of arguments that were checked.
+/// Sequence b of arguments that have been checked.
 [[nodiscard]] inline Sequence sequence_of(HstuForwardArgs const& args, std::int64_t b) {
   HstuSequences const& all = args.sequences;
   return {.index = b,
@@ -28,7 +28,7 @@ struct Sequence {
                    .num_targets = all.num_targets == nullptr ? 0 : all.num_targets[b]}};
 }
 
-/// What weights of its attention are multiplied by.
+/// Factor of the sequence's attention weights.
 [[nodiscard]] inline double scale_of(HstuAttentionOptions const& options, Sequence const& sequence) {
   bool const by_keys = options.length_scaling == LengthScaling::kByNumKeys;
   return by_keys ? options.scale / static_cast<double>(sequence.num_keys()) : options.scale;

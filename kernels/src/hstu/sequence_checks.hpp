@@ -7,9 +7,10 @@
 
 namespace headway::kernels::hstu {
 
-// What can be wrong with sequences. The CPU and devices check the same and say the same: `refuse(format, values...)`
-// takes a format of printf, whose values are long long and strings, and does not return.
+// Checks of sequences, shared by the CPU and devices so that both give the same texts. `refuse(format, values...)`
+// takes a printf format with values of long long and strings, and does not return.
 
+/// Offsets must begin at 0.
 template <class Refuse>
 HEADWAY_HOST_DEVICE void check_first_offsets(HstuSequences const& all, Refuse const& refuse) {
   long long const query = all.query_offsets[0], key = all.key_offsets[0];
@@ -17,6 +18,7 @@ HEADWAY_HOST_DEVICE void check_first_offsets(HstuSequences const& all, Refuse co
   if (key != 0) refuse("HSTU attention: key_offsets begin at %lld and must at 0", key);
 }
 
+/// Offsets of sequence b must not descend, exceed the announced length, or end behind the last token.
 template <class Refuse>
 HEADWAY_HOST_DEVICE void check_offsets(char const* name, std::int64_t const* offsets, std::int64_t b,
                                        std::int64_t count, std::int64_t most, Refuse const& refuse) {
@@ -33,6 +35,7 @@ HEADWAY_HOST_DEVICE void check_offsets(char const* name, std::int64_t const* off
   }
 }
 
+/// Checks sequence b: offsets, then that counts of queries, contextual tokens and targets fit its keys.
 template <class Refuse>
 HEADWAY_HOST_DEVICE void check_sequence(HstuSequences const& all, std::int64_t b, Refuse const& refuse) {
   check_offsets("query", all.query_offsets, b, all.num_queries, all.max_queries, refuse);
@@ -52,7 +55,7 @@ HEADWAY_HOST_DEVICE void check_sequence(HstuSequences const& all, std::int64_t b
   }
 }
 
-/// Bound `i`, from 1 on, beside the one before.
+/// Bound i (from 1 on) must not be less than the bound before.
 template <class Refuse>
 HEADWAY_HOST_DEVICE void check_time_bound(float const* bounds, std::int64_t i, Refuse const& refuse) {
   bool const ascends = bounds[i - 1] <= bounds[i];

@@ -1,12 +1,12 @@
 #pragma once
 
-/// Before a function that kernels call too.
+/// Marks a function that kernels call as well.
 #if defined(__CUDACC__)
 #define HEADWAY_HOST_DEVICE __host__ __device__
 #else
 #define HEADWAY_HOST_DEVICE
 #endif
 
-/// Before a small function that kernels and files for newer processors call: it is never compiled apart, in a form that
-/// not all processors run.
+/// Marks a small function that kernels and files for newer processors call. It is always inlined: a separate copy could
+/// be compiled for instructions that not all processors have.
 #define HEADWAY_ALWAYS_INLINE HEADWAY_HOST_DEVICE __attribute__((always_inline)) inline

@@ -4,7 +4,7 @@ namespace headway::kernels {
 
 #if defined(__x86_64__)
 
-/// Instruction sets that this processor has, as the files in folders simd/ are compiled for.
+/// Does this processor have the instructions that files simd/avx2.cpp and simd/avx512.cpp are compiled for?
 [[nodiscard]] inline bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 [[nodiscard]] inline bool has_avx512() {

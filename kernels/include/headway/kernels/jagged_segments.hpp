@@ -6,14 +6,14 @@
 
 namespace headway::kernels {
 
-/// Numbers from `begin` up to but not with `end`.
+/// Integers from `begin` up to, but not including, `end`.
 struct Range {
   std::int64_t begin = 0, end = 0;
 
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t size() const { return end - begin; }
 };
 
-/// Which items each segment is made of, by the number of the segment: segment (i, j) has the number i * num_inner + j.
+/// Maps the number of a segment to its items: segment (i, j) has the number i * num_inner + j.
 struct SegmentOrder {
   enum class Kind : std::uint8_t {
     kListed,         ///< (i, j) is `span` items from outer[i] * outer_stride + inner[j] * inner_stride.
@@ -27,33 +27,35 @@ struct SegmentOrder {
   std::int64_t const* inner = nullptr;
   std::int64_t outer_stride = 1, inner_stride = 1, span = 1;
 
-  std::int64_t const* bounds = nullptr;  ///< Of runs: rank i has the samples from bounds[i] to bounds[i + 1].
-  std::int64_t num_samples = 0;          ///< Of runs: what the last bound must be.
+  std::int64_t const* bounds = nullptr;  ///< For runs: rank i has the samples bounds[i] to bounds[i + 1].
+  std::int64_t num_samples = 0;          ///< For runs: the last bound.
 
-  /// One item each, with `stride` from one to the next.
+  /// Segments of one item each, `stride` items apart.
   static SegmentOrder every(std::int64_t stride) { return {.outer_stride = stride}; }
-  /// All samples of some features (null: all).
+  /// Segment per feature with all its samples. `features` selects features; null selects all.
   static SegmentOrder whole(std::int64_t const* features, std::int64_t num_samples) {
     return {.outer = features, .outer_stride = num_samples, .span = num_samples};
   }
-  /// (B, F) segments of (F, B) items.
+  /// (B, F) segments from (F, B) items.
   static SegmentOrder transposed(std::int64_t num_features, std::int64_t num_samples) {
     return {.num_inner = num_features, .inner_stride = num_samples};
   }
-  /// Of (F, B) items those of some features (null: all) and some samples of each.
+  /// Segments of chosen features and samples from (F, B) items. Null selects all features.
   static SegmentOrder chosen(std::int64_t const* features, std::int64_t const* samples, std::int64_t num_chosen_samples,
                              std::int64_t num_samples) {
     return {.num_inner = num_chosen_samples, .outer = features, .inner = samples, .outer_stride = num_samples};
   }
+  /// Segments by rank and feature; `bounds` splits the samples among ranks.
   static SegmentOrder runs(Kind kind, std::int64_t num_features, std::int64_t num_samples, std::int64_t const* bounds) {
     return {.kind = kind, .num_inner = num_features, .bounds = bounds, .num_samples = num_samples};
   }
 
-  /// Segment i is made of the items from i * span to (i + 1) * span.
+  /// Does segment i consist of the items from i * span to (i + 1) * span?
   [[nodiscard]] HEADWAY_HOST_DEVICE bool is_in_order() const {
     return kind == Kind::kListed && num_inner == 1 && outer == nullptr && inner == nullptr && outer_stride == span;
   }
 
+  /// Items of a segment.
   [[nodiscard]] HEADWAY_HOST_DEVICE Range items(std::uint32_t segment) const {
     auto const width = static_cast<std::uint32_t>(num_inner);
     std::uint32_t const i = width == 1 ? segment : segment / width, j = segment - i * width;
@@ -68,16 +70,17 @@ struct SegmentOrder {
   }
 
  private:
-  /// Wrong bounds lead to rows that do not add up, but never beyond the items.
+  /// Bound of rank i, clamped to the samples: wrong bounds give wrong row counts, but never leave the items.
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t sample_bound(std::uint32_t i) const {
     std::int64_t const bound = bounds[i] < 0 ? 0 : bounds[i];
     return bound < num_samples ? bound : num_samples;
   }
 };
 
-/// Segments of rows. Items lie in memory one after the other, each some rows; a segment is one or several of them.
+/// Segments of rows. Items lie in memory one after the other, each with some rows. A segment is one or more items.
 struct Segments {
-  std::int64_t const* offsets = nullptr;  ///< (num_items + 1), from 0, not descending; null: each item has `rows_each`.
+  std::int64_t const* offsets =
+      nullptr;  ///< (num_items + 1), from 0, not descending; null: each item has `rows_each` rows.
   std::int64_t rows_each = 1;
   std::int64_t num_items = 0;
   SegmentOrder order{};
@@ -96,12 +99,13 @@ struct Segments {
     return row_of(order.items(segment).begin);
   }
 
-  /// Rows of each segment where they follow from its number alone: segment i has those from i times as many; else 0.
+  /// Rows per segment if all have equally many and lie in order; otherwise 0.
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t rows_of_each() const {
     return offsets == nullptr && order.is_in_order() ? order.span * rows_each : 0;
   }
 
-  /// Of segments that lie in order, the one in [first, end) that has `row`: the last that begins at or before it.
+  /// Segment in [first, end) that contains `row`: the last one that begins at or before it. Segments must lie in order.
+  /// Binary search.
   [[nodiscard]] HEADWAY_HOST_DEVICE std::uint32_t segment_of(std::int64_t row, std::uint32_t first,
                                                              std::uint32_t end) const {
     while (end - first > 1) {

@@ -10,18 +10,18 @@
 
 namespace headway::kernels {
 
-/// Columns of rows that lie elsewhere.
+/// Columns of rows in a tensor of their own.
 template <class Pointer>
 struct SplitPart {
   StridedRows<Pointer> rows{};
   std::int64_t num_columns = 0;
-  bool is_activated = true;  ///< They go through silu(x) = x / (1 + exp(-x)); else they are as they were.
+  bool is_activated = true;  ///< True: apply silu(x) = x / (1 + exp(-x)). False: copy.
 };
 
-/// A device takes no more parts.
+/// Largest number of parts on a device.
 inline constexpr std::size_t kMostSplitParts = 8;
 
-/// Cuts the columns of rows into parts, one after the other.
+/// Splits the columns of rows into consecutive parts, and applies SiLU to some of them.
 struct SiluSplit {
   ElementType type = ElementType::kFloat32;
   std::int64_t num_rows = 0;
@@ -29,12 +29,13 @@ struct SiluSplit {
   std::span<SplitPart<void*> const> parts{};
 };
 
+/// Splits on the CPU; the second form enqueues it on a CUDA stream.
 /// @throws std::invalid_argument if arguments do not fit each other
 void silu_split(SiluSplit const& args, RunTasks const& run_tasks);
 void silu_split_async(SiluSplit const& args, CudaStream stream);
 
-/// Joins gradients of the parts to that of x. Sums of columns are those of what is written, before it is rounded, in
-/// float32 (float64 for float64), and taken in one order.
+/// Backward pass: joins the gradients of the parts to the gradient of x, and sums its columns. Sums use the values
+/// before rounding, in float32 (float64 for float64), in one order.
 struct SiluSplitBackward {
   ElementType type = ElementType::kFloat32;
   std::int64_t num_rows = 0;
@@ -46,7 +47,8 @@ struct SiluSplitBackward {
 
 /// @throws std::invalid_argument if arguments do not fit each other
 void silu_split_backward(SiluSplitBackward const& args, RunTasks const& run_tasks);
-/// @param scratch of so many bytes as scratch_bytes() says on this device; needed until the stream is through
+/// @param scratch silu_split_backward_scratch_bytes() bytes, for the same device; in use until the stream has passed
+/// the call
 void silu_split_backward_async(SiluSplitBackward const& args, void* scratch, CudaStream stream);
 [[nodiscard]] std::int64_t silu_split_backward_scratch_bytes(SiluSplitBackward const& args);
 

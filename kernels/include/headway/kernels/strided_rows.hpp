@@ -4,7 +4,7 @@
 
 namespace headway::kernels {
 
-/// Rows of neighbouring elements, `stride` elements apart.
+/// Rows of contiguous elements, `stride` elements apart.
 template <class Pointer>
 struct StridedRows {
   Pointer data = nullptr;

@@ -8,32 +8,33 @@
 
 namespace headway::kernels {
 
-/// What is done with embeddings and their optimizer state, compiled for an instruction set. All sets give the same
+/// Vector functions for embedding rows and their optimizer state, compiled per instruction set. All sets give the same
 /// bits: sums have one order, and products are rounded before they are added.
 struct VectorKernels {
   /// Partial sums of a mean of squares: column c belongs to partial sum c % kPartialSums.
   static constexpr std::size_t kPartialSums = 16;
-  /// What `to` of stream() is aligned to, and a multiple of what its vectors have.
+  /// Alignment that stream() requires of `to`, in bytes; the size of a row must be a multiple of it.
   static constexpr std::size_t kStreamBytes = 64;
 
   char const* instruction_set;
-  /// sum[c] += weights[i] * vectors[i][c] for each i below `count`, in order. Null: all weights are 1.
+  /// sum[c] += weights[i] * vectors[i][c] for each i below `count`, in order. Null weights are all 1.
   void (*add)(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum);
+  /// List of row pointers.
   struct Vectors {
     float const* const* at;  ///< (count)
     std::size_t count;
   };
-  /// Copies vectors[i] to the i-th of the vectors at `to`, unless it is null, and meanwhile prefetches next[i].
+  /// Copies vectors[i] to row i of `to` unless it is null, and prefetches next[i].
   void (*gather)(std::size_t dim, Vectors const& vectors, Vectors const& next, float* to);
-  /// The same past the caches, for more than these hold.
+  /// Same as gather() with non-temporal stores, for outputs larger than the caches.
   void (*stream)(std::size_t dim, Vectors const& vectors, Vectors const& next, float* to);
-  /// One step of the optimizer, by its kind: RowOptimizer::update().
+  /// One optimizer step for one row: see RowOptimizer::update().
   using Update = void (*)(UpdateFactors const& by, std::size_t dim, float* weights, float* state, float& row_state,
                           float const* gradient);
-  std::array<Update, 5> update;
+  std::array<Update, 5> update;  ///< By OptimizerKind.
 };
 
-/// Kernels that this processor can run, the fastest last.
+/// Instruction sets that this processor supports, the fastest last.
 [[nodiscard]] std::span<VectorKernels const> usable_vector_kernels();
 [[nodiscard]] inline VectorKernels const& fastest_vector_kernels() { return usable_vector_kernels().back(); }
 

@@ -6,26 +6,31 @@
 
 namespace headway::kernels {
 
-/// What updates of single weights need of an optimizer and its step.
+/// Factors of an optimizer step, precomputed once per step from options and step number.
 struct UpdateFactors {
-  float rate = 0, rate_of_moment = 0, shrinkage = 1, inverse_root_of_bias = 1;
-  float l2 = 0, epsilon = 0, beta2 = 0, rest1 = 0, rest2 = 0;  ///< Rests: 1 - beta.
+  float rate = 0, rate_of_moment = 0, shrinkage = 1,
+        inverse_root_of_bias = 1;  ///< rate_of_moment: rate / bias correction 1. shrinkage: 1 - rate * decay.
+  float l2 = 0, epsilon = 0, beta2 = 0, rest1 = 0, rest2 = 0;  ///< rest1 = 1 - beta1, rest2 = 1 - beta2.
 };
 
-/// The formulas of torch.optim for one weight. `gradient` has what with_decay() adds.
+/// Formulas of torch.optim for one weight. The update functions take a `gradient` that already has L2 decay added.
 HEADWAY_ALWAYS_INLINE float with_decay(UpdateFactors const& by, float gradient, float weight) {
   return gradient + by.l2 * weight;
 }
 
+/// Rule: w = w * shrinkage - rate * g.
 HEADWAY_ALWAYS_INLINE void update_sgd(UpdateFactors const& by, float& weight, float gradient) {
   weight = weight * by.shrinkage - by.rate * gradient;
 }
 
+/// Rule: sum += g^2; w = w * shrinkage - rate * g / (sqrt(sum) + epsilon).
 HEADWAY_ALWAYS_INLINE void update_adagrad(UpdateFactors const& by, float& weight, float& sum, float gradient) {
   sum += gradient * gradient;
   weight = weight * by.shrinkage - by.rate * gradient / (sqrtf(sum) + by.epsilon);
 }
 
+/// Rule: m += (g - m) (1 - beta1); v = beta2 v + (1 - beta2) g^2; w = w * shrinkage - rate' * m / (sqrt(v / c2) +
+/// epsilon), with bias corrections in rate' and c2.
 HEADWAY_ALWAYS_INLINE void update_adam(UpdateFactors const& by, float& weight, float& first, float& second,
                                        float gradient) {
   first += (gradient - first) * by.rest1;
@@ -34,7 +39,7 @@ HEADWAY_ALWAYS_INLINE void update_adam(UpdateFactors const& by, float& weight, f
   weight = weight * by.shrinkage - by.rate_of_moment * first / divisor;
 }
 
-/// Row-wise kinds: first the one number of the row, which gives the rate of all its weights.
+/// Row-wise rules: the row's single state gives the rate of all its weights.
 HEADWAY_ALWAYS_INLINE float row_rate_of_adagrad(UpdateFactors const& by, float& sum, float mean_of_squares) {
   sum += mean_of_squares;
   return by.rate / (sqrtf(sum) + by.epsilon);
