@@ -14,7 +14,7 @@ inline void expect(bool is_good, char const* what) {
   if (!is_good) throw std::invalid_argument(what);
 }
 
-// What can be said about arguments without a look at their offsets.
+// Checks of arguments that need no look at their offsets.
 
 inline void expect_segments(std::int64_t num_segments, std::int64_t num_rows) {
   expect(0 <= num_segments && num_segments < std::numeric_limits<std::int32_t>::max(),

@@ -6,7 +6,7 @@
 
 namespace headway::kernels {
 
-/// The rows of a group's segments, which lie one after the other.
+/// Rows of a group; its segments lie one after the other.
 HEADWAY_HOST_DEVICE inline std::int64_t rows_of_group(SegmentGroups const& groups, std::int64_t group) {
   if (groups.segments_of_group == 0) return 0;
   auto const first = static_cast<std::uint32_t>(group * groups.segments_of_group);

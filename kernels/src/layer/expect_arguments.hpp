@@ -8,7 +8,7 @@
 
 namespace headway::kernels {
 
-/// What elements of a type are computed in.
+/// Arithmetic type of an element type.
 constexpr ElementType real_type(ElementType type) {
   return type == ElementType::kFloat64 ? ElementType::kFloat64 : ElementType::kFloat32;
 }
@@ -25,6 +25,7 @@ inline void expect_arguments(GatedNorm const& args) {
                   "gated_norm: weight and bias must be of the type of x, or float32 beside one of 16 bits");
 }
 
+/// Columns of all parts.
 template <class Pointer>
 std::int64_t columns_of(std::span<SplitPart<Pointer> const> parts) {
   std::int64_t sum = 0;

@@ -4,7 +4,8 @@
 
 namespace headway::kernels::rows {
 
-/// Compiled from the same source, each by its file in simd/ with flags of its own; the latter two on x86-64 alone.
+/// Function tables, all compiled from the same source by files in simd/ with flags of their own. The latter two exist
+/// on x86-64 only.
 [[nodiscard]] VectorKernels baseline_vector_kernels();
 [[nodiscard]] VectorKernels avx2_vector_kernels();
 [[nodiscard]] VectorKernels avx512_vector_kernels();

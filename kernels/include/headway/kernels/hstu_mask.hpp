@@ -13,8 +13,8 @@ enum class Causality : std::uint8_t { kCausal, kBidirectional };
 struct HstuMaskOptions {
   Causality causality = Causality::kCausal;
   std::int32_t window = 0;  ///< A token sees `window` positions back (bidirectional: also ahead).
-  std::int32_t full_attention_tail =
-      0;  ///< Number of last history positions that no window limits; if not 0, no window limits targets either.
+  /// Number of last history positions that no window limits; if not 0, no window limits targets either.
+  std::int32_t full_attention_tail = 0;
 };
 
 /// Range of keys [begin, end).

@@ -18,8 +18,8 @@ struct MovedLengths {
   std::int64_t num_rows = 0;     ///< Sum of the lengths before; if it is wrong, so are the offsets after.
   void const* before = nullptr;  ///< (num_before)
   void const* after = nullptr;   ///< (num_after)
-  std::int64_t* offsets =
-      nullptr;  ///< (num_before + 1 + num_after + 1): offsets before, then offsets after; each begins with 0.
+  /// (num_before + 1 + num_after + 1): offsets before, then offsets after; each begins with 0.
+  std::int64_t* offsets = nullptr;
 
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t num_offsets() const { return num_before + num_after + 2; }
 };

@@ -79,8 +79,8 @@ struct SegmentOrder {
 
 /// Segments of rows. Items lie in memory one after the other, each with some rows. A segment is one or more items.
 struct Segments {
-  std::int64_t const* offsets =
-      nullptr;  ///< (num_items + 1), from 0, not descending; null: each item has `rows_each` rows.
+  /// (num_items + 1), from 0, not descending; null: each item has `rows_each` rows.
+  std::int64_t const* offsets = nullptr;
   std::int64_t rows_each = 1;
   std::int64_t num_items = 0;
   SegmentOrder order{};

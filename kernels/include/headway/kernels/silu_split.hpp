@@ -25,7 +25,7 @@ inline constexpr std::size_t kMostSplitParts = 8;
 struct SiluSplit {
   ElementType type = ElementType::kFloat32;
   std::int64_t num_rows = 0;
-  StridedRows<void const*> x{};  ///< As wide as all parts together.
+  StridedRows<void const*> x{};  ///< Width: sum of the widths of all parts.
   std::span<SplitPart<void*> const> parts{};
 };
 

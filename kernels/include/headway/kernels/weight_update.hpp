@@ -8,8 +8,8 @@ namespace headway::kernels {
 
 /// Factors of an optimizer step, precomputed once per step from options and step number.
 struct UpdateFactors {
-  float rate = 0, rate_of_moment = 0, shrinkage = 1,
-        inverse_root_of_bias = 1;  ///< rate_of_moment: rate / bias correction 1. shrinkage: 1 - rate * decay.
+  /// rate_of_moment: rate / bias correction 1. shrinkage: 1 - rate * decay.
+  float rate = 0, rate_of_moment = 0, shrinkage = 1, inverse_root_of_bias = 1;
   float l2 = 0, epsilon = 0, beta2 = 0, rest1 = 0, rest2 = 0;  ///< rest1 = 1 - beta1, rest2 = 1 - beta2.
 };
 

@@ -7,7 +7,7 @@
 
 namespace headway::kernels::hstu {
 
-/// Elements that begin at a cache line, zero at first.
+/// Array of elements on the heap that begins at a cache line and is zero at first.
 template <class T>
 class AlignedBuffer {
  public:

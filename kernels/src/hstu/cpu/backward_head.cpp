@@ -6,7 +6,7 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// Rows of all keys of any sequence, with room for whole blocks.
+/// Rows of keys of the longest sequence, rounded up to whole blocks.
 std::int64_t most_key_rows(HstuSequences const& sequences) {
   std::int64_t const most = std::min(sequences.max_keys, sequences.num_keys);
   return (most + kBlockSize - 1) / kBlockSize * kBlockSize;
@@ -35,6 +35,8 @@ BackwardHead<Element>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<E
       grad_keys_(most_key_rows(forward_.sequences) * row_stride_),
       grad_values_(most_key_rows(forward_.sequences) * value_stride_) {}
 
+/// Goes through blocks of queries; for each, through the visible blocks of keys. dQ is stored after each block of
+/// queries, dK and dV after the last.
 template <class Element>
 void BackwardHead<Element>::compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias) {
   std::int64_t const num_queries = sequence.num_queries(), num_keys = sequence.num_keys();
@@ -87,7 +89,7 @@ void BackwardHead<Element>::add_block(Sequence const& sequence, std::int64_t hea
                                  of_bias.of_time);
 }
 
-/// Gradients of weights: values times gradients of the output.
+/// dP' of a block: values (rows) times the gradient of the output (columns), with keys as rows.
 template <class Element>
 void BackwardHead<Element>::multiply_values(Sequence const& sequence, std::int64_t head, TokenRange keys) {
   kernels_.load(
@@ -101,7 +103,7 @@ void BackwardHead<Element>::multiply_values(Sequence const& sequence, std::int64
                      .c = {grad_scores_.data(), kBlockSize}});
 }
 
-/// Adds what the weights and gradients of scores of a block make of gradients of values, keys and queries.
+/// Adds the products of a block to the gradients: dV += P' dO, dK += dS' Q, dQ += dS K.
 template <class Element>
 void BackwardHead<Element>::multiply_gradients(ScoreBlock<Real> const& block, TokenRange keys) {
   kernels_.multiply({.rows = block.num_keys,

@@ -13,15 +13,21 @@
 
 namespace headway::kernels::hstu {
 
-/// Where gradients of bias weights of one head of a sequence go; null where not wanted.
+/// Destination of gradients of bias weights for one head of a sequence; null for those that are not wanted.
 template <class Real>
 struct BiasGradients {
-  Real* of_position;  ///< (2 * keys - 1), see BlockBias::add_gradients.
-  Real* of_time;
+  Real* of_position;  ///< (2 * keys - 1), see BlockBias::add_gradients().
+  Real* of_time;      ///< (num_time_bounds + 1)
 };
 
-/// What a thread needs to compute gradients of heads. Scores are computed once for all gradients: those of queries are
-/// complete after a row of blocks, those of keys and values are added up until the last.
+/// Backward pass of one head of a sequence on one thread, with its buffers.
+///
+/// Idea: S' and dP' of a block of keys (rows) and queries (columns) are computed once and serve all gradients. The
+/// queries are the outer loop, so dQ is complete after the inner loop; dK and dV are accumulated for all keys until the
+/// end.
+///
+/// Invariant: a head of a sequence has one thread, so the order of all sums is fixed.
+/// Complexity: 5 products per visible block. Memory: dK and dV of the longest sequence.
 template <class Element>
 class BackwardHead {
  public:
@@ -33,7 +39,9 @@ class BackwardHead {
   void compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias);
 
  private:
+  /// Loads Q and dO of a block of queries in all layouts that its products need.
   void load_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
+  /// Adds one visible block of queries and keys to all gradients.
   void add_block(Sequence const& sequence, std::int64_t head, TokenRange keys, BlockVisibility visibility,
                  BiasGradients<Real> const& of_bias);
   void multiply_values(Sequence const& sequence, std::int64_t head, TokenRange keys);
@@ -48,8 +56,8 @@ class BackwardHead {
   WeightFactor<Element> weights_;
   AlignedBuffer<Element> values_, grad_out_, transposed_grad_out_;
   DeepRows<Element> deep_queries_, deep_keys_, deep_grad_out_;
-  AlignedBuffer<Real> grad_scores_, grad_queries_;  ///< Of the block and its queries.
-  AlignedBuffer<Real> grad_keys_, grad_values_;     ///< Of the sequence.
+  AlignedBuffer<Real> grad_scores_, grad_queries_;  ///< For the present block, and for its queries.
+  AlignedBuffer<Real> grad_keys_, grad_values_;     ///< For all keys of the sequence.
 };
 
 }  // namespace headway::kernels::hstu

@@ -15,7 +15,7 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// Sequences, those with most work first: so that no thread begins a long one when others have finished.
+/// Order of sequences by descending work, so that no thread begins a long one when the others have finished.
 std::vector<std::int64_t> longest_first(HstuForwardArgs const& args) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(args.sequences.num_sequences));
   std::iota(order.begin(), order.end(), 0);
@@ -29,6 +29,7 @@ std::vector<std::int64_t> longest_first(HstuForwardArgs const& args) {
 
 }  // namespace
 
+/// Shares out heads of sequences among threads, then adds up the gradients of bias weights in a fixed order.
 template <class Element>
 void run_backward_pass(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();

@@ -10,8 +10,9 @@
 
 namespace headway::kernels::hstu {
 
-/// Gradients of bias weights, first of each head of each sequence and then, in that order, of all, so that threads
-/// make no difference. Takes memory for two elements a key and head, and for the time weights a sequence and head.
+/// Gradients of bias weights: first one set per head of each sequence, then their sum in the order of sequences and
+/// heads. The result is therefore independent of threads. Memory: two elements per key and head (position), and all
+/// time weights per head of a sequence.
 template <class Real>
 class BiasSums {
  public:
@@ -21,13 +22,13 @@ class BiasSums {
         of_position_(args.grad_position_weights == nullptr ? 0 : size(2 * sequences().num_keys)),
         of_time_(args.grad_time_weights == nullptr ? 0 : size(sequences().num_sequences * num_time_weights_)) {}
 
-  /// Zeros, for the gradients of a head of a sequence.
+  /// Zero-initialised destination of a head's gradients. Different heads never share memory.
   [[nodiscard]] BiasGradients<Real> of(Sequence const& sequence, std::int64_t head) {
     return {of_position_.empty() ? nullptr : of_position_.data() + position_begin(sequence, head),
             of_time_.empty() ? nullptr : of_time_.data() + time_begin(sequence, head)};
   }
 
-  /// Writes the gradients of the call.
+  /// Adds up and writes the gradients of the call. Sums are in double.
   void add_up() const {
     std::int64_t const middle = args_.forward.bias.max_position_distance - 1;
     add_up(of_position_, 2 * middle + 1, args_.grad_position_weights, [&](Sequence const& sequence, std::int64_t head) {
@@ -40,11 +41,12 @@ class BiasSums {
   }
 
  private:
-  /// `size` of the parts from `from`, and to which weight the first belongs.
+  /// Part of an array: `size` elements from `from`, which belong to the weights from `to` on.
   struct Part {
     std::int64_t from, size, to;
   };
 
+  /// Adds up the parts of all heads, in order.
   template <class PartOf>
   void add_up(std::vector<Real> const& parts, std::int64_t num_weights, void* gradients, PartOf part_of) const {
     if (gradients == nullptr) return;

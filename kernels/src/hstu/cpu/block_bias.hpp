@@ -11,7 +11,7 @@
 
 namespace headway::kernels::hstu {
 
-/// What is added to the scores of a block, and where gradients of scores go. Blocks have a row for each key.
+/// Bias of a block of scores, and its gradients. Blocks have a row per key.
 template <class Real>
 class BlockBias {
  public:
@@ -20,7 +20,7 @@ class BlockBias {
 
   [[nodiscard]] bool is_there() const { return bias_.has_position() || bias_.has_time(); }
 
-  /// The bias of a block, (kBlockSize, kBlockSize); null without one.
+  /// Bias of a block, (kBlockSize, kBlockSize); null if there is none. Valid until the next call.
   Real const* fill(Sequence const& sequence, TokenRange queries, TokenRange keys) {
     if (!is_there()) return nullptr;
     if (bias_.has_time()) time_runs_.find(sequence, queries, keys);
@@ -36,8 +36,8 @@ class BlockBias {
     return block_.data();
   }
 
-  /// Adds gradients of the scores of the block filled last to those of weights. Of the position they are as if the
-  /// table were just long enough for the sequence: that of key j and the token of query i at [keys - 1 + j - i].
+  /// Adds dS of the block that was filled last to the gradients of bias weights. Position gradients use a table just
+  /// long enough for the sequence: key j and the token of query i use element [keys - 1 + j - i].
   void add_gradients(Sequence const& sequence, TokenRange queries, TokenRange keys, Real const* gradients,
                      Real* of_position, Real* of_time) const {
     for (std::int64_t row = 0; row < keys.size; ++row) {
@@ -52,10 +52,12 @@ class BlockBias {
   }
 
  private:
+  /// Distance of a key from the first query of a block.
   static std::int64_t distance_from_first_query(Sequence const& sequence, TokenRange queries, std::int64_t key) {
     return key - sequence.mask.token_of(static_cast<std::int32_t>(queries.begin));
   }
 
+  /// Sets a row to the weights of its time buckets.
   void set_time_row(std::int64_t row, Real* to) const {
     auto const* const weights = static_cast<Real const*>(bias_.time_weights);
     time_runs_.for_each(row, [&](std::int64_t begin, std::int64_t end, std::int64_t bucket) {

@@ -9,45 +9,46 @@
 
 namespace headway::kernels::hstu {
 
-/// Most queries and keys of a block.
+/// Largest number of queries, and of keys, in a block.
 inline constexpr std::int64_t kBlockSize = 64;
 
-/// Columns that a row of a block has room for: whole vectors of each instruction set.
+/// Columns that a row of a block has room for: whole vectors of every instruction set.
 [[nodiscard]] constexpr std::int64_t padded(std::int64_t columns) { return (columns + 15) / 16 * 16; }
 
-/// Blocks have room for rows in such steps; what lies in rows behind the last one does not count.
+/// Blocks have room for a multiple of this number of rows. Rows behind the last one may hold anything.
 inline constexpr std::int64_t kRowStep = 8;
 
-/// Two neighbours along the depth of a product, the first in the lower bits; behind the last number is a zero. There
-/// are processors that multiply such pairs, with sums in float32.
+/// Two bfloat16 numbers that are neighbours along the summed index of a product; the first is in the lower half. An odd
+/// number of them is padded with zero. AVX512_BF16 multiplies such pairs and accumulates in float32.
 struct Bfloat16Pair {
   std::uint32_t bits;
 };
 
-/// What sums of products of elements are in.
+/// Accumulation type of products of elements.
 template <class Element>
 using SumOf = std::conditional_t<std::is_same_v<Element, Bfloat16Pair>, float, Element>;
 
-/// Whether elements are the numbers themselves, so that a factor lies the same way whatever its depth is.
+/// Is an element a single number? If so, an operand has the same layout whichever of its indices is summed.
 template <class Element>
 inline constexpr bool kIsSingle = std::is_same_v<Element, SumOf<Element>>;
 
-/// Elements of so many numbers along the depth.
+/// Number of elements that hold `numbers` numbers along the summed index.
 template <class Element>
 [[nodiscard]] constexpr std::int64_t depth_of(std::int64_t numbers) {
   return kIsSingle<Element> ? numbers : (numbers + 1) / 2;
 }
 
+/// Store or accumulate the result of a product?
 enum class Into : std::uint8_t { kReplace, kAdd };
 
-/// A matrix in memory, whose rows are `stride` apart.
+/// Matrix in memory with contiguous rows, `stride` elements apart.
 template <class Real>
 struct Rows {
   Real* data;
   std::int64_t stride;
 };
 
-/// A matrix whose elements may lie in any regular way.
+/// Matrix with any strides.
 template <class Element>
 struct Factor {
   Element const* data;
@@ -56,8 +57,8 @@ struct Factor {
   [[nodiscard]] Factor transposed() const { return {data, column_stride, row_stride}; }
 };
 
-/// c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns), `a` and `c` for a multiple of kRowStep
-/// rows.
+/// Product c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns) elements. `a` and `c` have room for
+/// a multiple of kRowStep rows.
 template <class Element>
 struct Product {
   std::int64_t rows, columns, depth;
@@ -67,23 +68,23 @@ struct Product {
   Into into = Into::kReplace;
 };
 
-/// An integer as wide as an element, so that comparisons of both fill vectors alike.
+/// Integer as wide as an element, so that vectors of both have equally many lanes.
 template <class Real>
 using MaskIndex = std::conditional_t<sizeof(Real) == 4, std::int32_t, std::int64_t>;
 
-/// The keys that each query of a block sees: [begin, end) and itself (HstuSequenceMask::keys_seen_by).
+/// Keys that each query of a block sees: [begin, end) and its own token (HstuSequenceMask::keys_seen_by).
 template <class Real>
 struct SeenKeys {
   alignas(64) MaskIndex<Real> begin[kBlockSize], end[kBlockSize], self[kBlockSize];
 };
 
-/// Products of the keys (rows) and queries (columns) of a block, rows kBlockSize apart.
+/// Block of scores: keys are rows, queries are columns, rows are kBlockSize apart.
 template <class Real>
 struct ScoreBlock {
   std::int64_t num_keys, num_queries;
   Real* scores;
-  Real const* bias;            ///< Of the shape of the scores; may be null.
-  SeenKeys<Real> const* seen;  ///< Null where everything is.
+  Real const* bias;            ///< Shape of the scores; may be null.
+  SeenKeys<Real> const* seen;  ///< Null if every pair is visible.
   MaskIndex<Real> first_key;
   Real alpha, scale;
 };
@@ -96,7 +97,7 @@ struct ElementRows {
   std::int64_t stride, rows, columns;
 };
 
-/// Those of a head, of tokens [first, first + size).
+/// Rows of one head, of tokens [first, first + size).
 template <class Pointer>
 [[nodiscard]] ElementRows<Pointer> rows_of(JaggedHeads<Pointer> const& heads, ElementType type, std::int64_t head,
                                            std::int64_t first, std::int64_t size, std::int64_t columns) {
@@ -109,7 +110,7 @@ template <class Pointer>
           .columns = columns};
 }
 
-/// What is done with blocks, compiled for an instruction set that multiplies such elements.
+/// Functions on blocks, compiled per instruction set and operand type.
 template <class Element>
 struct BlockKernels {
   using Real = SumOf<Element>;
@@ -118,25 +119,26 @@ struct BlockKernels {
   void (*multiply)(Product<Element> const&);
   /// scores = SiLU(alpha * (scores + bias)) * scale, zero where not seen.
   void (*weigh)(ScoreBlock<Real> const&);
-  /// The same, and then gradients of weights become those of scores before alpha and bias.
+  /// Same as weigh(); then replaces dP in `gradients` by dS, including the factors alpha and scale.
   void (*weigh_with_gradient)(ScoreBlock<Real> const&, Real* gradients);
-  /// Reads rows into a block whose rows are `stride` apart; up to padded(columns) they are filled with zeros. The depth
-  /// is that of columns.
+  /// Converts rows into a block whose rows are `stride` apart, and fills columns up to padded(columns) with zeros. The
+  /// summed index is that of columns.
   void (*load)(ElementRows<void const*> const& source, Element* block, std::int64_t stride);
-  /// The same where the depth is that of rows.
+  /// Same, for an operand whose summed index is that of rows.
   void (*load_deep)(ElementRows<void const*> const& source, Element* block, std::int64_t stride);
+  /// Rounds a block to the element type and writes it to rows.
   void (*store)(Real const* block, std::int64_t stride, ElementRows<void*> const& destination);
-  /// transposed(column, row) = block(row, column); rows of both are that far apart.
+  /// transposed(column, row) = block(row, column).
   void (*transpose)(Element const* block, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                     Element* transposed, std::int64_t transposed_stride);
-  /// Rounds a block for a product whose depth is that of its rows: pairs (rows / 2, kBlockSize). Rows of the block are
-  /// kBlockSize apart. Null where elements are single, as the next.
+  /// Rounds a block for a product that sums over its rows: pairs (rows / 2, kBlockSize). Rows of the block are
+  /// kBlockSize apart. Null if elements are single numbers; so is pair_columns.
   void (*pair_rows)(Real const* block, std::int64_t rows, std::int64_t columns, Element* pairs) = nullptr;
-  /// The same where the depth is that of columns: pairs (rows, kBlockSize / 2).
+  /// Same, for a product that sums over its columns: pairs (rows, kBlockSize / 2).
   void (*pair_columns)(Real const* block, std::int64_t rows, std::int64_t columns, Element* pairs) = nullptr;
 };
 
-/// Those that this processor can run, the fastest last; for pairs there may be none.
+/// Instruction sets that this processor supports, the fastest last. For pairs there may be none.
 template <class Element>
 [[nodiscard]] std::span<BlockKernels<Element> const> usable_block_kernels();
 

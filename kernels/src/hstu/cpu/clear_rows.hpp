@@ -20,7 +20,7 @@ inline void clear_rows(HstuForwardArgs const& args, JaggedHeads<void*> const& ro
   }
 }
 
-/// Sets those of no sequence to 0: from the last offset on.
+/// Sets the rows behind the last offset, which belong to no sequence, to 0.
 inline void clear_query_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns) {
   HstuSequences const& all = args.sequences;
   clear_rows(args, rows, columns, all.query_offsets[all.num_sequences], all.num_queries);

@@ -7,14 +7,15 @@
 
 namespace headway::kernels::hstu {
 
-/// Some rows of a head as the second factor of a product whose depth they are.
+/// Rows of a head as the second operand of a product that sums over these rows.
 template <class Element>
 class DeepRows {
  public:
   explicit DeepRows(std::int64_t columns)
       : stride_(padded(columns)), pairs_(kIsSingle<Element> ? 0 : kBlockSize / 2 * stride_) {}
 
-  /// `loaded` is what BlockKernels::load made of the same rows: single elements are taken from there.
+  /// Loads the rows. `loaded` is the result of BlockKernels::load() for the same rows; single numbers are used from
+  /// there without a copy.
   void load(BlockKernels<Element> const& kernels, ElementRows<void const*> const& source, Element const* loaded) {
     if constexpr (kIsSingle<Element>)
       data_ = loaded;

@@ -14,10 +14,18 @@
 
 namespace headway::kernels::hstu {
 
-/// Most queries of a group.
+/// Largest number of queries in a group.
 inline constexpr std::int64_t kGroupSize = 4 * kBlockSize;
 
-/// What a thread needs to compute the output of some blocks of queries, for which keys and values are loaded once.
+/// Forward pass of a group of queries of one head on one thread, with its buffers.
+///
+/// Idea: up to four blocks of queries share each block of keys and values: it is converted once and used while it is in
+/// the cache.
+///
+/// Example: causal, 300 queries and keys. The group of queries 0 to 255 loads key blocks 0 to 3; block 0 serves all
+/// four blocks of queries, block 3 only the last. Keys 256 to 299 are never loaded for it.
+///
+/// Invariant: an output row has one thread and a fixed order of sums.
 template <class Element>
 class ForwardGroup {
  public:
@@ -27,14 +35,14 @@ class ForwardGroup {
   void compute(Sequence const& sequence, std::int64_t head, TokenRange queries);
 
  private:
-  /// Queries and the sums of their output.
+  /// Block of queries with the accumulator of its output.
   struct Block {
     Block(std::int64_t dim, std::int64_t value_stride) : queries(dim), out(kBlockSize * value_stride) {}
     QueryBlock<Element> queries;
     AlignedBuffer<SumOf<Element>> out;
   };
 
-  /// Adds what the blocks see of some keys to their output.
+  /// Adds the contribution of a block of keys and values to all blocks of queries that see it.
   void add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head, TokenRange keys);
 
   HstuForwardArgs const& args_;

@@ -16,7 +16,7 @@ namespace {
 
 std::int64_t num_groups(std::int64_t queries) { return (queries + kGroupSize - 1) / kGroupSize; }
 
-/// Of each sequence, how many groups of queries those before it have; and of all.
+/// Exclusive prefix sum of the number of groups of queries in each sequence; the last element is the total.
 std::vector<std::int64_t> groups_before(HstuSequences const& sequences) {
   std::vector<std::int64_t> before{0};
   for (std::int64_t b = 0; b < sequences.num_sequences; ++b)
@@ -26,6 +26,7 @@ std::vector<std::int64_t> groups_before(HstuSequences const& sequences) {
 
 }  // namespace
 
+/// Shares out groups of queries, by head and sequence, among threads.
 template <class Element>
 void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
   BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();
@@ -37,8 +38,8 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks con
   parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
     auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
     Sequence const sequence = sequence_of(args, next - before.begin() - 1);
-    // One head after the other, so that its keys and values stay in a cache near by; each from its last queries, which
-    // see most where it is causal.
+    // Items of one head follow each other, so its keys and values stay in a near cache. A head begins with its last
+    // queries, which see most keys under a causal mask.
     std::int64_t const groups_of_head = *next - *(next - 1), in_sequence = item - *(next - 1) * args.num_heads;
     std::int64_t const head = in_sequence / groups_of_head;
     std::int64_t const begin = (groups_of_head - 1 - in_sequence % groups_of_head) * kGroupSize;

@@ -5,7 +5,8 @@
 
 namespace headway::kernels::hstu {
 
-/// Of arguments that were checked, of which products multiply such elements.
+/// Runs the forward pass for checked arguments.
+/// @tparam Element operand type of products
 template <class Element>
 void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
 

@@ -1,3 +1,21 @@
+// HSTU attention on the CPU.
+//
+// Idea: queries and keys are cut into blocks of 64. Only blocks that the mask makes visible are computed
+// (HstuSequenceMask::visibility), and only partly visible ones are masked. Scores have a row per key, so keys are used
+// in their own layout, and a block of queries is transposed once for all its keys. Forward, threads take groups of up
+// to 256 queries of a head (ForwardGroup); backward, whole heads of sequences (BackwardHead). Products and SiLU are
+// vector functions, compiled per instruction set (BlockKernels); bfloat16 runs as pairs where the processor has
+// AVX512_BF16, else in float32.
+//
+// Example: causal, 300 queries and keys. Query block 4 (256 to 299) sees key blocks 0 to 3 whole and block 4 partly:
+// five blocks of scores, one of them masked.
+//
+// Invariants: results do not depend on the number of threads, since each output has one owner and all sums have a fixed
+// order. Another instruction set may give other bits.
+// Complexity: 2 products per visible block forward, 5 backward; a few blocks of memory per thread, and backward dK and
+// dV of the longest sequence.
+// Source: HSTU: Zhai et al. 2024, equation 3; the definition is python/headway/reference/hstu_attention.py.
+
 #include "headway/kernels/hstu_attention.hpp"
 
 #include "hstu/check_arguments.hpp"
@@ -18,7 +36,7 @@ void check_num_threads(int num_threads) {
                                 " and must be at least 1");
 }
 
-/// Whether this processor multiplies elements of the type in pairs.
+/// Does this processor multiply elements of the type in pairs?
 bool are_paired(ElementType type) {
   return type == ElementType::kBfloat16 && !hstu::usable_block_kernels<hstu::Bfloat16Pair>().empty();
 }

@@ -4,7 +4,8 @@
 
 namespace headway::kernels::hstu {
 
-/// Compiled from the same source, each by its file in simd/ with flags of its own; all but the first on x86-64 alone.
+/// Function tables, all compiled from the same source by files in simd/ with flags of their own. All but the first
+/// exist on x86-64 only.
 template <class Real>
 [[nodiscard]] BlockKernels<Real> baseline_kernels();
 template <class Real>

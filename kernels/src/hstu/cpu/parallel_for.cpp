@@ -9,7 +9,8 @@ namespace headway::kernels::hstu {
 
 void parallel_for(std::int64_t count, int num_threads, RunTasks const& run_tasks,
                   std::function<void(int, std::int64_t)> const& task) {
-  std::atomic<std::int64_t> next = 0;  // Relaxed: starting and joining threads orders what tasks read and write.
+  // Relaxed is enough: starting and joining threads orders what tasks read and write.
+  std::atomic<std::int64_t> next = 0;
   auto const work = [&](int thread) {
     for (std::int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(thread, item);
   };

@@ -7,10 +7,10 @@
 
 namespace headway::kernels::hstu {
 
-/// Calls `task(thread, item)` for each item below `count`, each thread taking the next one, and waits for all. Threads
-/// are numbered from 0, and are at most one an item, so that little work has one.
-/// @param run_tasks runs the threads; none: the caller is the first, and the others are started
-/// @param task does not throw
+/// Calls `task(thread, item)` for each item below `count` and waits for all. Threads take items from a shared counter.
+/// They are numbered from 0; there are at most as many as items, so little work uses few threads.
+/// @param run_tasks runs the threads; if empty, the caller is thread 0 and the others are started
+/// @param task must not throw
 void parallel_for(std::int64_t count, int num_threads, RunTasks const& run_tasks,
                   std::function<void(int, std::int64_t)> const& task);
 

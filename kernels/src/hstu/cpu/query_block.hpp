@@ -9,7 +9,7 @@
 
 namespace headway::kernels::hstu {
 
-/// Some queries of a head, as blocks of scores need them.
+/// Block of queries of a head in the layouts that scores need: rows, transposed, and the keys that each query sees.
 template <class Element>
 class QueryBlock {
  public:
@@ -18,6 +18,7 @@ class QueryBlock {
   explicit QueryBlock(std::int64_t dim)
       : rows_(kBlockSize * depth_of<Element>(padded(dim))), transposed_(depth_of<Element>(dim) * kBlockSize) {}
 
+  /// Converts and transposes queries [range.begin, range.begin + range.size), and computes their visible keys.
   void load(HstuForwardArgs const& args, BlockKernels<Element> const& kernels, Sequence const& sequence,
             std::int64_t head, TokenRange range) {
     range_ = range;
@@ -35,7 +36,7 @@ class QueryBlock {
   }
 
   [[nodiscard]] TokenRange range() const { return range_; }
-  [[nodiscard]] Element const* rows() const { return rows_.data(); }              ///< depth_of(padded(dim)) apart.
+  [[nodiscard]] Element const* rows() const { return rows_.data(); }  ///< Rows are depth_of(padded(dim)) apart.
   [[nodiscard]] Element const* transposed() const { return transposed_.data(); }  ///< (depth_of(dim), kBlockSize)
   [[nodiscard]] SeenKeys<Real> const& seen() const { return seen_; }
 

@@ -11,9 +11,8 @@
 
 namespace headway::kernels::hstu {
 
-/// Blocks of scores of one head of a sequence: the products of some queries with some keys, still without alpha and
-/// bias. They have a row for each key: so keys are read as they lie, and it is the queries that are transposed, once
-/// for all their keys.
+/// Blocks of scores S' of one head of a sequence, without alpha and bias. A row belongs to a key: keys are used in
+/// their own layout, and the queries are transposed once for all their keys.
 template <class Element>
 class ScoreBlocks {
  public:
@@ -27,6 +26,7 @@ class ScoreBlocks {
         scores_(kBlockSize * kBlockSize),
         bias_(args.bias) {}
 
+  /// Converts a block of keys.
   void load_keys(Sequence const& sequence, std::int64_t head, TokenRange range) {
     sequence_ = sequence;
     range_ = range;
@@ -34,7 +34,7 @@ class ScoreBlocks {
                   keys_.data(), key_stride_);
   }
 
-  /// The scores of queries and the keys loaded last. The block is valid until the next call.
+  /// Computes S' for the keys loaded last. The block is valid until the next call.
   [[nodiscard]] ScoreBlock<Real> compute(QueryBlock<Element> const& queries, BlockVisibility visibility) {
     kernels_.multiply({.rows = range_.size,
                        .columns = queries.range().size,
@@ -53,7 +53,7 @@ class ScoreBlocks {
   }
 
   [[nodiscard]] BlockBias<Real> const& bias() const { return bias_; }
-  [[nodiscard]] Element const* keys() const { return keys_.data(); }  ///< depth_of(padded(dim)) apart.
+  [[nodiscard]] Element const* keys() const { return keys_.data(); }  ///< Rows are depth_of(padded(dim)) apart.
 
  private:
   HstuForwardArgs const& args_;
@@ -63,7 +63,7 @@ class ScoreBlocks {
   AlignedBuffer<Real> scores_;
   BlockBias<Real> bias_;
   Sequence sequence_;
-  TokenRange range_{0, 0};  ///< Of the keys.
+  TokenRange range_{0, 0};  ///< Range of the keys.
 };
 
 }  // namespace headway::kernels::hstu

@@ -21,7 +21,8 @@ void TimeRuns::find(Sequence const& sequence, TokenRange queries, TokenRange key
 void TimeRuns::find_row(std::int64_t key_time, std::int64_t row) {
   std::int32_t* const ends = ends_.data() + row * kBlockSize;
   std::int32_t* const buckets = buckets_.data() + row * kBlockSize;
-  // The row before, or of the first row nothing in particular.
+  // Buckets change little from key to key, so the row before gives first guesses. The first row has no row before; it
+  // reads its own old content, and any guess is valid.
   std::int64_t const before = row == 0 ? 0 : -kBlockSize;
   std::int64_t bucket = buckets[before], run = 0;
   for (std::int64_t begin = 0; begin < num_queries_; ++run) {
@@ -52,7 +53,7 @@ std::int64_t TimeRuns::bucket_of(float distance, std::int64_t near_by) const {
 std::int64_t TimeRuns::end_of_run(std::int64_t begin, std::int64_t bucket, std::int64_t key_time,
                                   std::int64_t near_by) const {
   auto const goes_on = [&](std::int64_t query) { return is_in(bucket, Distance{key_time}(query_times_[query])); };
-  // Distances ascend from the first query behind the key.
+  // For queries behind the key in time, distances ascend, so the end of the run in the row before is a good guess.
   bool const does_distance_ascend = do_queries_ascend_ && query_times_[begin] >= key_time;
   std::int64_t end = does_distance_ascend ? std::clamp(near_by, begin + 1, num_queries_) : begin + 1;
   while (end > begin + 1 && !goes_on(end - 1)) --end;

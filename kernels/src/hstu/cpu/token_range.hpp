@@ -12,7 +12,7 @@ struct TokenRange {
   std::int64_t begin, size;
 };
 
-/// Calls visit(range) for the blocks of a range in order, each of kBlockSize but the last.
+/// Calls visit(range) for the blocks of a range in order; all but the last have kBlockSize tokens.
 template <class Visit>
 void for_each_block(TokenRange range, Visit visit) {
   std::int64_t const end = range.begin + range.size;
@@ -20,6 +20,7 @@ void for_each_block(TokenRange range, Visit visit) {
     visit(TokenRange{begin, end - begin < kBlockSize ? end - begin : kBlockSize});
 }
 
+/// Visibility of a block of queries and keys.
 [[nodiscard]] inline BlockVisibility visibility_of(Sequence const& sequence, TokenRange queries, TokenRange keys) {
   auto const position = [](std::int64_t token) { return static_cast<std::int32_t>(token); };
   return sequence.mask.visibility(position(queries.begin), position(queries.begin + queries.size), position(keys.begin),

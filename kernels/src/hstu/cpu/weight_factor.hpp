@@ -7,8 +7,8 @@
 
 namespace headway::kernels::hstu {
 
-/// A block of weights, or of gradients of scores, as a factor of products: where it lies, or rounded to pairs. Blocks
-/// have a row for each key, kBlockSize apart. Factors are valid until the next call.
+/// Block of P or dS as the first operand of products: single numbers in place, or rounded to pairs. Blocks have a row
+/// per key, kBlockSize apart. Results are valid until the next call.
 template <class Element>
 class WeightFactor {
  public:
@@ -16,6 +16,7 @@ class WeightFactor {
 
   explicit WeightFactor(BlockKernels<Element> const& kernels) : kernels_(kernels) {}
 
+  /// Operand of a product that sums over keys (O and dQ).
   Factor<Element> queries_by_keys(Real const* block, std::int64_t num_keys, std::int64_t num_queries) {
     if constexpr (kIsSingle<Element>) {
       return Factor<Element>{block, kBlockSize}.transposed();
@@ -25,6 +26,7 @@ class WeightFactor {
     }
   }
 
+  /// Operand of a product that sums over queries (dV and dK).
   Factor<Element> keys_by_queries(Real const* block, std::int64_t num_keys, std::int64_t num_queries) {
     if constexpr (kIsSingle<Element>) {
       return {block, kBlockSize};

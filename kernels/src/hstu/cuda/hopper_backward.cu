@@ -8,8 +8,8 @@ namespace headway::kernels {
 
 std::string why_not_for_hopper(HstuBackwardArgs const& args) {
   HstuForwardArgs forward = args.forward;
-  forward.out =
-      args.grad_query;  // why_not_for_hopper() only tests its alignment; `out` itself may be unset in a backward call.
+  // why_not_for_hopper() only tests its alignment; `out` itself may be unset in a backward call.
+  forward.out = args.grad_query;
   std::string const why = why_not_for_hopper(forward);
   if (!why.empty()) return why;
   if (forward.dim == 256 && (forward.bias.has_position() || forward.bias.has_time())) {

@@ -43,8 +43,8 @@ struct HopperBackwardShape {
   /// Registers of a thread by role. A block has 64 K in all.
   static constexpr int kConsumerRegisters = !kHasBias ? 232 : kDim == 128 ? 224 : 208;
   static constexpr int kProducerRegisters = kHasBias && kDim == 128 ? 24 : 40;
-  static constexpr int kGradientRegisters =
-      512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< For the warpgroup that adds up gradients of bias weights.
+  /// For the warpgroup that adds up gradients of bias weights.
+  static constexpr int kGradientRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;

@@ -33,8 +33,8 @@ struct QueryBlockInfo {
   std::int32_t first_query = 0;
   std::int32_t turn = 0;          ///< Number of additions to its dQ that come before this tile's.
   std::uint32_t bias_parity = 0;  ///< See bias_stage_of().
-  bool is_whole = false,
-       is_last = false;  ///< `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
+  /// `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
+  bool is_whole = false, is_last = false;
   bool has_before = false, has_behind = false;  ///< See OwnSumsPlace.
   std::uint32_t seen_parts = 0;                 ///< Bit mask of consumers of whose keys some are seen.
 };
@@ -113,8 +113,8 @@ struct QuerySumsPlace {
 /// Identifies dQ of a block of queries, if a block of threads takes whole sequences.
 struct OwnSumsPlace {
   std::int32_t first_query = -1;  ///< First query of the block; negative: no block.
-  bool has_before = false,
-       has_behind = false;  ///< Do some of its queries see earlier (later) tiles of keys of the sequence?
+  /// Do some of its queries see earlier (later) tiles of keys of the sequence?
+  bool has_before = false, has_behind = false;
 
   [[nodiscard]] __device__ __forceinline__ bool is_none() const { return first_query < 0; }
 };
@@ -136,8 +136,8 @@ struct HopperBackwardState : KeyBarriers {
   Barrier bias_full[Shape::kBiasStages], bias_empty[Shape::kBiasStages];
   /// By stage and phase parity of their keys: the next description is written while the present one is in use.
   KeyTileInfo tiles[2 * Shape::kKeyStages];
-  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias>
-      key_times[2];  ///< By phase parity of keys.
+  /// By phase parity of keys.
+  std::conditional_t<Shape::kHasBias, BlockTimes<Shape::kBlockKeys, 16>, NoBias> key_times[2];
   QueryBlockInfo blocks[Shape::kStages];
   QueryVisibility visibility[Shape::kStages][Shape::kBlockQueries];
   QuerySumsPlace places[Shape::kConsumers];

@@ -31,8 +31,8 @@ struct HopperForwardShape {
   /// Registers of a thread by role. A block has 64 K in all.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = kHasBias ? 208 : 232;
-  static constexpr int kFinderRegisters =
-      512 - 2 * kConsumerRegisters - kProducerRegisters;  ///< For the warpgroup that looks up time biases.
+  /// For the warpgroup that looks up time biases.
+  static constexpr int kFinderRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;
 
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;

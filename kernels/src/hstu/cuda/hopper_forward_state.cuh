@@ -29,8 +29,8 @@ struct QueryTileInfo {
 /// Description of a block of keys, from the key producer to the consumers.
 struct KeyBlockInfo {
   std::int32_t first_key = 0;
-  bool is_whole = false,
-       is_last = false;  ///< `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
+  /// `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
+  bool is_whole = false, is_last = false;
 };
 
 /// Bias data of a block of keys.

@@ -36,8 +36,8 @@ class HopperWideBackwardConsumer {
  private:
   static constexpr int kOwnQueries = Shape::kBlockQueries / 2;
   static constexpr int kScores = kOwnQueries / 2;  ///< Accumulator registers of S' per thread.
-  static constexpr int kSums =
-      Shape::kQuerySumColumns / 2;  ///< Accumulator registers of dK, of dV and of dQ per thread.
+  /// Accumulator registers of dK, of dV and of dQ per thread.
+  static constexpr int kSums = Shape::kQuerySumColumns / 2;
   static constexpr int kSteps = kOwnQueries / 16;
   using SumsPlace = std::conditional_t<Shape::kTakesSequences, OwnSumsPlace, QuerySumsPlace>;
 

@@ -120,8 +120,8 @@ struct StripBias {
   [[nodiscard]] static __device__ __forceinline__ bool holds(TimeTable const& table, BucketRange const& buckets) {
     constexpr float kMostBelow = 1024;
     bool const is_added_to = fabsf(table.weight(buckets.first)) <= kMostBelow;
-    return (buckets.last == buckets.first) |
-           ((buckets.last == buckets.first + 1) & is_added_to);  // Bitwise operators avoid branches.
+    // Bitwise operators avoid branches.
+    return (buckets.last == buckets.first) | ((buckets.last == buckets.first + 1) & is_added_to);
   }
 
   /// @param is_left_out true if other code adds the bias of this group

@@ -11,7 +11,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// A sample's rows `part`, of which `num_added` have a dense one.
+/// Adds dense rows to a part of a sample's rows; rows from `num_added` elements on are copied.
 template <class Element>
 void add_part(Element const* values, Element const* dense, std::int64_t num_added, std::int64_t num_elements,
               Element* out) {

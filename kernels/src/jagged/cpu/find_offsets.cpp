@@ -4,7 +4,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// Where the next offsets go.
+/// Exclusive prefix sum of lengths. @returns where the next offsets go
 template <class Length>
 std::int64_t* add_up(void const* lengths, std::int64_t size, std::int64_t* offsets) {
   std::int64_t offset = 0;

@@ -13,6 +13,7 @@ namespace {
 std::byte* at(void* memory, std::int64_t bytes) { return static_cast<std::byte*>(memory) + bytes; }
 std::byte const* at(void const* memory, std::int64_t bytes) { return static_cast<std::byte const*>(memory) + bytes; }
 
+/// Fills bytes with the repeated pattern. A pattern of equal bytes takes memset().
 void fill_bytes(std::byte* out, std::int64_t num_bytes, std::byte const (&pattern)[16]) {
   if (std::ranges::all_of(pattern, [&](std::byte each) { return each == pattern[0]; })) {
     std::memset(out, static_cast<int>(pattern[0]), static_cast<std::size_t>(num_bytes));
@@ -23,6 +24,7 @@ void fill_bytes(std::byte* out, std::int64_t num_bytes, std::byte const (&patter
   }
 }
 
+/// Moves the rows of one tensor for a part of a segment.
 void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of, Range placed) {
   Range const part = of.rows;
   std::int64_t const size = rows.row_bytes;
@@ -49,6 +51,7 @@ void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of,
   }
 }
 
+/// Checks everything before the first row is moved. @throws std::invalid_argument
 void expect_fitting(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
   expect_sizes(move, tensors);
   expect_packed(move.packed, move.num_segments, move.num_packed_rows, run_tasks);
@@ -57,6 +60,7 @@ void expect_fitting(JaggedMove const& move, std::span<MovedRows const> tensors, 
 
 }  // namespace
 
+/// Cuts the packed rows into chunks of bytes (RowChunks) and lets tasks copy them segment by segment.
 void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
   expect_fitting(move, tensors, run_tasks);
   std::int64_t row_bytes = 0;

@@ -10,8 +10,9 @@ namespace headway::kernels {
 
 namespace {
 
-constexpr std::int64_t kSamplesOfTask = 64;
+constexpr std::int64_t kSamplesOfTask = 64;  ///< Samples per task.
 
+/// Reduces the samples of one task.
 template <class Element>
 void reduce(JaggedRows const& rows, SampleReduction reduction, void* out, Range samples) {
   auto const* const values = static_cast<Element const*>(rows.values);

@@ -8,7 +8,7 @@
 
 namespace headway::kernels {
 
-/// Rows cut into chunks of so many bytes that handing them out does not count.
+/// Cuts rows into chunks of about kChunkBytes, so large that the cost of handing them out does not matter.
 class RowChunks {
  public:
   RowChunks(std::int64_t num_rows, std::int64_t row_bytes)
@@ -21,20 +21,20 @@ class RowChunks {
   }
 
  private:
-  static constexpr std::int64_t kChunkBytes = std::int64_t{128} << 10;
+  static constexpr std::int64_t kChunkBytes = std::int64_t{128} << 10;  ///< Bytes per chunk.
 
   std::int64_t num_rows_, rows_of_chunk_;
 };
 
-/// Some of the rows of a segment.
+/// Consecutive rows of one segment.
 struct RowPart {
   std::uint32_t segment;
-  std::int64_t segment_begin;  ///< Its first row.
+  std::int64_t segment_begin;  ///< First row of the segment.
   Range rows;
 };
 
-/// Calls `visit(part)` for each segment that has some of `rows`, with those of them that it has.
-/// @param packed its segments lie in order, without gaps
+/// Calls `visit(part)` for each segment that has some of `rows`, with the rows that it has.
+/// @param packed segments in order, without gaps
 template <class Visit>
 void for_each_part(Segments const& packed, std::int64_t num_segments, Range rows, Visit const& visit) {
   std::uint32_t segment = packed.segment_of(rows.begin, 0, static_cast<std::uint32_t>(num_segments));

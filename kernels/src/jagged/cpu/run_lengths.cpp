@@ -8,15 +8,16 @@ namespace headway::kernels {
 
 namespace {
 
-constexpr std::int64_t kEntriesOfTask = 1 << 15;
+constexpr std::int64_t kEntriesOfTask = 1 << 15;  ///< Entries per task.
 
+/// Does a run begin at entry i?
 template <class Key>
 bool begins_run(Key const* keys, std::int64_t i) {
   return i == 0 || keys[i] != keys[i - 1];
 }
 
-/// Of the entries [begin, end), `num_before` runs begin before them. A run's length is known where it begins, by a walk
-/// to its end, which may lie beyond `end`.
+/// Second pass: writes the runs of entries [begin, end); `num_before` runs begin before them. The task in which a run
+/// begins writes its length; it walks to the run's end, which may lie beyond `end`.
 template <class Key>
 void write_runs(RunLengths const& runs, std::int64_t begin, std::int64_t end, std::int64_t num_before) {
   auto const* const keys = static_cast<Key const*>(runs.keys);
@@ -37,6 +38,7 @@ void write_runs(RunLengths const& runs, std::int64_t begin, std::int64_t end, st
   end_run(run_end);
 }
 
+/// First pass: counts the runs that begin in each task. A prefix sum then gives each task its first run.
 template <class Key>
 void find(RunLengths const& runs, RunTasks const& run_tasks) {
   auto const* const keys = static_cast<Key const*>(runs.keys);

@@ -8,8 +8,9 @@ namespace headway::kernels {
 
 namespace {
 
-constexpr std::int64_t kSegmentsOfTask = 1 << 14;
+constexpr std::int64_t kSegmentsOfTask = 1 << 14;  ///< Segments per task.
 
+/// Rows of a segment, after checking that they exist. @throws std::invalid_argument
 Range checked_rows(Segments const& segments, std::uint32_t segment, std::int64_t num_rows) {
   Range const items = segments.order.items(segment);
   if (!segments.has(items)) {
@@ -26,7 +27,7 @@ Range checked_rows(Segments const& segments, std::uint32_t segment, std::int64_t
   return rows;
 }
 
-/// Calls `check(range)` for ranges that cover the numbers of all segments.
+/// Calls `check(range)` for ranges that cover all segment numbers.
 template <class Check>
 void for_ranges(std::int64_t num_segments, RunTasks const& run_tasks, Check const& check) {
   run_tasks((num_segments + kSegmentsOfTask - 1) / kSegmentsOfTask, [&](std::int64_t task) {

@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// @throws std::invalid_argument unless so many segments lie in order, without gaps, and end with the last of the rows
+/// @throws std::invalid_argument unless the segments lie in order without gaps and cover all `num_rows` rows
 void expect_packed(Segments const& segments, std::int64_t num_segments, std::int64_t num_rows,
                    RunTasks const& run_tasks);
 

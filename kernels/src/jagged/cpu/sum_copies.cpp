@@ -11,7 +11,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// Of some rows of an item.
+/// Sums the copies of some rows of an item.
 template <class Element>
 void sum_part(CopiedItems const& items, CopiedRows const& rows, RowPart const& part,
               std::vector<Real<Element>>& memory) {

@@ -6,6 +6,7 @@
 
 namespace headway::kernels {
 
+/// Kernel arguments; vectors are ElementVector.
 template <class Vector>
 struct AddDenseArgs {
   Segments samples;
@@ -19,7 +20,7 @@ struct AddDenseArgs {
 
 inline constexpr std::uint32_t kAddedVectorsOfLane = 2;
 
-/// A warp for each 64 vectors of rows.
+/// Kernel: a warp adds 64 vectors of rows. Neighbouring lanes have neighbouring vectors (WarpRows).
 template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     add_dense_kernel(__grid_constant__ AddDenseArgs<Vector> const args) {

@@ -5,7 +5,7 @@
 
 namespace headway::kernels {
 
-/// A thread for a group.
+/// Kernel: one thread per group.
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     count_rows_kernel(__grid_constant__ SegmentGroups const groups) {
   std::int64_t const group = std::int64_t{blockIdx.x} * (kWarp * kWarpsOfBlock) + threadIdx.x;

@@ -1,6 +1,7 @@
 #pragma once
 
-// __assert_fail is only declared where assertions are on; those of other headers stay as they are.
+// <cassert> declares __assert_fail only if assertions are on. The macro is restored, so other headers keep their
+// setting.
 #pragma push_macro("NDEBUG")
 #undef NDEBUG
 #include <assert.h>
@@ -8,7 +9,7 @@
 
 namespace headway::kernels {
 
-/// For what a caller got wrong and only the device can see.
+/// Stops the device's context for an error of the caller that only the device can see.
 __device__ inline void expect_on_device(bool is_good, char const* what) {
   if (!is_good) __assert_fail(what, __FILE__, __LINE__, "headway");
 }

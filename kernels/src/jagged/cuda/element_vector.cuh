@@ -6,7 +6,7 @@
 
 namespace headway::kernels {
 
-/// Neighbouring columns of a row that are read and written together.
+/// Neighbouring columns of a row that are loaded and stored together.
 template <class Element, std::uint32_t kSize>
 struct alignas(sizeof(Element) * kSize) ElementVector {
   static constexpr std::uint32_t kNumElements = kSize;
@@ -14,10 +14,12 @@ struct alignas(sizeof(Element) * kSize) ElementVector {
 
   Element elements[kSize];
 
+  /// Adds the elements to sums in the accumulation type.
   __device__ void add_to(Sum (&sums)[kSize]) const {
 #pragma unroll
     for (std::uint32_t i = 0; i < kSize; ++i) sums[i] += as_real(elements[i]);
   }
+  /// Rounds sums to elements.
   __device__ static ElementVector nearest_to(Sum const (&sums)[kSize]) {
     ElementVector vector;
 #pragma unroll
@@ -26,8 +28,8 @@ struct alignas(sizeof(Element) * kSize) ElementVector {
   }
 };
 
-/// Calls `call.template operator()<Vector>()` with a vector of 16 bytes, where rows of so many bytes at all `addresses`
-/// can be cut into them, else of one element.
+/// Calls `call.template operator()<Vector>()` with vectors of 16 bytes if rows and `addresses` are multiples of 16
+/// bytes, else with vectors of one element.
 template <class Call>
 void with_element_vector(ElementType type, std::int64_t num_columns, std::initializer_list<void const*> addresses,
                          Call const& call) {

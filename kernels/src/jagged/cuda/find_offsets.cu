@@ -11,6 +11,7 @@ namespace headway::kernels {
 
 namespace {
 
+/// Input of the scan.
 template <class Length>
 struct OffsetStep {
   MovedLengths lengths;

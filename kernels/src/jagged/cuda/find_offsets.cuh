@@ -6,7 +6,8 @@
 
 namespace headway::kernels {
 
-/// What offset i is more than offset i - 1, with minus the sum of all lengths before where those after begin.
+/// Step from offset i - 1 to offset i. One inclusive scan over these steps gives both lists of offsets: where the
+/// second list begins, the step is minus the sum of all lengths before.
 template <class Length>
 __device__ std::int64_t offset_step(MovedLengths const& lengths, std::int64_t i) {
   if (i == 0) return 0;

@@ -7,35 +7,39 @@
 
 namespace headway::kernels {
 
-/// The packed vectors that a warp moves. Positions count from the first of them.
+/// Packed vectors that a warp moves. Positions count from the first of them.
 struct WarpVectors {
   std::int64_t first;
   std::int32_t size;
   std::uint32_t vectors_of_row;
-  std::int64_t num_rows;       ///< Of all packed rows.
-  std::uint64_t first_column;  ///< Of the first vector.
+  std::int64_t num_rows;       ///< Number of all packed rows.
+  std::uint64_t first_column;  ///< Column of the first vector.
 
-  /// Where a packed row begins, cut to what the warp has.
+  /// Position where a packed row begins, clamped to the warp's range.
   [[nodiscard]] __device__ std::int32_t position_of(std::int64_t row) const {
     std::int64_t const vector = min(max(row, std::int64_t{0}), num_rows) * vectors_of_row;
     return static_cast<std::int32_t>(min(max(vector - first, std::int64_t{0}), std::int64_t{size}));
   }
-  /// Where in its row a vector is.
+  /// Column of the vector at a position.
   [[nodiscard]] __device__ std::uint32_t column_of(std::int32_t position) const {
     std::uint64_t const column = first_column + static_cast<std::uint32_t>(position);
     if (column < vectors_of_row) return static_cast<std::uint32_t>(column);
-    return static_cast<std::uint32_t>(column - vectors_of_row) % vectors_of_row;  // Below 2^32, which divides faster.
+    // Fits 32 bits, for which division is faster.
+    return static_cast<std::uint32_t>(column - vectors_of_row) % vectors_of_row;
   }
 };
 
-/// What a lane knows of a segment; 32 lanes know neighbouring ones, and tell each other.
+/// Data about one segment in the registers of a lane. The 32 lanes of a warp hold 32 consecutive segments and exchange
+/// them by shuffles.
 struct LaneSegment {
-  std::int32_t begin, end;    ///< The segment's positions among the warp's vectors.
-  std::int32_t placed_end;    ///< From this position on it has no placed rows.
-  std::int64_t placed_shift;  ///< From a packed vector to the placed one; with PlacedRow::kFirst from its column.
+  std::int32_t begin, end;  ///< Positions of the segment among the warp's vectors.
+  std::int32_t placed_end;  ///< First position without a placed row.
+  /// Add to a packed vector to get the placed one; with PlacedRow::kFirst, add to its column.
+  std::int64_t placed_shift;
 };
 
-/// The lane's one of 32 segments from `first_segment` on, which begin at or before `position`. All lanes come together.
+/// Loads the lane's segment of 32 from `first_segment` on; the first of them begins at or before `position`. Checks
+/// offsets. All lanes call it.
 __device__ inline LaneSegment load_lane_segment(JaggedMove const& move, WarpVectors const& vectors,
                                                 std::uint32_t first_segment, std::int32_t position) {
   std::uint32_t const lane = threadIdx.x % kWarp, segment = first_segment + lane;
@@ -60,14 +64,14 @@ __device__ inline LaneSegment load_lane_segment(JaggedMove const& move, WarpVect
   return mine;
 }
 
-/// The segments of all lanes, as each lane sees them. All lanes come together in what it does.
+/// The 32 segments of a warp, readable by every lane. All lanes must call its functions together.
 class SegmentsOfLanes {
  public:
   __device__ SegmentsOfLanes(LaneSegment const& mine, WarpVectors const& vectors) : mine_(mine) {
     num_begun_ = __popc(__ballot_sync(kAllLanes, mine.begin < vectors.size));
   }
 
-  /// Of those that begin within the warp's vectors; lanes behind have others.
+  /// Number of segments that begin within the warp's vectors: those of the first lanes.
   [[nodiscard]] __device__ int size() const { return num_begun_; }
   [[nodiscard]] __device__ std::int32_t end() const { return __shfl_sync(kAllLanes, mine_.end, kWarp - 1); }
 
@@ -77,7 +81,7 @@ class SegmentsOfLanes {
             .placed_end = __shfl_sync(kAllLanes, mine_.placed_end, lane),
             .placed_shift = __shfl_sync(kAllLanes, mine_.placed_shift, lane)};
   }
-  /// The last one that begins at or before `position`, which differs between lanes.
+  /// Segment that contains `position`, which may differ between lanes. Binary search by shuffles.
   [[nodiscard]] __device__ LaneSegment at(std::int32_t position) const {
     int lane = 0;
     for (int step = num_begun_ > 1 ? 1 << (31 - __clz(num_begun_ - 1)) : 0; step > 0; step /= 2) {

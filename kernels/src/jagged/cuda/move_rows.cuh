@@ -1,5 +1,21 @@
 #pragma once
 
+// Jagged row moves on a device (JaggedMove): permute, dispatch, combine, transpose, join, split, pad and spread.
+//
+// Idea: work is cut by packed vectors (up to 16 bytes), never by segments. A warp takes 128 to 1,024 consecutive
+// vectors, whichever segments they belong to. It finds its first segment by a search with 32 probes at once. Each lane
+// then loads one of 32 segments, and lanes exchange them by shuffles. If segments are long (64 vectors on average), the
+// warp copies them one by one, and all lanes use the same segment. If they are short, each lane searches the 32
+// segments for its own vector, so that no lane is idle.
+//
+// Example: rows of 64 bytes are 4 vectors. Segments of 3 and 40 rows; warp 0 has vectors 0 to 127, that is rows 0 to
+// 31. Segment 0 has positions 0 to 11, segment 1 positions 12 to 127. Their average is 64, so they are copied one by
+// one.
+//
+// Invariants: each output vector has one lane. A lane loads kVectorsOfTurn vectors before it stores the first. Offsets
+// are checked by the lane that uses them, before any load through them.
+// Complexity: every row is read and written once; log32(segments) probes per warp, and one look at each segment.
+
 #include "headway/kernels/jagged_moves.hpp"
 #include "jagged/cuda/lane_segments.cuh"
 
@@ -10,16 +26,17 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kMostMovedTensors = 64;
 
-/// A tensor of a launch. Vectors are as wide as its rows and addresses allow, at most 16 bytes.
+/// Tensor of a launch. Vectors are as wide as rows and addresses allow, at most 16 bytes.
 struct MovedVectors {
   void const* source;
   void* out;
   std::uint32_t vectors_of_row;
   std::uint32_t vector_bytes;
-  std::int64_t first_warp = 0;  ///< The tensor's share of the launch begins here.
+  std::int64_t first_warp = 0;  ///< First warp of the launch that works on this tensor.
   alignas(16) std::byte fill[16] = {};
 };
 
+/// Kernel arguments of one launch.
 struct MoveRowsArgs {
   JaggedMove move;
   std::uint32_t num_tensors;
@@ -27,14 +44,16 @@ struct MoveRowsArgs {
   MovedVectors tensors[kMostMovedTensors] = {};
 };
 
-/// How many vectors a lane moves at a time: all are loaded before the first is stored.
+/// Vectors that a lane moves at a time; all are loaded before the first is stored.
 inline constexpr std::int32_t kVectorsOfTurn = 4;
-/// So many vectors of a segment keep a warp busy.
+/// Average number of vectors per segment from which segments are copied one by one.
 inline constexpr std::int32_t kLongSegment = 64;
-/// Turns of a warp: one until a multiprocessor has so many warps, three times as many as at once, so that it is seldom
-/// half empty at the end; then up to the most.
+/// Turns per warp (of kWarp * kVectorsOfTurn vectors). A warp has one turn until there are kFillingWarps warps per
+/// multiprocessor: three times as many as run at once, so that the last wave is seldom half empty. Larger moves use
+/// more turns, up to kMostTurns.
 inline constexpr std::int64_t kFillingWarps = 96, kMostTurns = 8;
 
+/// Move of one warp's vectors of one tensor.
 template <class Vector>
 class MoveOfWarp {
  public:
@@ -55,7 +74,7 @@ class MoveOfWarp {
       std::int32_t const end = segments.end();
       move_segments(segments, position, end);
       segment += kWarp;
-      if (end == position) {  // All are empty, and many more may be.
+      if (end == position) {  // All 32 segments are empty, and many more may be: search.
         segment = find_segment(move_.packed, (vectors_.first + end) / vectors_.vectors_of_row, segment, num_segments);
       }
       position = end;
@@ -66,7 +85,7 @@ class MoveOfWarp {
   static constexpr std::int32_t kLanes = kWarp;
   static constexpr std::int64_t kNowhere = -1;
 
-  /// Positions from `begin` to `end`. Long segments one by one, as then all lanes know the same of them; short ones
+  /// Moves positions `begin` to `end`: long segments one by one, since all lanes then use the same segment; short ones
   /// together, so that no lane is idle.
   __device__ void move_segments(SegmentsOfLanes const& segments, std::int32_t begin, std::int32_t end) const {
     if (move_.placed_row == JaggedMove::PlacedRow::kFirst) {
@@ -86,12 +105,14 @@ class MoveOfWarp {
     }
   }
 
+  /// Placed vector of a position, or kNowhere if the segment has no placed row for it.
   [[nodiscard]] __device__ static std::int64_t shifted(LaneSegment const& segment, std::int32_t position,
                                                        std::int64_t unshifted) {
     return position < segment.placed_end ? segment.placed_shift + unshifted : kNowhere;
   }
 
-  /// @param placed_at (position) -> where its placed vector is; all lanes come together
+  /// Moves positions in turns. All lanes call it.
+  /// @param placed_at (position) -> placed vector, or kNowhere
   template <class PlacedAt>
   __device__ void move_positions(std::int32_t begin, std::int32_t end, PlacedAt const& placed_at) const {
     bool const is_gather = move_.direction == JaggedMove::Direction::kGather;
@@ -121,7 +142,7 @@ class MoveOfWarp {
   Vector fill_;
 };
 
-/// A warp for so many vectors of packed rows of a tensor; the tensors' warps one after the other.
+/// Kernel: a warp per `vectors_of_warp` packed vectors of a tensor. The warps of the tensors follow each other.
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 4) move_rows_kernel(__grid_constant__ MoveRowsArgs const args) {
   std::int64_t const warp = std::int64_t{blockIdx.x} * kWarpsOfBlock + threadIdx.x / kWarp;
   if (warp >= args.num_warps) return;
@@ -149,11 +170,12 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 4) move_rows_kernel(__gr
   }
 }
 
-/// How the rows of a tensor are moved.
+/// Chooses the width of vectors for a tensor.
 inline MovedVectors vectors_of(MovedRows const& rows) {
   auto const bits = reinterpret_cast<std::uintptr_t>(rows.source) | reinterpret_cast<std::uintptr_t>(rows.out) |
                     static_cast<std::uintptr_t>(rows.row_bytes) | 16;
-  auto const vector_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));  // The lowest bit of all.
+  // Largest power of two, up to 16, that divides all of them.
+  auto const vector_bytes = static_cast<std::uint32_t>(bits & (~bits + 1));
   MovedVectors vectors{.source = rows.source,
                        .out = rows.out,
                        .vectors_of_row = static_cast<std::uint32_t>(rows.row_bytes / vector_bytes),
@@ -162,7 +184,7 @@ inline MovedVectors vectors_of(MovedRows const& rows) {
   return vectors;
 }
 
-/// What one launch takes of `tensors`.
+/// Arguments of one launch for `tensors`, at most kMostMovedTensors.
 inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows const> tensors,
                                    int num_multiprocessors) {
   constexpr std::int64_t kOfTurn = kWarp * kVectorsOfTurn;

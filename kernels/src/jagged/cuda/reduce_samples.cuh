@@ -1,5 +1,20 @@
 #pragma once
 
+// Sums or means of jagged samples on a device, in two kernels.
+//
+// Idea: a sample takes one step for each of its rows and one step to end. Chunks of 2^chunk_bits steps are equal work,
+// whether there are many empty samples or one long one. A thread adds up one column vector of a chunk. A sample inside
+// one chunk is written at once. A sample over several chunks leaves partial sums: a tail in the chunk where it begins,
+// heads in all others. The second kernel adds tail and heads in order.
+//
+// Example: chunks of 4 steps, "." ends a sample: a a a . | b b b b | b . c c | . Sample a is written at once, b = tail
+// 1 + head 2, c = tail 2 + head 3, which is 0.
+//
+// Invariants: the order of additions is fixed by offsets alone, so results are bitwise reproducible. Sums are in
+// float32 (float64 for float64).
+// Complexity: each row is read once; scratch of two vectors per chunk and column.
+// Source: Merrill and Garland, Merge-based sparse matrix-vector multiplication (SpMV), 2016.
+
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/cuda/element_vector.cuh"
 #include "jagged/cuda/warp_rows.cuh"
@@ -9,15 +24,10 @@
 
 namespace headway::kernels {
 
-/// Rows whose loads are under way at once.
+/// Rows whose loads are in flight at once.
 inline constexpr std::int32_t kRowsInFlight = 8;
 
-/// Sums of chunks of steps: a sample takes one for each of its rows and one to end. So neither many empty samples nor
-/// one long one are more work for a chunk than others (Merrill and Garland, Merge-based SpMV, 2016). Of a sample that
-/// lies in several chunks, each has a partial sum: the one where it begins at its tail, all others at their heads.
-///
-/// Example: chunks of 4 steps, samples a a a . | b b b b | b . c c | .: a is written at once; b = tail 1 + head 2;
-/// c = tail 2 + head 3, which is 0.
+/// Arguments of both kernels.
 template <class Vector>
 struct ReduceSamplesArgs {
   using Real = typename Vector::Sum;
@@ -30,17 +40,19 @@ struct ReduceSamplesArgs {
   std::int64_t num_rows, num_chunks;
   int chunk_bits;  ///< A chunk has 2^chunk_bits steps.
   std::uint32_t vectors_of_row;
-  std::uint32_t num_lanes;  ///< Of threads for a chunk or sample: as many vectors, or up to the next 2^n below a warp.
+  std::uint32_t num_lanes;  ///< Threads per chunk or sample: one per vector, rounded up to a power of two below a warp,
+                            ///< or to whole warps.
   SampleReduction reduction;
   Vector const* values;  ///< (num_rows, vectors_of_row)
   Vector* out;           ///< (num_samples, vectors_of_row)
-  Partial* heads;        ///< (num_chunks, vectors_of_row)
-  Partial* tails;        ///< (num_chunks, vectors_of_row)
+  Partial* heads;        ///< (num_chunks, vectors_of_row): sums of samples that begin in earlier chunks.
+  Partial* tails;  ///< (num_chunks, vectors_of_row): sums of samples that begin in the chunk and end in a later one.
 
   [[nodiscard]] __device__ std::int64_t num_steps() const { return num_rows + num_samples; }
   [[nodiscard]] __device__ std::int64_t chunk_of(std::int64_t step) const { return step >> chunk_bits; }
   [[nodiscard]] __device__ std::int64_t first_step(std::uint32_t sample) const { return offsets[sample] + sample; }
 
+  /// Writes the sum or mean of a sample.
   __device__ void store(std::uint32_t sample, std::int64_t num_rows_of_sample, std::uint32_t column,
                         Partial sum) const {
     if (reduction == SampleReduction::kMean && num_rows_of_sample > 0) {
@@ -50,7 +62,7 @@ struct ReduceSamplesArgs {
   }
 };
 
-/// Chunk or sample, and column, of a thread.
+/// Work of a thread: a chunk or sample, and a column.
 struct ReducedPlace {
   std::int64_t number;
   std::uint32_t column;
@@ -62,7 +74,7 @@ __device__ ReducedPlace reduced_place(ReduceSamplesArgs<Vector> const& args) {
   return {number, static_cast<std::uint32_t>(thread - number * args.num_lanes)};
 }
 
-/// The sample that has a step. All lanes come together; the step of none is before that of the first.
+/// Sample that contains a step. All lanes call it with steps that are not before that of lane 0.
 template <class Vector>
 __device__ std::uint32_t sample_of_step(ReduceSamplesArgs<Vector> const& args, std::int64_t step) {
   std::int64_t const first_step = __shfl_sync(kAllLanes, step, 0);
@@ -76,7 +88,7 @@ __device__ std::uint32_t sample_of_step(ReduceSamplesArgs<Vector> const& args, s
   return first;
 }
 
-/// What a thread does for a vector of a chunk.
+/// Sum of one column vector over the steps of a chunk.
 template <class Vector>
 class ChunkSum {
  public:
@@ -98,11 +110,11 @@ class ChunkSum {
       add_rows(static_cast<std::int32_t>(min(end_ - step_, args_.num_rows - row_)));
     }
     if (is_head_) return keep(args_.heads);
-    keep(args_.tails);  // Never read where the last sample ends with the chunk.
+    keep(args_.tails);  // Never read if the last sample ends with the chunk.
   }
 
  private:
-  /// Up to `num_rows` rows from the present one on, and the ends of samples among them.
+  /// Adds up to `num_rows` rows from the present one on, and ends the samples among them.
   __device__ void add_rows(std::int32_t num_rows) {
     Vector values[kRowsInFlight];
 #pragma unroll
@@ -118,6 +130,7 @@ class ChunkSum {
     }
   }
 
+  /// Ends the present sample: writes it, or keeps its head if it began in an earlier chunk.
   __device__ void end_sample() {
     if (is_head_) {
       keep(args_.heads);
@@ -142,11 +155,11 @@ class ChunkSum {
   std::int64_t step_, end_;
   std::uint32_t sample_;
   std::int64_t row_, sample_begin_, sample_end_;
-  bool is_head_;  ///< The present sample began in an earlier chunk.
+  bool is_head_;  ///< Did the present sample begin in an earlier chunk?
   typename ReduceSamplesArgs<Vector>::Partial sum_ = {};
 };
 
-/// A thread for a vector of a chunk, so neighbouring threads read neighbouring vectors.
+/// First kernel: a thread per column vector of a chunk, so neighbouring threads read neighbouring vectors.
 template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     sum_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
@@ -157,7 +170,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
   }
 }
 
-/// A thread for a vector of a sample adds up the partial sums of those that lie in several chunks.
+/// Second kernel: a thread per column vector of a sample adds up the partial sums of samples over several chunks.
 template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     join_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
@@ -178,7 +191,8 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
   args.store(sample, rows.size(), column, sum);
 }
 
-/// Of short samples there are many, which share the work; of long ones few chunks are to be joined.
+/// Size of chunks: small for many short samples, so that many threads share the work; large for long samples, so that
+/// few chunks must be joined.
 inline int reduced_chunk_bits(JaggedRows const& rows) { return rows.num_rows < 16 * rows.num_samples ? 4 : 6; }
 
 inline std::int64_t num_reduced_chunks(JaggedRows const& rows) {

@@ -17,12 +17,13 @@ struct BeginsRun {
   __device__ std::int64_t operator()(std::int64_t i) const { return begins_run(keys, i) ? 1 : 0; }
 };
 
-/// Scratch memory is that of the scan, behind where runs begin.
+/// Bytes of the begins of runs; the memory of the scan follows them.
 std::int64_t begins_bytes(RunLengths const& runs) {
   constexpr std::int64_t kAlignment = 256;
   return ((runs.size + 1) * 8 + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+/// Inclusive scan of the beginnings of runs: run_of[i] becomes the number of runs up to entry i.
 template <class Key>
 void count_begun_runs(RunLengths const& runs, void* scratch, std::size_t& scratch_bytes, CudaStream stream) {
   auto const begins = thrust::make_transform_iterator(thrust::counting_iterator<std::int64_t>(0),

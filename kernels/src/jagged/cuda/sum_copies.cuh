@@ -1,5 +1,14 @@
 #pragma once
 
+// Sums of copied rows on a device: the backward pass of copying jagged items.
+//
+// Idea: a warp takes 64 vectors of the original rows (WarpRows). For each, a lane walks the CSR maps of features and
+// samples (ListCopies) and adds up the copies in ascending order. Nothing is scattered, so there are no atomics.
+//
+// Example: item 0 was copied to items 1 and 4. Row r of item 0 becomes the sum of row r of item 1, then of item 4.
+//
+// Complexity: each copy is read once and each sum written once.
+
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/copied_places.hpp"
 #include "jagged/cuda/element_vector.cuh"
@@ -9,11 +18,12 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kMostSummedTensors = 64;
 
+/// Tensor of a launch.
 struct SummedTensor {
   CopiedRows rows;
-  bool has_wide_vectors;  ///< Of 16 bytes; else of one element.
+  bool has_wide_vectors;  ///< Vectors of 16 bytes? Otherwise they have one element.
   std::uint32_t vectors_of_row;
-  std::int64_t first_warp;  ///< The tensor's share of the launch begins here.
+  std::int64_t first_warp;  ///< First warp of the launch that works on this tensor.
 };
 
 struct SumCopiesArgs {
@@ -25,6 +35,7 @@ struct SumCopiesArgs {
 
 inline constexpr std::uint32_t kSummedVectorsOfLane = 2;
 
+/// Sums the warp's vectors of one tensor.
 template <class Vector>
 __device__ void sum_vectors(CopiedItems const& items, SummedTensor const& tensor, std::int64_t warp) {
   auto const* const copies = static_cast<Vector const*>(tensor.rows.copies);
@@ -54,7 +65,7 @@ __device__ void sum_elements(CopiedItems const& items, SummedTensor const& tenso
   }
 }
 
-/// A warp for each 64 vectors of rows of a tensor; the tensors' warps one after the other.
+/// Kernel: a warp per 64 vectors of a tensor. The warps of the tensors follow each other.
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 3)
     sum_copies_kernel(__grid_constant__ SumCopiesArgs const args) {
   std::int64_t const warp = std::int64_t{blockIdx.x} * kWarpsOfBlock + threadIdx.x / kWarp;
@@ -75,7 +86,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 3)
   }
 }
 
-/// What one launch takes of `tensors`.
+/// Arguments of one launch for `tensors`, at most kMostSummedTensors.
 inline SumCopiesArgs sum_copies_args(CopiedItems const& items, std::span<CopiedRows const> tensors) {
   SumCopiesArgs args{.items = items, .num_tensors = static_cast<std::uint32_t>(tensors.size()), .num_warps = 0};
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {

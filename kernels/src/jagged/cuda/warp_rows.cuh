@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by nvcc and by tests that run kernels on the CPU: no header of CUDA's here.
+// Both nvcc and tests that run kernels on the CPU include this file, so it includes no CUDA header.
 
 #include "headway/kernels/jagged_segments.hpp"
 #include "jagged/cuda/device_expect.cuh"
@@ -11,8 +11,8 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kWarp = 32, kWarpsOfBlock = 8, kAllLanes = 0xffffffff;
 
-/// Of the numbers from `first` up to but not with `end`, the last that `is_before(number)` holds for; it holds for
-/// `first` and up to some number. All lanes come together and look at 32 numbers a turn.
+/// Largest number in [first, end) for which `is_before(number)` holds. It must hold for `first` and, if for a number,
+/// for all smaller ones. All lanes call it; each step probes 32 numbers, so it takes log32(end - first) steps.
 template <class IsBefore>
 [[nodiscard]] __device__ std::uint32_t find_last(std::uint32_t first, std::uint32_t end, IsBefore const& is_before) {
   while (end - first > 1) {
@@ -26,7 +26,7 @@ template <class IsBefore>
   return first;
 }
 
-/// Of segments from `first` to `end` the last that begins at or before `row`; `first` does. All lanes come together.
+/// Segment in [first, end) that contains `row`: the last one that begins at or before it. All lanes call it.
 [[nodiscard]] __device__ inline std::uint32_t find_segment(Segments const& packed, std::int64_t row,
                                                            std::uint32_t first, std::uint32_t end) {
   std::int64_t const rows_of_each = packed.rows_of_each();
@@ -34,16 +34,16 @@ template <class IsBefore>
   return find_last(first, end, [&](std::uint32_t segment) { return packed.begin(segment) <= row; });
 }
 
-/// Where a vector of a row is.
+/// Position of a vector of a row.
 struct RowVector {
   std::uint32_t segment = 0;
-  std::uint32_t column = 0;  ///< In vectors.
-  std::int64_t row = 0;      ///< Of all packed rows.
+  std::uint32_t column = 0;  ///< Counted in vectors.
+  std::int64_t row = 0;      ///< Index among all packed rows.
   std::int64_t row_in_segment = 0;
 };
 
-/// The vectors that a warp works on: `kVectorsOfLane` for each lane, those of neighbouring lanes side by side. Work is
-/// cut by vectors of packed rows, never by segments, so a long segment takes as many warps as it needs.
+/// Work of a warp: `kVectorsOfLane` vectors per lane; neighbouring lanes have neighbouring vectors. Work is cut by
+/// packed vectors, never by segments, so a long segment uses as many warps as it needs.
 template <std::uint32_t kVectorsOfLane>
 struct WarpRows {
   static constexpr std::uint32_t kVectors = kWarp * kVectorsOfLane;
@@ -56,7 +56,8 @@ struct WarpRows {
     return (num_rows * vectors_of_row + kVectors - 1) / kVectors;
   }
 
-  /// The last segment of rows that end with `row`, where `first` is the first one: mostly among the next 32.
+  /// Segment that contains `row`, searched from segment `first` on. Usually it is among the next 32, which one vote
+  /// tells.
   [[nodiscard]] __device__ std::uint32_t find_last_segment(std::int64_t row, std::uint32_t first) const {
     std::uint32_t const probe = first + 1 + threadIdx.x % kWarp;
     bool const is_before = probe < num_segments && packed.begin(probe) <= row;
@@ -64,7 +65,8 @@ struct WarpRows {
     return num_before < kWarp ? first + num_before : find_segment(packed, row, first + kWarp, num_segments);
   }
 
-  /// Calls `visit(vector)` for the lane's vectors that there are. `warp` counts those of all rows.
+  /// Calls `visit(vector)` for each existing vector of the lane.
+  /// @param warp index of the warp over all rows
   template <class Visit>
   __device__ void visit_warp(std::int64_t warp, Visit const& visit) const {
     std::int64_t const first_vector = warp * kVectors, num_vectors = num_rows * vectors_of_row;
@@ -73,7 +75,7 @@ struct WarpRows {
     std::uint32_t const first_segment = find_segment(packed, first_row, 0, num_segments);
     std::uint32_t const last_segment = find_last_segment(last_vector / vectors_of_row, first_segment);
 
-    // In 64 bits only once a warp: a lane's distance from the warp's first row fits 32 bits.
+    // 64-bit division happens once per warp: a lane's distance from the warp's first row fits 32 bits.
     auto const first_column = static_cast<std::uint32_t>(first_vector - first_row * vectors_of_row);
 #pragma unroll
     for (std::uint32_t i = 0; i < kVectorsOfLane; ++i) {
@@ -92,10 +94,11 @@ struct WarpRows {
   struct RowAndColumn {
     std::uint32_t row, column;
   };
+  /// Row and column of a vector that is `distance` vectors behind the warp's first.
   [[nodiscard]] __device__ RowAndColumn split(std::uint32_t first_column, std::uint32_t distance) const {
     std::uint64_t const position = std::uint64_t{first_column} + distance;
     if (position < vectors_of_row) return {0, static_cast<std::uint32_t>(position)};
-    // Here a row is shorter than what the warp has, or the next one begins.
+    // Only reached if a row is shorter than the warp's range, or the next row begins in it.
     auto const past = static_cast<std::uint32_t>(position - vectors_of_row);
     std::uint32_t const rows_on = past / vectors_of_row;
     return {1 + rows_on, past - rows_on * vectors_of_row};

@@ -13,7 +13,7 @@ namespace {
 using hstu::AlignedBuffer;
 using hstu::padded;
 
-/// Weight and bias as numbers, for all rows.
+/// Weight and bias in the arithmetic type, shared by all rows.
 template <class Real>
 class ColumnWeights {
  public:
@@ -31,7 +31,7 @@ class ColumnWeights {
   std::optional<AlignedBuffer<Real>> weight_, bias_;
 };
 
-/// The buffers of a row, and what fills them.
+/// Buffers of one row in the arithmetic type, with the functions that fill and store them.
 template <class Real>
 class RowBuffers {
  public:
@@ -53,10 +53,12 @@ class RowBuffers {
            .bias_sums = nullptr};
   }
 
+  /// Loads x, and the gate if there is one.
   void load_inputs(std::int64_t number) {
     access_.load(args_.type, args_.x, number, 0, args_.num_columns, row.x);
     if (args_.form != GateForm::kNone) access_.load(args_.type, args_.gate, number, 0, args_.num_columns, row.gate);
   }
+  /// Writes all parts of an output row.
   void store_parts(std::int64_t number, void* out) {
     std::int64_t const columns = args_.num_columns, parts = num_parts(args_.form);
     for (std::int64_t part = 0; part < parts; ++part) {
@@ -64,13 +66,14 @@ class RowBuffers {
                     columns);
     }
   }
+  /// Loads the gradient of all parts of an output row.
   void load_parts(std::int64_t number, StridedRows<void const*> const& grad_out) {
     std::int64_t const columns = args_.num_columns;
     for (std::int64_t part = 0; part < num_parts(args_.form); ++part) {
       access_.load(args_.type, grad_out, number, part * columns, columns, row.parts[part]);
     }
   }
-  /// Uses the first part's buffer.
+  /// Adds the residual's gradient to that of x. It overwrites the first part's buffer.
   void add_to_x(std::int64_t number, StridedRows<void const*> const& residual) {
     access_.load(args_.type, residual, number, 0, args_.num_columns, row.parts[0]);
     access_.rows.add(padded(args_.num_columns), row.parts[0], row.x);
@@ -89,8 +92,10 @@ class RowBuffers {
   layer::RowAccess<Real> access_;
 };
 
+/// Bytes of an output row, by which rows are cut into chunks.
 std::int64_t row_bytes(GatedNorm const& args) { return args.num_columns * num_parts(args.form) * size_of(args.type); }
 
+/// Forward pass: chunks of rows are independent.
 template <class Real>
 void run(GatedNorm const& args, void* out, Real* statistics, RunTasks const& run_tasks) {
   ColumnWeights<Real> const weights(args);
@@ -108,7 +113,7 @@ void run(GatedNorm const& args, void* out, Real* statistics, RunTasks const& run
   });
 }
 
-/// The sums of all pieces, in their order.
+/// Adds up the sums of all pieces in order, and writes them.
 template <class Real>
 void store_sums(GatedNorm const& args, Real* sums, std::int64_t num_pieces, void* out) {
   layer::RowAccess<Real> const access;
@@ -117,6 +122,8 @@ void store_sums(GatedNorm const& args, Real* sums, std::int64_t num_pieces, void
   access.store(args.weight_type, sums, {.data = out}, 0, 0, args.num_columns);
 }
 
+/// Backward pass: each piece of rows has sums of its own for weight and bias; they are added up in order at the end, so
+/// results do not depend on threads.
 template <class Real>
 void run_backward(GatedNormBackward const& args, RunTasks const& run_tasks) {
   GatedNorm const& forward = args.forward;

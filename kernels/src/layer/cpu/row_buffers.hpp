@@ -13,18 +13,19 @@
 
 namespace headway::kernels::layer {
 
-/// Between rows of elements and buffers of numbers, as fast as this processor can.
+/// Conversion between rows of elements and buffers, with the fastest functions for this processor.
 template <class Real>
 struct RowAccess {
   hstu::BlockKernels<Real> const& blocks = hstu::usable_block_kernels<Real>().back();
   RowKernels<Real> const& rows = usable_row_kernels<Real>().back();
 
-  /// Columns [first, first + size) of a row; the buffer is filled with zeros up to padded(size).
+  /// Loads columns [first, first + size) of a row; the buffer is padded with zeros up to padded(size).
   void load(ElementType type, StridedRows<void const*> const& from, std::int64_t row, std::int64_t first,
             std::int64_t size, Real* buffer) const {
     auto const* const data = static_cast<std::byte const*>(from.data) + (row * from.stride + first) * size_of(type);
     blocks.load({.data = data, .type = type, .stride = from.stride, .rows = 1, .columns = size}, buffer, size);
   }
+  /// Rounds `size` numbers and writes them to columns from `first` on.
   void store(ElementType type, Real const* buffer, StridedRows<void*> const& to, std::int64_t row, std::int64_t first,
              std::int64_t size) const {
     auto* const data = static_cast<std::byte*>(to.data) + (row * to.stride + first) * size_of(type);
@@ -32,8 +33,9 @@ struct RowAccess {
   }
 };
 
-/// Rows cut into pieces of equally many, each with sums of its own: so many that threads have some to share, whatever
-/// their number, and so few that the sums do not count.
+/// Cuts rows into pieces of equally many rows, each with sums of its own. Pieces are many enough to share among any
+/// number of threads, and few enough that their sums cost little. Their number depends on the rows alone, which keeps
+/// results independent of threads.
 class RowPieces {
  public:
   RowPieces(std::int64_t num_rows, std::int64_t row_bytes)
@@ -45,11 +47,11 @@ class RowPieces {
   }
 
  private:
-  static constexpr std::int64_t kMost = 128;
+  static constexpr std::int64_t kMost = 128;  ///< Largest number of pieces.
   std::int64_t num_rows_, count_;
 };
 
-/// Calls call.template operator()<Real>() with what elements of this type are computed in.
+/// Calls call.template operator()<Real>() with the arithmetic type for an element type.
 template <class Call>
 void with_real(ElementType type, Call const& call) {
   return type == ElementType::kFloat64 ? call.template operator()<double>() : call.template operator()<float>();

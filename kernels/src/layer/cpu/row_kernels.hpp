@@ -7,34 +7,38 @@
 
 namespace headway::kernels::layer {
 
-/// A row of numbers for a norm, in buffers of padded(num_columns) that are zero behind the last column.
+/// Row of a norm, in buffers of padded(num_columns) numbers that are zero behind the last column.
 template <class Real>
 struct NormRow {
   NormKind norm;
   GateForm form;
   std::int64_t num_columns;
   Real eps;
-  Real const *weight, *bias;      ///< May be null.
-  Real *x, *gate;                 ///< Before SiLU. The backward pass leaves their gradients here.
-  Real mean, inverse;             ///< Written by the forward pass, read by the backward pass.
-  Real* parts[3];                 ///< Of the outcome, or of its gradient; those that the form has.
-  Real *weight_sums, *bias_sums;  ///< The backward pass adds the row's gradients; may be null.
+  Real const *weight, *bias;  ///< May be null.
+  Real *x, *gate;             ///< Gate before SiLU. The backward pass replaces both by their gradients.
+  Real mean, inverse;         ///< `inverse` is 1 / deviation. Written by the forward pass, read by the backward pass.
+  Real* parts[3];             ///< Parts of the output row, or of its gradient, as many as the form has.
+  Real *weight_sums, *bias_sums;  ///< The backward pass adds the row's gradients of weight and bias here; may be null.
 };
 
-/// What is done with rows, compiled for an instruction set. Sizes are padded.
+/// Functions on rows, compiled per instruction set. Sizes are padded.
 template <class Real>
 struct RowKernels {
   char const* instruction_set;
   /// x = silu(x)
   void (*activate)(std::int64_t size, Real* x);
-  /// grad *= the slope of silu at x
+  /// grad *= SiLU'(x)
   void (*activate_backward)(std::int64_t size, Real const* x, Real* grad);
+  /// to += from
   void (*add)(std::int64_t size, Real const* from, Real* to);
+  /// Forward pass of a row (GatedNorm).
   void (*norm)(NormRow<Real>& row);
+  /// Backward pass of a row.
   void (*norm_backward)(NormRow<Real>& row);
 };
 
-/// Compiled from the same source, each by its file in simd/ with flags of its own; the latter two on x86-64 alone.
+/// Function tables, all compiled from the same source by files in simd/ with flags of their own. The latter two exist
+/// on x86-64 only.
 template <class Real>
 [[nodiscard]] RowKernels<Real> baseline_row_kernels();
 template <class Real>
@@ -42,7 +46,7 @@ template <class Real>
 template <class Real>
 [[nodiscard]] RowKernels<Real> avx512_row_kernels();
 
-/// Those that this processor can run, the fastest last: of the same instruction sets as hstu::usable_block_kernels().
+/// Instruction sets that this processor supports, the fastest last: the same as in hstu::usable_block_kernels().
 template <class Real>
 [[nodiscard]] std::span<RowKernels<Real> const> usable_row_kernels();
 

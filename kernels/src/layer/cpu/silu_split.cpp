@@ -10,7 +10,7 @@ namespace {
 using hstu::AlignedBuffer;
 using hstu::padded;
 
-/// Calls visit(part, its first column, the place of its padded columns in a buffer for all of them).
+/// Calls visit(part, first column of the part, offset of its padded columns in a buffer for all parts).
 template <class Pointer, class Visit>
 void visit_parts(std::span<SplitPart<Pointer> const> parts, Visit const& visit) {
   std::int64_t first = 0, place = 0;
@@ -21,6 +21,7 @@ void visit_parts(std::span<SplitPart<Pointer> const> parts, Visit const& visit) 
   }
 }
 
+/// Size of a buffer for all parts, each padded.
 template <class Pointer>
 std::int64_t padded_columns(std::span<SplitPart<Pointer> const> parts) {
   std::int64_t sum = 0;
@@ -28,6 +29,7 @@ std::int64_t padded_columns(std::span<SplitPart<Pointer> const> parts) {
   return sum;
 }
 
+/// Splits rows: chunks of rows are independent.
 template <class Real>
 void run(SiluSplit const& args, RunTasks const& run_tasks) {
   RowChunks const chunks(args.num_rows, columns_of(args.parts) * size_of(args.type));
@@ -46,6 +48,7 @@ void run(SiluSplit const& args, RunTasks const& run_tasks) {
   });
 }
 
+/// Joins gradients; each piece of rows has column sums of its own, which are added up in order.
 template <class Real>
 void run_backward(SiluSplitBackward const& args, RunTasks const& run_tasks) {
   std::int64_t const num_columns = columns_of(args.grad_parts), size = padded_columns(args.grad_parts);

@@ -6,6 +6,7 @@
 
 namespace headway::kernels {
 
+/// Launches add_column_sums_kernel().
 template <class RealType, class Out>
 void add_column_sums(ColumnSums<RealType, Out> const& args, CudaStream stream) {
   auto const num_blocks = static_cast<unsigned>((args.num_columns + kWarpThreads - 1) / kWarpThreads);

@@ -7,17 +7,18 @@
 
 namespace headway::kernels {
 
-/// Partial sums of columns, each of some rows, to be added up. A block of threads has 32 columns.
+/// Arguments for adding up partial sums of columns. A block of threads has 32 columns.
 template <class RealType, class Out>
 struct ColumnSums {
   static constexpr int kGroups = 32;
 
   RealType const* partials;  ///< (num_partials, 2 or 1, num_columns)
   std::int64_t num_partials, partial_stride, num_columns;
-  Out* outs[2];  ///< Of each of the sums of a partial: (num_columns). Null: not wanted.
+  Out* outs[2];  ///< (num_columns) for each sum of a partial; null if not wanted.
 };
 
-/// outs[y][column]: group g of threads adds up partials g, g + 32, ..., and then the sums of groups are added in order.
+/// Kernel: outs[y][column]. Group g of threads adds up partials g, g + 32, ...; then the sums of the groups are added
+/// in order. The order is fixed, so results are bitwise reproducible.
 template <class RealType, class Out>
 __global__ void __launch_bounds__(1024) add_column_sums_kernel(__grid_constant__ ColumnSums<RealType, Out> const args) {
   constexpr int kGroups = ColumnSums<RealType, Out>::kGroups;

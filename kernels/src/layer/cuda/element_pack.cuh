@@ -10,7 +10,7 @@
 
 namespace headway::kernels {
 
-/// Neighbouring elements that are read and written at once: 16 bytes of them, or one.
+/// Neighbouring elements that are loaded and stored together: 16 bytes of them, or a single one.
 template <class Element, int kSize>
 struct ElementPack {
   using Values = Real<Element>[kSize];
@@ -22,6 +22,7 @@ struct ElementPack {
   __device__ static ElementPack load(Element const* from) { return {*reinterpret_cast<Bits const*>(from)}; }
   __device__ void store(Element* to) const { *reinterpret_cast<Bits*>(to) = bits; }
 
+  /// Converts the elements to the arithmetic type.
   __device__ void read(Values& values) const {
     if constexpr (kIsPairs) {
       unsigned const words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -38,7 +39,7 @@ struct ElementPack {
     }
   }
 
-  /// The nearest to these numbers.
+  /// Rounds numbers to elements.
   __device__ static ElementPack of(Values const& values) {
     ElementPack pack;
     if constexpr (kIsPairs) {
@@ -54,11 +55,11 @@ struct ElementPack {
   }
 };
 
-/// Elements of 16 bytes.
+/// Number of elements in 16 bytes.
 template <class Element>
 inline constexpr int kPackSize = 16 / static_cast<int>(sizeof(Element));
 
-/// Whether all these addresses and distances in elements are multiples of 16 bytes.
+/// Are all addresses, and all distances in elements, multiples of 16 bytes?
 inline bool is_in_packs(ElementType type, std::initializer_list<void const*> addresses,
                         std::initializer_list<std::int64_t> distances) {
   std::uintptr_t bits = 0;

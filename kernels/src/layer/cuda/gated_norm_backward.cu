@@ -7,13 +7,14 @@ namespace headway::kernels {
 
 namespace {
 
-/// As many blocks as the device runs at the same time.
+/// Number of blocks that the device runs at the same time, or fewer if rows are few.
 template <class Shape>
 std::int64_t num_blocks(std::int64_t num_rows) {
   std::int64_t const most = 2 * device_attribute(cudaDevAttrMultiProcessorCount);
   return std::min<std::int64_t>((num_rows + Shape::kRows - 1) / Shape::kRows, most);
 }
 
+/// Adds up the partial sums of the blocks for weight and bias.
 template <class Number, class Out>
 void add_sums(GatedNormBackward const& args, Number const* partials, std::int64_t num_partials, CudaStream stream) {
   std::int64_t const num_columns = args.forward.num_columns;

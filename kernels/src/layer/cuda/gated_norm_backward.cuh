@@ -1,27 +1,44 @@
 #pragma once
 
+// Gated normalisation on a device, backward.
+//
+// Idea: a persistent grid; a block takes rows in steps of the grid. It keeps a row of x, gate and output gradients in
+// registers and computes, with g the gradient of the norm's output n, c = (z - mean) / deviation and h = g * weight:
+//   grad_z = (h - mean(h) - c * mean(h * c)) / deviation; for RMSNorm without mean(h).
+// Gradients of weight (sum of g * c) and bias (sum of g) stay in registers over all rows of a block. At the end a block
+// writes one partial sum per column; add_column_sums_kernel() adds these up.
+//
+// Example: 1,000 rows, 132 multiprocessors, a row per warp: 125 blocks of 8 rows. The 125 partials are added up by the
+// second kernel.
+//
+// Invariants: the order of sums is fixed by the shape and the number of blocks, so results are bitwise reproducible on
+// one device.
+// Complexity: each row is read once (if it fits into registers) and its gradients are written once; scratch of 2
+// numbers per block and column.
+
 #include "layer/cuda/norm_rows.cuh"
 #include "layer/cuda/silu.cuh"
 
 namespace headway::kernels {
 
+/// Kernel arguments.
 template <class Shape>
 struct GatedNormBackwardParams {
   NormParams<Shape> norm;
   typename Shape::Number const* statistics;
   typename NormParams<Shape>::Rows grad_out, residual;
   typename Shape::Element *grad_x, *grad_gate;
-  typename Shape::Number* partials;  ///< (blocks, 2, num_columns): sums for weight and bias. Null: not wanted.
+  typename Shape::Number* partials;  ///< (blocks, 2, num_columns): sums for weight and bias; null if not wanted.
 };
 
-/// A warp's or block's row in registers, with the gradients of the outcome.
+/// Row of a warp or block in registers, with the gradients of the output.
 template <class Shape>
 struct BackwardRow {
   using Number = typename Shape::Number;
   using Values = typename Shape::Values;
 
   NormParams<Shape> const& params;
-  RowPacks<Shape> x, gate, first, middle, last;  ///< Gradients of parts; all but `last` of forms that have three.
+  RowPacks<Shape> x, gate, first, middle, last;  ///< Gradients of the parts; forms with one part only have `last`.
   Number mean, inverse;
 
   __device__ BackwardRow(GatedNormBackwardParams<Shape> const& args, std::int64_t row)
@@ -38,20 +55,20 @@ struct BackwardRow {
   }
 };
 
-/// What a pack of a row gives.
+/// Values of one pack of a row from which its gradients are computed.
 template <class Shape>
 struct BackwardPack {
   using Values = typename Shape::Values;
   using Gate = Silu<typename Shape::Element>;
 
   Values x, u, last;
-  Values centred;      ///< What is normed, in deviations from the mean.
-  Values grad_normed;  ///< The gradient for norm(...).
+  Values centred;      ///< (z - mean) / deviation, for the input z of the norm.
+  Values grad_normed;  ///< Gradient of the norm's output.
   Values weight;
 
   __device__ BackwardPack(BackwardRow<Shape> const& row, int i, int pack) {
     constexpr GateForm kForm = Shape::kForm;
-    // First, as what is computed before these branches would have to be kept.
+    // Read first: read_or() branches at run time, and values computed before a branch must be kept across it.
     row.params.weight.read_or(1, pack, weight);
     row.x.read(i, pack, x);
     row.last.read(i, pack, last);
@@ -76,15 +93,15 @@ struct BackwardPack {
   }
 };
 
-/// Sums of columns over the rows of a block: in registers, or where rows have any width in its partials, of which each
-/// thread has its own.
+/// Sums of columns over the rows of a block: in registers, or for rows of any width in the block's partials, where each
+/// thread has elements of its own.
 template <class Shape>
 struct BlockSums {
   using Number = typename Shape::Number;
   using Values = typename Shape::Values;
   static constexpr bool kAreKept = Shape::kPacks > 0;
 
-  Number* partials;  ///< Of this block; null: no sums.
+  Number* partials;  ///< Partials of this block; null if no sums are wanted.
   std::int64_t num_columns;
   Values weight[kAreKept ? Shape::kPacks : 1] = {}, bias[kAreKept ? Shape::kPacks : 1] = {};
 
@@ -113,7 +130,7 @@ struct BlockSums {
     }
   }
 
-  /// All threads of a block come here.
+  /// Writes the sums to the partials. All threads of the block call it.
   __device__ void write() {
     if constexpr (kAreKept) {
       if (partials == nullptr) return;
@@ -123,7 +140,7 @@ struct BlockSums {
   }
 
  private:
-  /// Rows' threads add theirs in turn.
+  /// Adds the sums of the block's rows in turn, through shared memory.
   __device__ void write(Values const (&sums)[kAreKept ? Shape::kPacks : 1], Number* out) {
     if constexpr (Shape::kRows == 1) {
       Shape::for_each_pack(num_columns, [&](int i, int pack) {
@@ -151,7 +168,7 @@ struct BlockSums {
   }
 };
 
-/// A block takes rows in steps of the grid, so that it has sums over many of them.
+/// Kernel: a block takes rows in steps of the grid, so its sums cover many rows.
 template <class Shape>
 __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
     gated_norm_backward_kernel(__grid_constant__ GatedNormBackwardParams<Shape> const args) {
@@ -229,7 +246,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
   sums.write();
 }
 
-/// Calls call.template operator()<Shape>() with that for the memory of `args`.
+/// Calls call.template operator()<Shape>() with the shape for the memory of `args`.
 template <class Call>
 void with_norm_shape(GatedNormBackward const& args, Call const& call) {
   GatedNorm const& forward = args.forward;

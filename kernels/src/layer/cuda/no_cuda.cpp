@@ -1,4 +1,4 @@
-// In the place of kernels for CUDA devices where this build has no CUDA.
+// Definitions for builds without CUDA: every entry point refuses.
 
 #include "headway/kernels/gated_norm.hpp"
 #include "headway/kernels/silu_split.hpp"

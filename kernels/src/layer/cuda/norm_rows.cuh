@@ -7,10 +7,11 @@
 
 namespace headway::kernels {
 
-inline constexpr int kNormThreads = 256;
+inline constexpr int kNormThreads = 256;  ///< Threads per block.
 
-/// What is computed, and how threads share rows: `kThreads` have one, each every kThreads-th pack of `kSize` elements;
-/// of these it keeps `kPacks` in registers. 0: rows may have any width, and are read anew for each pass over them.
+/// Compile-time configuration: element type, form, and how threads share rows. `kThreads` threads have a row; each has
+/// every kThreads-th pack of `kSize` elements and keeps `kPacks` of them in registers. With kPacks = 0, rows have any
+/// width and are read again for each pass.
 template <class ElementType_, GateForm kForm_, int kSize_, int kThreads_, int kPacks_>
 struct NormShape {
   using Element = ElementType_;
@@ -20,9 +21,9 @@ struct NormShape {
   static constexpr GateForm kForm = kForm_;
   static constexpr bool kHasGate = kForm != GateForm::kNone, kHasParts = num_parts(kForm) > 1;
   static constexpr int kSize = kSize_, kThreads = kThreads_, kPacks = kPacks_;
-  static constexpr int kRows = kNormThreads / kThreads;  ///< Of a block.
+  static constexpr int kRows = kNormThreads / kThreads;  ///< Rows per block.
 
-  /// Which of the threads of its row this is.
+  /// Index of the thread among those of its row.
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
   /// Calls visit(i, pack) for the packs of this thread, i below kPacks.
@@ -40,7 +41,7 @@ struct NormShape {
     }
   }
 
-  /// The sum over the threads of a row, in each of them the same bits.
+  /// Sum over the threads of a row; all of them get the same bits.
   __device__ static Number sum(Number value) {
 #pragma unroll
     for (int bits = kWarpThreads / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
@@ -58,7 +59,7 @@ struct NormShape {
   }
 };
 
-/// What a thread has of a row.
+/// Packs of a row that belong to a thread.
 template <class Shape>
 struct RowPacks {
   typename Shape::Element const* row = nullptr;
@@ -81,11 +82,11 @@ struct RowPacks {
   }
 };
 
-/// Weight or bias of columns, of elements or numbers.
+/// Weight or bias of columns, as elements or in the arithmetic type.
 template <class Shape>
 struct ColumnValues {
   void const* data = nullptr;  ///< Null: there is none.
-  bool is_numbers = false;
+  bool is_numbers = false;     ///< Is it in the arithmetic type, not in that of elements?
 
   __device__ void read_or(typename Shape::Number other, int pack, typename Shape::Values& values) const {
     using Number = typename Shape::Number;
@@ -111,7 +112,7 @@ struct ColumnValues {
   }
 };
 
-/// GatedNorm, for kernels.
+/// GatedNorm in the types of a kernel.
 template <class Shape>
 struct NormParams {
   using Rows = StridedRows<typename Shape::Element const*>;
@@ -137,7 +138,7 @@ struct NormParams {
   }
 };
 
-/// Calls call.template operator()<Shape>() with the narrowest shape for rows of so many columns.
+/// Calls call.template operator()<Shape>() with the narrowest shape that fits the columns.
 template <class Element, GateForm kForm, class Call>
 void with_norm_shape_of(std::int64_t num_columns, bool is_packed, Call const& call) {
   if (!is_packed) {
@@ -154,6 +155,7 @@ void with_norm_shape_of(std::int64_t num_columns, bool is_packed, Call const& ca
   call.template operator()<NormShape<Element, kForm, kSize, kNormThreads, 0>>();
 }
 
+/// Chooses element type and form.
 template <class Call>
 void with_norm_shape(GatedNorm const& args, bool is_packed, Call const& call) {
   with_element(args.type, [&]<class Element>() {

@@ -7,7 +7,7 @@
 
 namespace headway::kernels {
 
-/// SiLU of a number and its slope, as exactly as elements of the type need it.
+/// SiLU of a number and its slope, with the precision that the element type needs.
 template <class Element>
 struct Silu {
   Real<Element> x, sigmoid;

@@ -8,7 +8,7 @@ namespace headway::kernels {
 namespace {
 
 SplitGrid grid_of(std::int64_t num_rows, std::int64_t num_columns, int pack_size) {
-  // As many blocks as the device runs at the same time.
+  // The grid has as many blocks as the device runs at the same time.
   return {num_rows, num_columns, pack_size,
           kSplitBlocks * std::int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}};
 }

@@ -1,5 +1,18 @@
 #pragma once
 
+// SiLU split on a device: splits the columns of rows into parts and applies SiLU to some of them; backward, it joins
+// gradients and sums columns.
+//
+// Idea: a lane has one pack of columns (up to 16 bytes) for the whole kernel, so it finds its part once. Warps go down
+// the rows in steps of the grid, with four rows in flight. Column sums of the backward pass therefore stay in
+// registers; warps add theirs in shared memory, blocks in add_column_sums_kernel().
+//
+// Example: bfloat16, parts of 64, 64, 128 and 256 columns: 512 columns are two tiles of 32 packs of 8 columns. Lanes 0
+// to 7 of the first tile write part 0.
+//
+// Invariants: a pack never spans two parts (is_in_packs()). Sums use values before rounding, in a fixed order.
+// Complexity: each element is read once and written once.
+
 #include "headway/kernels/silu_split.hpp"
 #include "layer/cuda/element_pack.cuh"
 #include "layer/cuda/silu.cuh"
@@ -8,10 +21,10 @@
 
 namespace headway::kernels {
 
-inline constexpr int kSplitWarps = 8, kSplitBlocks = 3;  ///< Of a block, and of a multiprocessor.
-inline constexpr std::int64_t kRowsTogether = 4;         ///< That a thread has read before it writes.
+inline constexpr int kSplitWarps = 8, kSplitBlocks = 3;  ///< Warps per block, and blocks per multiprocessor.
+inline constexpr std::int64_t kRowsTogether = 4;         ///< Rows that a thread reads before it writes the first.
 
-/// Parts of rows, for kernels.
+/// Parts of rows in the types of a kernel.
 template <class Element>
 struct SplitParts {
   struct Part {
@@ -28,14 +41,15 @@ struct SplitParts {
       : num_parts(static_cast<int>(from.size())), num_columns(0) {
     Part* to = parts;
     for (auto const& part : from) {
-      // The backward pass only reads what it is handed.
+      // The const_cast is safe: the backward pass only reads the parts.
       auto* const data = static_cast<Element*>(const_cast<void*>(static_cast<void const*>(part.rows.data)));
       *to++ = {data, part.rows.stride, num_columns, part.is_activated};
       num_columns += part.num_columns;
     }
   }
 
-  /// Of a column, the last part that begins at or before it: one without columns begins where the next one does.
+  /// Part that contains a column: the last one that begins at or before it. Parts without columns begin where the next
+  /// one does, so they are never chosen.
   [[nodiscard]] __device__ Part part_of(std::int64_t column) const {
     Part found = parts[0];
 #pragma unroll
@@ -46,8 +60,8 @@ struct SplitParts {
   }
 };
 
-/// A warp has 32 packs of columns (blockIdx.x) and goes over rows in steps of the grid: where a thread's columns lie it
-/// finds out once.
+/// Columns and rows of a thread. A warp has 32 packs of columns (blockIdx.x) and goes down the rows in steps of the
+/// grid (blockIdx.y).
 template <class Element, int kSize>
 struct SplitPlace {
   using Pack = ElementPack<Element, kSize>;
@@ -58,6 +72,7 @@ struct SplitPlace {
   std::int64_t step = std::int64_t{gridDim.y} * kSplitWarps;
 };
 
+/// Kernel arguments.
 template <class Element>
 struct SiluSplitParams {
   std::int64_t num_rows;
@@ -65,6 +80,7 @@ struct SiluSplitParams {
   SplitParts<Element> parts;
 };
 
+/// Kernel: forward pass.
 template <class Element, int kSize>
 __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_kernel(__grid_constant__ SiluSplitParams<Element> const args) {
@@ -97,6 +113,7 @@ __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
   }
 }
 
+/// Kernel arguments of the backward pass.
 template <class Element>
 struct SiluSplitBackwardParams {
   std::int64_t num_rows;
@@ -106,6 +123,7 @@ struct SiluSplitBackwardParams {
   Real<Element>* partials;  ///< (gridDim.y, num_columns)
 };
 
+/// Kernel: gradient of x, and one partial sum of columns per block.
 template <class Element, int kSize>
 __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_backward_kernel(__grid_constant__ SiluSplitBackwardParams<Element> const args) {
@@ -146,7 +164,7 @@ __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     }
   }
 
-  // The sums of the block's warps, in their order.
+  // Add the sums of the block's warps in order.
   __shared__ Real<Element> of_warps[kSplitWarps][kWarpThreads * kSize];
   int const warp = static_cast<int>(threadIdx.x) / kWarpThreads, lane = static_cast<int>(threadIdx.x) % kWarpThreads;
 #pragma unroll
@@ -162,7 +180,7 @@ __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
   }
 }
 
-/// Blocks of a launch: for columns (x) and rows (y), so many that `most_blocks` in all are about reached.
+/// Grid of a launch: tiles of columns (x) and blocks of rows (y), about `most_blocks` in all.
 struct SplitGrid {
   unsigned columns, rows;
 
@@ -176,7 +194,7 @@ struct SplitGrid {
   }
 };
 
-/// Whether x and all parts lie so that they can be cut into packs.
+/// Can x and all parts be accessed in packs of 16 bytes?
 template <class Pointer>
 bool is_in_packs(ElementType type, StridedRows<void const*> const& x, std::span<SplitPart<Pointer> const> parts) {
   bool is = is_in_packs(type, {x.data}, {x.stride});

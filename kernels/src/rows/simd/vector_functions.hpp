@@ -1,7 +1,17 @@
-// Included once by each file of an instruction set, whose flags decide the width of vectors and forbid fused products
-// and sums: so all sets give the same bits. Everything here has internal linkage or is always inlined, and nothing of
-// the standard library is called: a function shared with other files could be linked in the form that only newer
-// processors run.
+// Vector functions for embedding rows and row optimizers (VectorKernels), compiled per instruction set.
+//
+// Idea: loops over columns use vectors of 16 floats; the compiler splits them into as many registers as the instruction
+// set needs. Updates follow torch.optim (weight_update.hpp); row-wise rules use the mean of squares of the gradient.
+//
+// Example: row-wise Adagrad, gradient 3 4, state 0: the mean of squares is 12.5, the state becomes 12.5, and each
+// weight moves by rate * gradient / (sqrt(12.5) + epsilon).
+//
+// Invariants: all instruction sets give the same bits. Flags forbid fused multiply-add, and the mean of squares has
+// kPartialSums partial sums on each, which are then added by halves. Everything has internal linkage or is always
+// inlined, and calls nothing of the standard library: the linker could otherwise use a function compiled for newer
+// processors in other files.
+// Complexity: one pass over the row; two passes for row-wise rules.
+// Source: torch.optim (Adagrad, Adam, AdamW); row-wise Adagrad as in FBGEMM.
 
 #pragma once
 
@@ -18,15 +28,15 @@ namespace headway::kernels::rows {
 namespace {
 
 inline constexpr std::size_t kLanes = VectorKernels::kPartialSums;
-/// Lowered to as many registers as the instruction set needs.
+/// Vector of 16 floats; the compiler lowers it to as many registers as the instruction set needs.
 using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 inline void load(float const* from, Lanes& to) { __builtin_memcpy(&to, from, sizeof(Lanes)); }
 inline void store(Lanes const& from, float* to) { __builtin_memcpy(to, &from, sizeof(Lanes)); }
 
-// Sums
+// Sums of rows.
 
-/// `kBlocks` times kLanes columns, whose sums stay in registers.
+/// Adds `count` rows for `kBlocks` times kLanes columns, with the sums in registers.
 template <std::size_t kBlocks>
 inline void add_columns(std::size_t column, std::size_t count, float const* const* vectors, float const* weights,
                         float* sum) {
@@ -56,13 +66,14 @@ void add(std::size_t dim, std::size_t count, float const* const* vectors, float 
   }
 }
 
-// Copies
+// Copies of rows.
 
+/// Prefetches a row into the L2 cache.
 inline void prefetch_vector(float const* vector, std::size_t dim) {
   for (std::size_t column = 0; column < dim; column += kLanes) __builtin_prefetch(vector + column, 0, 2);
 }
 
-/// Calls `copy(from, to)` for each vector.
+/// Calls `copy(from, to)` for each row that is not null, and prefetches the rows of `next` meanwhile.
 template <class Copy>
 inline void gather_by(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
                       float* to, Copy copy) {
@@ -84,7 +95,7 @@ void gather(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernel
   });
 }
 
-/// Stores a line that is not brought into the caches.
+/// Stores 64 bytes with non-temporal stores, which bypass the caches.
 inline void stream_line(float const* from, float* to) {
 #if defined(__AVX512F__)
   _mm512_stream_ps(to, _mm512_loadu_ps(from));
@@ -104,13 +115,14 @@ void stream(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernel
     for (std::size_t column = 0; column < dim; column += kLanes) stream_line(from + column, out + column);
   });
 #if defined(__x86_64__)
-  _mm_sfence();  // Other threads see the vectors once they see that the call is over.
+  _mm_sfence();  // Orders the non-temporal stores before whatever tells other threads that the call is over.
 #endif
 }
 
-// Optimizers
+// Optimizers.
 
-/// (sum of squares) / dim, by kPartialSums partial sums, which are then added by halves.
+/// (sum of squares) / dim of the gradient with L2 decay. It has kPartialSums partial sums, which are then added by
+/// halves.
 inline float mean_of_squares(UpdateFactors const& by, std::size_t dim, float const* weights, float const* gradient) {
   Lanes sums{};
   std::size_t column = 0;
@@ -133,7 +145,8 @@ inline float mean_of_squares(UpdateFactors const& by, std::size_t dim, float con
   return partial[0] / static_cast<float>(dim);
 }
 
-// The factors are copied: no store to a weight can change them, so that they stay in registers.
+// Factors are copied into a local: the compiler then knows that no store to a weight changes them, and keeps them in
+// registers.
 
 void sgd(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
          float& /*row_state*/, float const* __restrict gradient) {

@@ -2,7 +2,7 @@
 
 #include "hstu/cpu/simd/vector.hpp"
 
-// Conversions are without branches, so that the compiler makes vectors of their loops.
+// Conversions of elements. They have no branches, so that the compiler vectorises their loops.
 
 namespace headway::kernels::hstu {
 namespace {
@@ -22,7 +22,7 @@ inline float as_real(Bfloat16 element) { return same_bits<float>(std::uint32_t{e
 
 inline float as_real(Float16 element) {
   std::uint32_t const magnitude = element.bits & 0x7fffU, sign = element.bits & 0x8000U;
-  float const scaled = same_bits<float>(magnitude << 13U) * 0x1p112F;  // From the exponent's bias of 15 to that of 127.
+  float const scaled = same_bits<float>(magnitude << 13U) * 0x1p112F;  // Moves the exponent's bias from 15 to 127.
   std::uint32_t const special = magnitude >= 0x7c00U ? 0x7f800000U : 0;
   return same_bits<float>(same_bits<std::uint32_t>(scaled) | special | sign << 16U);
 }
@@ -30,7 +30,7 @@ inline float as_real(Float16 element) {
 inline void set(float& element, float value) { element = value; }
 inline void set(double& element, double value) { element = value; }
 
-/// Rounds to nearest, ties to even.
+/// Stores a number, rounded to nearest with ties to even.
 inline void set(Bfloat16& element, float value) {
   std::uint32_t const bits = same_bits<std::uint32_t>(value);
   std::uint32_t const rounded = (bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U;
@@ -41,13 +41,14 @@ inline void set(Float16& element, float value) {
   std::uint32_t const bits = same_bits<std::uint32_t>(value), sign = bits >> 16U & 0x8000U;
   std::uint32_t const magnitude = bits & 0x7fffffffU;
   std::uint32_t const normal = (magnitude - (112U << 23U) + 0xfffU + (magnitude >> 13U & 1U)) >> 13U;
-  // Beside 0.5 the sum has the last place that float16 has below 2^-14.
+  // Adding 0.5 moves the last place of the float to that of subnormal float16 numbers, so the addition rounds.
   std::uint32_t const subnormal = same_bits<std::uint32_t>(same_bits<float>(magnitude) + 0.5F) - (126U << 23U);
   std::uint32_t const special = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
   std::uint32_t const finite = magnitude < 0x38800000U ? subnormal : normal;
   element.bits = static_cast<std::uint16_t>(sign | (magnitude < 0x47800000U ? finite : special));
 }
 
+/// Converts rows of elements into a block, and pads columns with zeros.
 template <class Element, class Real>
 inline void load_rows(ElementRows<void const*> const& source, Real* block, std::int64_t stride) {
   auto const* row = static_cast<Element const*>(source.data);
@@ -77,7 +78,7 @@ inline void load(ElementRows<void const*> const& source, float* block, std::int6
     load_rows<float>(source, block, stride);
 }
 
-/// Neighbours in a row are pairs as they lie in memory.
+/// Neighbours in a row are pairs already as they lie in memory, so this is a copy.
 inline void load(ElementRows<void const*> const& source, Bfloat16Pair* block, std::int64_t stride) {
   auto const* row = static_cast<Bfloat16 const*>(source.data);
   auto const size = sizeof(Bfloat16) * static_cast<std::size_t>(source.columns);
@@ -88,6 +89,7 @@ inline void load(ElementRows<void const*> const& source, Bfloat16Pair* block, st
   }
 }
 
+/// Pairs rows 2 i and 2 i + 1; the last row of an odd number is paired with zero.
 inline void load_deep(ElementRows<void const*> const& source, Bfloat16Pair* block, std::int64_t stride) {
   auto const* first = static_cast<Bfloat16 const*>(source.data);
   for (std::int64_t r = 0; r < source.rows; r += 2, first += 2 * source.stride, block += stride) {
@@ -100,7 +102,7 @@ inline void load_deep(ElementRows<void const*> const& source, Bfloat16Pair* bloc
   }
 }
 
-/// As factors of single elements lie the same way whatever the depth is.
+/// Same as load(): single numbers have one layout whichever index is summed.
 template <class Real>
 inline void load_deep(ElementRows<void const*> const& source, Real* block, std::int64_t stride) {
   load(source, block, stride);

@@ -9,7 +9,8 @@
 namespace headway::kernels::hstu {
 namespace {
 
-// As many sums as registers hold beside the operands: 32 of AVX-512 and of aarch64, 16 of others.
+// Register tile of a product: as many accumulators as fit beside the operands. AVX-512 and aarch64 have 32 vector
+// registers, others 16.
 #if defined(__AVX512F__) || defined(__aarch64__)
 inline constexpr int kTileRows = 4, kTileVectors = 4;
 #else
@@ -23,8 +24,8 @@ inline typename Simd<Real>::Vector multiply_add(Real factor, typename Simd<Real>
 }
 
 #if defined(__AVX512BF16__)
-/// Adds the product of the second numbers, then that of the first; both sums are rounded to float32, and whatever is
-/// below 2^-126 counts as zero.
+/// Adds the product of the upper numbers, then that of the lower numbers. Both sums are rounded to float32; numbers
+/// below 2^-126 count as zero.
 inline Simd<float>::Vector multiply_add(Bfloat16Pair factor, Simd<Bfloat16Pair>::Vector const& columns,
                                         Simd<float>::Vector const& sum) {
   Simd<Bfloat16Pair>::Vector const factors = Simd<Bfloat16Pair>::Vector{} + factor.bits;
@@ -32,7 +33,7 @@ inline Simd<float>::Vector multiply_add(Bfloat16Pair factor, Simd<Bfloat16Pair>:
 }
 #endif
 
-/// kTileRows rows of the product by kVectors vectors of columns, all of which stay in registers.
+/// Computes kTileRows rows and kVectors vectors of columns of a product, with all accumulators in registers.
 template <class Element, int kVectors>
 inline void multiply_tile(Product<Element> const& product, std::int64_t row, std::int64_t column) {
   using Real = SumOf<Element>;
@@ -60,7 +61,7 @@ inline void multiply_tile(Product<Element> const& product, std::int64_t row, std
   }
 }
 
-/// All rows by at most kVectors vectors of columns.
+/// Computes all rows of at most kVectors vectors of columns.
 template <class Element, int kVectors = kTileVectors>
 inline void multiply_columns(Product<Element> const& product, std::int64_t column, std::int64_t vectors) {
   if constexpr (kVectors > 1)
@@ -69,6 +70,7 @@ inline void multiply_columns(Product<Element> const& product, std::int64_t colum
     multiply_tile<Element, kVectors>(product, row, column);
 }
 
+/// Computes a product tile by tile.
 template <class Element>
 void multiply(Product<Element> const& product) {
   constexpr std::int64_t kLanes = Simd<Element>::kLanes;

@@ -1,4 +1,4 @@
-// For processors that multiply pairs, whose own instruction rounds: numbers below 2^-126 become zero.
+// Rounding to bfloat16 pairs by AVX512_BF16 instructions, which treat numbers below 2^-126 as zero.
 
 #pragma once
 
@@ -9,10 +9,11 @@
 namespace headway::kernels::hstu {
 namespace {
 
+/// Rounds rows 2 i and 2 i + 1 into pairs.
 inline void pair_rows(float const* block, std::int64_t rows, std::int64_t columns, Bfloat16Pair* pairs) {
   using Vector = Simd<float>::Vector;
   typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes)));
-  Halves alternating;  // From both halves of a vector.
+  Halves alternating;  // Index vector that interleaves both halves of a vector.
   for (int i = 0; i < 32; ++i) alternating[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 16);
   for (std::int64_t row = 0; row < rows; row += 2, block += 2 * kBlockSize, pairs += kBlockSize)
     for (std::int64_t column = 0; column < columns; column += Simd<float>::kLanes) {
@@ -24,6 +25,7 @@ inline void pair_rows(float const* block, std::int64_t rows, std::int64_t column
     }
 }
 
+/// Rounds columns 2 i and 2 i + 1 into pairs.
 inline void pair_columns(float const* block, std::int64_t rows, std::int64_t columns, Bfloat16Pair* pairs) {
   constexpr std::int64_t kLanes = Simd<float>::kLanes;
   for (std::int64_t row = 0; row < rows; ++row, block += kBlockSize, pairs += kBlockSize / 2) {

@@ -1,6 +1,6 @@
-// Included once by each file of an instruction set, whose flags decide the width of vectors. Everything here has
-// internal linkage and nothing of the standard library is called: a function shared with other files could be linked
-// in the form that only newer processors run.
+// Vector types for one instruction set. Each file of an instruction set includes this once; its compiler flags decide
+// the width. Everything has internal linkage and calls nothing of the standard library: the linker could otherwise use
+// a function compiled for newer processors in other files.
 
 #pragma once
 
@@ -19,7 +19,7 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
-/// Vectors of an element type, of integers as wide, and their constants.
+/// Vector types of an element type, and constants for exp().
 template <class Real>
 struct Simd;
 
@@ -30,10 +30,10 @@ struct Simd<float> {
   static constexpr int kLanes = kVectorBytes / 4;
   static constexpr int kMantissaBits = 23;
   static constexpr std::int32_t kExponentBias = 127;
-  static constexpr float kMostExponent = 87;   ///< exp of it is finite.
-  static constexpr float kRounder = 12582912;  ///< 1.5 * 2^23: what is added to it is rounded to whole numbers.
-  static constexpr float kLog2High = 0.693359375F, kLog2Low = -2.12194440e-4F;  ///< ln 2 in two parts.
-  static constexpr int kTerms = 8;  ///< Of the series of exp up to ln(2) / 2, for an error below rounding.
+  static constexpr float kMostExponent = 87;   ///< Largest argument: exp of it is finite.
+  static constexpr float kRounder = 12582912;  ///< 1.5 * 2^23: adding it rounds a number to an integer.
+  static constexpr float kLog2High = 0.693359375F, kLog2Low = -2.12194440e-4F;  ///< ln 2 as a sum of two parts.
+  static constexpr int kTerms = 8;  ///< Terms of the series of exp() up to ln(2) / 2; its error is below rounding.
 };
 
 template <>
@@ -55,7 +55,7 @@ struct Simd<Bfloat16Pair> {
   static constexpr int kLanes = kVectorBytes / 4;
 };
 
-/// From memory of any alignment.
+/// Loads a vector from memory of any alignment.
 template <class Element>
 inline typename Simd<Element>::Vector load_vector(Element const* from) {
   typename Simd<Element>::Vector vector;
@@ -75,6 +75,7 @@ inline void store_vector(typename Simd<Element>::Vector const& vector, Element* 
   __builtin_memcpy(to, &vector, sizeof vector);
 }
 
+/// Reinterprets the bits of a value.
 template <class To, class From>
 inline To same_bits(From const& from) {
   static_assert(sizeof(To) == sizeof(From));

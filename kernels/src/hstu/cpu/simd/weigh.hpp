@@ -5,8 +5,8 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// exp(x) to about one unit in the last place, of x at most kMostExponent apart from zero, and else of that: with
-/// x = n ln 2 + r, 2^n by the bits of its exponent, times the series of exp(r).
+/// exp(x), with an error of about one unit in the last place. |x| is clamped to kMostExponent. With x = n ln 2 + r, the
+/// result is 2^n, made from exponent bits, times the series of exp(r).
 template <class Real>
 inline typename Simd<Real>::Vector exponential(typename Simd<Real>::Vector x) {
   using S = Simd<Real>;
@@ -37,19 +37,19 @@ inline typename Simd<Real>::Vector exponential(typename Simd<Real>::Vector x) {
 #pragma GCC unroll 16
   for (int term = S::kTerms - 2; term >= 0; --term) series = series * r + kInverseFactorials[term];
 
-  // The low bits of `shifted` are n; those above are shifted out.
+  // The low bits of `shifted` are n; the shift drops the bits above.
   Integers const power = (same_bits<Integers>(shifted) << S::kMantissaBits) + (S::kExponentBias << S::kMantissaBits);
   return series * same_bits<Vector>(power);
 }
 
-/// 0 where exp(-x) is limited: SiLU of the most negative numbers is none.
+/// 1 / (1 + exp(-x)). Exactly 0 where exp(-x) would be clamped, so that SiLU of very negative numbers is 0.
 template <class Real>
 inline typename Simd<Real>::Vector sigmoid(typename Simd<Real>::Vector const& x) {
   using Vector = typename Simd<Real>::Vector;
   return x < -(Vector{} + Simd<Real>::kMostExponent) ? Vector{} : Real(1) / (Real(1) + exponential<Real>(-x));
 }
 
-/// All bits set where the query of a lane sees the key.
+/// Mask vector: all bits of a lane are set if its query sees the key.
 template <class Real>
 inline typename Simd<Real>::Integers is_seen(SeenKeys<Real> const& seen, std::int64_t query, MaskIndex<Real> key) {
   auto const begin = load_integers<Real>(seen.begin + query), end = load_integers<Real>(seen.end + query);
@@ -57,7 +57,7 @@ inline typename Simd<Real>::Integers is_seen(SeenKeys<Real> const& seen, std::in
   return ((begin <= key) & (key < end)) | (self == key);
 }
 
-/// Calls visit(index of the first score, scores with bias and alpha, lanes that are seen) for each vector of a block.
+/// Calls visit(index of the first score, scores with bias and alpha, mask of visible lanes) for each vector of a block.
 template <class Real, class Visit>
 inline void for_each_vector(ScoreBlock<Real> const& block, Visit visit) {
   using Vector = typename Simd<Real>::Vector;
@@ -73,6 +73,7 @@ inline void for_each_vector(ScoreBlock<Real> const& block, Visit visit) {
   }
 }
 
+/// BlockKernels::weigh(): replaces scores by attention weights.
 template <class Real>
 void weigh(ScoreBlock<Real> const& block) {
   using Vector = typename Simd<Real>::Vector;
@@ -83,6 +84,7 @@ void weigh(ScoreBlock<Real> const& block) {
   });
 }
 
+/// BlockKernels::weigh_with_gradient(): SiLU'(x) = s (1 + x (1 - s)) with s = sigmoid(x).
 template <class Real>
 void weigh_with_gradient(ScoreBlock<Real> const& block, Real* gradients) {
   using Vector = typename Simd<Real>::Vector;
