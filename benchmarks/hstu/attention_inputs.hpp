@@ -25,9 +25,12 @@ struct AttentionPoint {
 /// Random tensors of a point on the device, for a causal mask.
 class AttentionInputs {
  public:
+  /// Allocates and fills everything. @throws std::runtime_error if CUDA refuses
   explicit AttentionInputs(AttentionPoint const& point);
 
+  /// Arguments of the backward pass; its `forward` is complete, with `out`.
   [[nodiscard]] kernels::HstuBackwardArgs const& args() const { return args_; }
+  /// Workspace that is large enough for both passes.
   [[nodiscard]] void* workspace() const { return workspace_; }
 
  private:

@@ -41,12 +41,14 @@ std::vector<float> measure(Call call) {
   return times;
 }
 
+/// Name of a measured point, on which the filter acts.
 std::string name_of(AttentionPoint const& point, char const* pass) {
   return point.lengths + "_batch" + std::to_string(point.sequence_lengths.size()) + "_heads" +
          std::to_string(point.num_heads) + "_dim" + std::to_string(point.dim) + "_bias_" + point.bias +
          (point.is_deterministic ? "_deterministic_" : "_") + pass;
 }
 
+/// Prints one JSON line: times in milliseconds, and the rate at the median.
 void report(std::string const& name, std::vector<float> const& times, double flops) {
   double const median = times[times.size() / 2];
   std::printf("{\"name\": \"%s\", \"median_ms\": %.4f, \"least_ms\": %.4f, \"most_ms\": %.4f, \"tflop_per_s\": %.1f}\n",
@@ -54,6 +56,7 @@ void report(std::string const& name, std::vector<float> const& times, double flo
   std::fflush(stdout);
 }
 
+/// Measures the passes of a point whose names contain `filter`. The backward pass counts as 2.5 times the operations.
 void measure_point(AttentionPoint const& point, std::string const& filter) {
   std::string const forward = name_of(point, "forward"), backward = name_of(point, "backward");
   bool const wants_forward = !point.is_deterministic && forward.find(filter) != std::string::npos;
@@ -72,6 +75,7 @@ void measure_point(AttentionPoint const& point, std::string const& filter) {
   }
 }
 
+/// Point with `batch` sequences of one length.
 AttentionPoint fixed(std::int64_t batch, std::int64_t length, std::int32_t dim, char const* bias = "none") {
   return {.lengths = "fixed" + std::to_string(length),
           .sequence_lengths = std::vector<std::int64_t>(static_cast<std::size_t>(batch), length),
@@ -90,6 +94,7 @@ AttentionPoint long_tail(std::int32_t dim) {
   return point;
 }
 
+/// All measured points.
 std::vector<AttentionPoint> points() {
   std::vector<AttentionPoint> points{fixed(32, 2048, 128), fixed(32, 4096, 128), long_tail(256), long_tail(128)};
   for (char const* bias : {"position", "time", "both"}) points.push_back(fixed(32, 2048, 128, bias));

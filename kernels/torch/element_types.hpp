@@ -5,7 +5,8 @@
 
 namespace headway::kernels {
 
-/// @throws c10::ValueError if kernels do not compute with elements of this tensor, `name` of `op`
+/// Element type of a tensor.
+/// @throws c10::ValueError that names `op` and `name` if kernels do not support the tensor's type
 [[nodiscard]] ElementType element_type(at::Tensor const& tensor, char const* op, char const* name);
 
 }  // namespace headway::kernels

@@ -9,7 +9,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// Heads of queries, keys, values or of gradients: rows apart by any strides, columns together.
+/// Checks a tensor of heads (queries, keys, values or gradients): any strides between rows, contiguous columns.
 void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 3, "hstu_attention: ", name, " must be (tokens, heads, columns), not ",
                     tensor.sizes());
@@ -23,12 +23,14 @@ void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& 
                     " must lie together (stride 1, not ", tensor.stride(2), ")");
 }
 
+/// Converts a number of positions that must not be negative.
 std::int32_t positions(std::int64_t value, char const* name) {
   TORCH_CHECK_VALUE(value >= 0 && value <= std::numeric_limits<std::int32_t>::max(), "hstu_attention: ", name,
                     " must be from 0, and is ", value);
   return static_cast<std::int32_t>(value);
 }
 
+/// Translates scalar arguments into options, and checks them.
 HstuAttentionOptions options_of(HstuArguments const& of) {
   bool const is_by_max = of.length_scaling == "max_length";
   TORCH_CHECK_VALUE(is_by_max || of.length_scaling == "length" || of.length_scaling == "none",
@@ -46,6 +48,7 @@ HstuAttentionOptions options_of(HstuArguments const& of) {
           .determinism = of.deterministic ? Determinism::kDeterministic : Determinism::kAny};
 }
 
+/// Translates and checks offsets and counts.
 HstuSequences sequences_of(HstuArguments const& of) {
   auto const device = of.q.device();
   TORCH_CHECK_VALUE(of.offsets.dim() == 1 && of.offsets.size(0) >= 1,
@@ -64,6 +67,7 @@ HstuSequences sequences_of(HstuArguments const& of) {
           .num_targets = list_of<std::int32_t>(of.num_targets, "hstu_attention: num_targets", device, num_sequences)};
 }
 
+/// Translates and checks the bias.
 HstuBias bias_of(HstuArguments const& of) {
   auto const device = of.q.device();
   auto const type = of.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -10,8 +10,8 @@
 
 namespace headway::kernels {
 
-/// The arguments of torch.ops.headway.hstu_attention in the order of its schema; python/headway/ops/hstu_attention.py
-/// says what they are.
+/// Arguments of torch.ops.headway.hstu_attention in the order of its schema. python/headway/ops/hstu_attention.py
+/// documents them.
 struct HstuArguments {
   static constexpr char const* kSchema =
       "Tensor q, Tensor k, Tensor v, Tensor offsets, Tensor key_offsets, SymInt max_length, "
@@ -20,7 +20,7 @@ struct HstuArguments {
       "int window, int full_attention_tail, bool deterministic";
   static constexpr std::size_t kCount = 20;
 
-  /// @param values kCount of them
+  /// @param values kCount values from torch's stack
   explicit HstuArguments(c10::ArrayRef<c10::IValue> values);
 
   at::Tensor q, k, v, offsets, key_offsets;
@@ -34,12 +34,13 @@ struct HstuArguments {
   bool deterministic;
 };
 
-/// Their memory, for a kernel. `arguments` must outlive the outcome.
+/// View of the tensors for a kernel. `arguments` must outlive the result.
 /// @throws c10::ValueError that names the argument whose shape, type or device is wrong
 HstuForwardArgs view_of(HstuArguments const& arguments);
 
-/// An empty tensor (tokens, heads, columns) like `like`, and its memory.
+/// Uninitialised tensor (tokens, heads, num_columns) with the tokens, heads and options of `like`.
 at::Tensor empty_like_heads(at::Tensor const& like, std::int64_t num_columns);
+/// View of a tensor (tokens, heads, columns) for a kernel.
 template <class Pointer>
 JaggedHeads<Pointer> heads_of(at::Tensor const& tensor) {
   return {.data = tensor.data_ptr(), .token_stride = tensor.stride(0), .head_stride = tensor.stride(1)};

@@ -1,4 +1,5 @@
-// torch.ops.headway.hstu_attention and its backward pass. Torch hands arguments over on a stack, last one on top.
+// torch.ops.headway.hstu_attention and its backward pass. They are boxed: torch passes arguments on a stack, the last
+// one on top.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 #include "hstu_arguments.hpp"
@@ -17,12 +18,12 @@ namespace {
 
 using torch::jit::Stack;
 
-/// Behind the reason of a warning.
+/// Suffix of a warning, after its reason.
 constexpr char const* kFastArguments =
     ". Fast are bfloat16 and float16 of up to 256 columns (gradients with a bias: 128), and gradients of bias weights "
     "that need not be deterministic";
 
-/// Enqueues a kernel on torch's current stream of the device of `like`, with device memory to work in.
+/// Enqueues a kernel on torch's current stream of the device of `like`, with a workspace from torch's allocator.
 template <class Args>
 void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*workspace_bytes)(Args const&),
              Args const& args, at::Tensor const& like) {
@@ -32,6 +33,7 @@ void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*works
   kernel(args, current_stream(like.device()), workspace.data_ptr());
 }
 
+/// Runs a pass on the CPU or on the CUDA device of `like`.
 void run(HstuForwardArgs const& args, at::Tensor const& like) {
   if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads(), torch_tasks());
   enqueue(&hstu_attention_forward_async, &hstu_attention_forward_workspace_bytes, args, like);
@@ -42,7 +44,7 @@ void run(HstuBackwardArgs const& args, at::Tensor const& like) {
   enqueue(&hstu_attention_backward_async, &hstu_attention_backward_workspace_bytes, args, like);
 }
 
-/// Which kernels take the arguments on the device of `like`.
+/// Kernels that would take the arguments on the device of `like`.
 template <class Args>
 HstuKernelChoice choose_kernels(Args const& args, at::Tensor const& like) {
   if (like.is_cpu()) return {};
@@ -50,18 +52,19 @@ HstuKernelChoice choose_kernels(Args const& args, at::Tensor const& like) {
   return choose_hstu_kernels(args);
 }
 
-/// A copy of rows that lie together, with so many columns, those behind zeros.
+/// Contiguous copy of rows with `columns` columns; added columns are 0.
 at::Tensor with_columns(at::Tensor const& rows, std::int64_t columns) {
   if (rows.size(2) != columns) return at::constant_pad_nd(rows, {0, columns - rows.size(2)});
   return rows.clone(at::MemoryFormat::Contiguous);
 }
 
-/// Queries, keys and values.
+/// Arguments with such copies of queries, keys and values.
 HstuArguments with_columns(HstuArguments arguments, std::int64_t columns) {
   for (at::Tensor* rows : {&arguments.q, &arguments.k, &arguments.v}) *rows = with_columns(*rows, columns);
   return arguments;
 }
 
+/// Copy of the first `columns` columns.
 at::Tensor first_columns(at::Tensor const& rows, std::int64_t columns) {
   return rows.narrow(2, 0, columns).contiguous();
 }
@@ -72,13 +75,14 @@ at::Tensor run_forward(HstuForwardArgs args, at::Tensor out) {
   return out;
 }
 
+/// Forward pass. If a copy with more columns lets the faster kernels run, it makes one.
 at::Tensor forward(HstuArguments const& arguments) {
   HstuForwardArgs args = view_of(arguments);
   at::Tensor out = empty_like_heads(arguments.q, arguments.v.size(2));
   args.out = heads_of<void*>(out);
   HstuKernelChoice const choice = choose_kernels(args, out);
   if (std::int64_t const columns = choice.columns_when_copied; columns > 0) {
-    out.reset();  // Its memory is needed for copies.
+    out.reset();  // Frees memory for the copies.
     HstuArguments const wider = with_columns(arguments, columns);
     return first_columns(run_forward(view_of(wider), empty_like_heads(wider.q, columns)), arguments.v.size(2));
   }
@@ -88,6 +92,7 @@ at::Tensor forward(HstuArguments const& arguments) {
   return run_forward(args, out);
 }
 
+/// Gradients of a backward pass. Missing bias weights have an empty tensor.
 struct Gradients {
   at::Tensor q, k, v, position_weights, time_weights;
 };
@@ -104,7 +109,7 @@ Gradients empty_gradients(HstuArguments const& of) {
           .time_weights = empty_like_weights(of.time_weights, of.q)};
 }
 
-/// `arguments`, `grad` and `gradients` must outlive the outcome.
+/// View for a backward kernel. `arguments`, `grad` and `gradients` must outlive the result.
 HstuBackwardArgs view_of(HstuArguments const& arguments, at::Tensor const& grad, Gradients const& gradients) {
   return {.forward = view_of(arguments),
           .grad_out = heads_of<void const*>(grad),
@@ -115,7 +120,7 @@ HstuBackwardArgs view_of(HstuArguments const& arguments, at::Tensor const& grad,
           .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
 }
 
-/// Of copies with so many columns.
+/// Backward pass on copies with `columns` columns.
 Gradients backward_with_columns(HstuArguments const& arguments, at::Tensor const& grad, std::int64_t columns) {
   HstuArguments const wider = with_columns(arguments, columns);
   at::Tensor const wide_grad = with_columns(grad, columns);
@@ -128,8 +133,9 @@ Gradients backward_with_columns(HstuArguments const& arguments, at::Tensor const
   return gradients;
 }
 
+/// Backward pass; checks arguments and chooses kernels.
 Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
-  static_cast<void>(view_of(arguments));  // Refuses what does not fit.
+  static_cast<void>(view_of(arguments));  // Checks the arguments before anything is allocated.
   at::Tensor const &q = arguments.q, &v = arguments.v;
   TORCH_CHECK_VALUE(grad_out.sizes() == at::IntArrayRef({q.size(0), q.size(1), v.size(2)}) &&
                         grad_out.scalar_type() == q.scalar_type() && grad_out.device() == q.device(),
@@ -140,7 +146,7 @@ Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
   HstuBackwardArgs const args = view_of(arguments, grad, gradients);
   HstuKernelChoice const choice = choose_kernels(args, q);
   if (choice.columns_when_copied > 0) {
-    gradients = Gradients{};  // Their memory is needed for copies.
+    gradients = Gradients{};  // Frees memory for the copies.
     return backward_with_columns(arguments, grad, choice.columns_when_copied);
   }
   if (!choice.why_slow.empty()) {
@@ -151,6 +157,7 @@ Gradients backward(at::Tensor const& grad_out, HstuArguments const& arguments) {
   return gradients;
 }
 
+/// Boxed kernels: take arguments from the stack and push the results.
 void forward_of_stack(c10::OperatorHandle const& /*op*/, Stack* stack) {
   at::Tensor const out = forward(HstuArguments(torch::jit::last(*stack, HstuArguments::kCount)));
   torch::jit::drop(*stack, HstuArguments::kCount);
@@ -164,7 +171,7 @@ void backward_of_stack(c10::OperatorHandle const& /*op*/, Stack* stack) {
   torch::jit::push(*stack, gradients.q, gradients.k, gradients.v, gradients.position_weights, gradients.time_weights);
 }
 
-/// Under autocast queries, keys and values take its type; weights of biases stay float32.
+/// Autocast: queries, keys and values are cast to its type; bias weights stay float32.
 void cast_heads_of_stack(c10::OperatorHandle const& op, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard const guard(
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));

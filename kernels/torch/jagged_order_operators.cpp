@@ -1,5 +1,5 @@
-// torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes:
-// jagged rows of several features and samples in another order. python/headway/ops says what arguments are.
+// torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes. They
+// reorder jagged rows of several features and samples. python/headway/ops documents the arguments.
 
 #include "element_types.hpp"
 #include "headway/kernels/jagged_offsets.hpp"
@@ -15,7 +15,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// (features, samples) lengths on the device of values, contiguous.
+/// Checks on the CPU that lengths are not negative and add up to `num_rows`.
 void expect_lengths_of(at::Tensor const& lengths, std::int64_t num_rows, char const* op) {
   at::Tensor const flat = lengths.reshape({-1}).to(at::kLong);
   auto const* const values = flat.const_data_ptr<std::int64_t>();
@@ -23,7 +23,7 @@ void expect_lengths_of(at::Tensor const& lengths, std::int64_t num_rows, char co
   for (std::int64_t i = 0; i < flat.numel(); ++i) {
     TORCH_CHECK_VALUE(0 <= values[i] && values[i] <= num_rows, op, ": lengths has ", values[i], " for item ", i,
                       ", and there are ", num_rows, " rows");
-    // Rows without columns take no memory, so that a sum of lengths can overflow. The rest of the rows cannot.
+    // Rows without columns take no memory, so a sum of lengths could overflow; the remaining rows cannot.
     TORCH_CHECK_VALUE(values[i] <= num_rows - sum, op, ": lengths of items 0 to ", i, " add up to more rows than ",
                       "there are, and there are ", num_rows, " rows");
     sum += values[i];
@@ -31,6 +31,7 @@ void expect_lengths_of(at::Tensor const& lengths, std::int64_t num_rows, char co
   TORCH_CHECK_VALUE(sum == num_rows, op, ": lengths add up to ", sum, ", and there are ", num_rows, " rows");
 }
 
+/// Contiguous (features, samples) lengths on the device of the values. A device checks their values later.
 at::Tensor lengths_of_items(at::Tensor const& lengths, at::Tensor const& values, char const* op) {
   TORCH_CHECK_VALUE(lengths.dim() == 2, op, ": lengths must be (features, samples), not ", lengths.sizes());
   TORCH_CHECK_VALUE(lengths.device() == values.device(), op, ": lengths are on ", lengths.device(), " and values on ",
@@ -40,7 +41,7 @@ at::Tensor lengths_of_items(at::Tensor const& lengths, at::Tensor const& values,
   return items;
 }
 
-/// A list of features or samples, null where there is none. On a device what is wrong is an assertion there.
+/// Checked list of features or samples; null if there is none. On a device, a wrong entry is an assertion there.
 std::int64_t const* list_below(OptionalTensor const& list, char const* name, at::Device device, std::int64_t count) {
   auto const* const entries = list_of(list, name, device);
   for (std::int64_t i = 0; list && device.is_cpu() && i < list->numel(); ++i) {
@@ -50,22 +51,23 @@ std::int64_t const* list_below(OptionalTensor const& list, char const* name, at:
   return entries;
 }
 
-/// Items that are one row each.
+/// Segments for items of one row each.
 Segments one_row_each(std::int64_t num_items, SegmentOrder const& order = {}) {
   return {.num_items = num_items, .order = order};
 }
 
+/// Segments for items at offsets.
 Segments at_offsets(at::Tensor const& offsets, SegmentOrder const& order = {}) {
   return {.offsets = offsets.const_data_ptr<std::int64_t>(), .num_items = offsets.numel() - 1, .order = order};
 }
 
-/// Of `num_segments` segments, what is at the `placed` order in the one tensor lies in the `packed` order in the other.
+/// Reordering of segments: the segment at `placed` in the source is at `packed` in the result.
 struct Reordering {
   std::int64_t num_segments;
   SegmentOrder packed, placed;
 };
 
-/// Lengths in another order, (num_items) of them.
+/// Lengths after a reordering, (num_items).
 at::Tensor reorder_lengths(at::Tensor const& lengths, Reordering const& reordering, std::int64_t num_items) {
   at::Tensor const out = at::empty({num_items}, lengths.options());
   move_tensors({.num_segments = reordering.num_segments,
@@ -77,12 +79,13 @@ at::Tensor reorder_lengths(at::Tensor const& lengths, Reordering const& reorderi
   return out;
 }
 
+/// Result of reorder(): rows, their lengths, and the offsets of both sides.
 struct Reordered {
   Tensors values;
   at::Tensor lengths, offsets, source_offsets;
 };
 
-/// How many rows there are at offsets, those before them included; waits for a device.
+/// Reads the number of rows from offsets, which waits for a device.
 std::int64_t read_num_rows(at::Tensor const& offsets, std::int64_t num_items) {
   at::Tensor const ends = at::cat({offsets.slice(0, 0, 1), offsets.slice(0, num_items, num_items + 1)}).cpu();
   auto const* const values = ends.const_data_ptr<std::int64_t>();
@@ -90,7 +93,8 @@ std::int64_t read_num_rows(at::Tensor const& offsets, std::int64_t num_items) {
   return values[1];
 }
 
-/// @param num_rows of the outcome; none: read from its offsets, which waits for a device
+/// Reorders rows and their lengths.
+/// @param num_rows rows of the result; if not given, they are read from its offsets, which waits for a device
 Reordered reorder(Tensors const& values, at::Tensor const& lengths, Reordering const& reordering,
                   std::int64_t num_items, std::optional<std::int64_t> num_rows) {
   at::Tensor const out_lengths = reorder_lengths(lengths, reordering, num_items);
@@ -123,12 +127,12 @@ std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::Tenso
               : Reordering{num_features, SegmentOrder::whole(nullptr, num_samples),
                            SegmentOrder::whole(feature_list, num_samples)};
   auto out = reorder(rows, sources, reordering, num_items, num_rows);
-  // Outputs of an operator are parts of no tensor that another one is a part of.
+  // Outputs of an operator must not share memory with each other, so one half of the offsets is copied.
   return {std::move(out.values), out.lengths.view({num_features, num_samples}), out.offsets.clone(),
           out.source_offsets};
 }
 
-/// Where the copies of entries went, and the memory of that.
+/// CSR map from each entry of a list of indices to its copies, with its memory.
 struct InvertedList {
   at::Tensor offsets, members;
 
@@ -185,7 +189,7 @@ std::tuple<Tensors, at::Tensor> jagged_transpose(at::TensorList values, at::Tens
   return {std::move(out.values), out.lengths.view({sources.size(1), sources.size(0)})};
 }
 
-/// Items of features and samples in both orders of ranged_dispatch and ranged_combine.
+/// Segments by rank and feature, in both orders of ranged_dispatch and ranged_combine.
 class RankRuns {
  public:
   RankRuns(at::Tensor const& bounds, at::Device device, std::int64_t num_features, std::int64_t num_samples,
@@ -204,8 +208,9 @@ class RankRuns {
     }
   }
 
-  /// Between rows by rank, of which it is a gather, and rows by feature, to which it is a scatter.
-  /// @param by_rank, by_feature offsets of items; none: one row each
+  /// Move between rows in rank order (packed; a gather produces it) and in feature order (placed; a scatter produces
+  /// it).
+  /// @param by_rank, by_feature offsets of items; if undefined, each item has one row
   [[nodiscard]] JaggedMove move(JaggedMove::Direction direction, std::int64_t num_rows, at::Tensor const& by_rank = {},
                                 at::Tensor const& by_feature = {}) const {
     return {.num_segments = num_ranks_ * num_features_,
@@ -216,7 +221,7 @@ class RankRuns {
             .direction = direction};
   }
 
-  /// (ranks) int64
+  /// Rows of each rank, (ranks) int64.
   [[nodiscard]] at::Tensor rows_of_ranks(at::Tensor const& by_rank) const {
     at::Tensor const num_rows = at::empty({num_ranks_}, by_rank.options());
     SegmentGroups const groups{.segments = segments(by_rank, SegmentOrder::Kind::kRunsByRank),
@@ -276,7 +281,7 @@ std::tuple<Tensors, at::Tensor> ranged_combine(at::TensorList values, at::Tensor
   return {std::move(outs), out_lengths};
 }
 
-/// (features, samples, ...) to (features * samples, ...).
+/// Dense form: (features, samples, ...) becomes (features * samples, ...) in rank order.
 Tensors ranged_dispatch_dense(at::TensorList values, at::Tensor const& bounds) {
   Tensors const rows = contiguous_rows(values, "ranged_dispatch_dense");
   for (auto const& each : rows) {
@@ -291,7 +296,7 @@ Tensors ranged_dispatch_dense(at::TensorList values, at::Tensor const& bounds) {
   return outs;
 }
 
-/// And back.
+/// Inverse of ranged_dispatch_dense().
 Tensors ranged_combine_dense(at::TensorList values, at::Tensor const& bounds, std::int64_t num_features) {
   Tensors const rows = contiguous_rows(values, "ranged_combine_dense");
   std::int64_t const num_rows = rows[0].size(0);

@@ -1,5 +1,5 @@
 // torch.ops.headway.jagged_concat, jagged_split, jagged_to_padded, padded_to_jagged, jagged_add_dense, jagged_reduce
-// and jagged_expand: rows of samples at offsets. python/headway/ops says what arguments are.
+// and jagged_expand: rows of samples at offsets. python/headway/ops documents the arguments.
 
 #include "element_types.hpp"
 #include "headway/kernels/jagged_sums.hpp"
@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// A jagged tensor of B samples.
+/// Jagged tensor of B samples, checked.
 struct JaggedTensor {
   at::Tensor values, offsets;  ///< (rows, ...), contiguous; (B + 1)
   std::int64_t num_samples, num_rows;
@@ -44,7 +44,8 @@ struct JaggedTensor {
   }
 };
 
-/// Sample b of the join of K jagged tensors has the rows of all of theirs: (B * K + 1) offsets of those.
+/// Offsets of the join of K jagged tensors: (B * K + 1). Sample b of the join has the rows of sample b of all tensors,
+/// one tensor after the other.
 at::Tensor joined_offsets(at::TensorList offsets, at::Device device, char const* op) {
   TORCH_CHECK_VALUE(!offsets.empty(), op, ": there are no offsets");
   for (auto const& each : offsets) {
@@ -54,7 +55,7 @@ at::Tensor joined_offsets(at::TensorList offsets, at::Device device, char const*
   return offsets_of(at::stack(offsets, 1).diff(1, 0));
 }
 
-/// Between one of K jagged tensors and its place in the join, where `number` counts them.
+/// Move between jagged tensor `number` of K and its place in the join.
 JaggedMove join_move(JaggedMove::Direction direction, at::Tensor const& offsets, std::int64_t num_rows,
                      at::Tensor const& joined, std::int64_t num_joined_rows, std::size_t number) {
   std::int64_t const num_samples = offsets.numel() - 1;
@@ -97,7 +98,7 @@ Tensors jagged_split(at::Tensor const& values, at::TensorList offsets, at::IntAr
   at::Tensor const rows = contiguous_rows(values, "jagged_split")[0];
   std::int64_t num_given = 0;
   for (auto const each : num_rows) {
-    // Numbers that add up beyond 2^63 must not come out at the right sum.
+    // Subtracting from the remaining rows avoids an overflow, which could produce the right sum by accident.
     TORCH_CHECK_VALUE(0 <= each && each <= rows.size(0) - num_given, "jagged_split: numbers of rows are ", num_rows,
                       ", must be from 0 and add up to the ", rows.size(0), " rows that there are");
     num_given += each;

@@ -90,7 +90,7 @@ void move(JaggedMove const& move, at::Device device, std::span<MovedRows const> 
   });
 }
 
-/// False of rows without columns, of which nothing is moved.
+/// Describes a tensor for a move. @returns false if rows have no columns, so that nothing is to be moved
 bool set_rows(MovedRows& rows, at::Tensor const& source, at::Tensor const& out, std::int64_t num_leading) {
   rows.source = source.const_data_ptr();
   rows.out = out.mutable_data_ptr();

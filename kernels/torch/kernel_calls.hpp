@@ -10,7 +10,7 @@
 
 namespace headway::kernels {
 
-/// Calls a kernel; what it refuses becomes a ValueError.
+/// Calls a kernel; std::invalid_argument becomes a ValueError.
 template <class Call>
 void call_kernel(Call const& call) {
   try {
@@ -20,7 +20,7 @@ void call_kernel(Call const& call) {
   }
 }
 
-/// By the threads of torch: others would wait for a core while these still spin for more work.
+/// Runs tasks on torch's intra-op threads. Other threads would compete for cores with these while they spin for work.
 inline RunTasks torch_tasks() {
   return [](std::int64_t count, Task const& task) {
     at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -1,4 +1,4 @@
-// torch.ops.headway.gated_norm and silu_split with their backward passes. python/headway/ops says what arguments are.
+// torch.ops.headway.gated_norm and silu_split with their backward passes. python/headway/ops documents the arguments.
 
 #include "element_types.hpp"
 #include "headway/kernels/gated_norm.hpp"
@@ -21,12 +21,12 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// The type that elements of another are computed in.
+/// Type of the arithmetic for elements of a tensor.
 at::ScalarType real_of(at::Tensor const& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// (rows, columns) whose rows are in one piece each; copied where they are not.
+/// Tensor (rows, columns) with contiguous columns; copied if necessary.
 at::Tensor in_rows(at::Tensor const& tensor) {
   return tensor.stride(1) == 1 || tensor.size(1) <= 1 ? tensor : tensor.contiguous();
 }
@@ -35,6 +35,7 @@ StridedRows<void const*> rows_of(at::Tensor const& tensor) {
   return {.data = tensor.const_data_ptr(), .stride = tensor.stride(0)};
 }
 
+/// Checks shape, type and device of a tensor of rows against x.
 void check_rows(char const* op, char const* name, at::Tensor const& tensor, at::Tensor const& x,
                 std::int64_t num_columns) {
   TORCH_CHECK_VALUE(tensor.dim() == 2 && tensor.size(0) == x.size(0) && tensor.size(1) == num_columns, op, ": ", name,
@@ -58,7 +59,7 @@ GateForm form_of(c10::string_view name) {
   return GateForm::kConcatNorm;
 }
 
-/// What both passes of gated_norm are given, with copies of what does not lie in rows.
+/// Arguments of both passes of gated_norm, checked. Keeps contiguous copies alive where copies were necessary.
 struct NormArguments {
   at::Tensor x;
   OptionalTensor gate, weight, bias;
@@ -120,7 +121,7 @@ std::tuple<at::Tensor, at::Tensor> gated_norm_forward(at::Tensor const& x, Optio
   return {out, statistics};
 }
 
-/// Empty where there is none.
+/// Uninitialised tensor like `tensor`; empty if there is none.
 at::Tensor empty_like_optional(OptionalTensor const& tensor, at::Tensor const& x) {
   return tensor ? at::empty_like(*tensor, at::MemoryFormat::Contiguous) : at::empty({0}, x.options());
 }
@@ -160,6 +161,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gated_norm_gradients(
   return {grad_x, grad_gate, grad_weight, grad_bias};
 }
 
+/// Checks that the widths of the parts add up to the columns of x.
 void check_parts(at::Tensor const& x, at::IntArrayRef widths, c10::List<bool> const& activated) {
   TORCH_CHECK_VALUE(x.dim() == 2, "silu_split: x must be (rows, columns), not ", x.sizes());
   TORCH_CHECK_VALUE(widths.size() == activated.size(), "silu_split: there are ", widths.size(),

@@ -7,20 +7,21 @@
 
 namespace headway::kernels {
 
-/// @param name of an operator's argument, for errors
-/// @throws c10::ValueError unless `list` is one dimension of contiguous `type` on `device`, of `size` entries if that
-/// is given
+/// Checks that `list` is a contiguous tensor of one dimension, of type `type` on `device`.
+/// @param name name of an operator's argument, for errors
+/// @param size number of entries, if it must have a certain one
+/// @throws c10::ValueError if it is not
 void expect_list(at::Tensor const& list, char const* name, at::ScalarType type, at::Device device,
                  std::optional<std::int64_t> size = std::nullopt);
 
-/// The memory of a list that is as expect_list() wants it.
+/// Memory of a list that passes expect_list().
 template <class T = std::int64_t>
 T const* list_of(at::Tensor const& list, char const* name, at::Device device,
                  std::optional<std::int64_t> size = std::nullopt) {
   expect_list(list, name, c10::CppTypeToScalarType<T>::value, device, size);
   return list.const_data_ptr<T>();
 }
-/// Null where there is none.
+/// Same; null if there is no list.
 template <class T = std::int64_t>
 T const* list_of(std::optional<at::Tensor> const& list, char const* name, at::Device device,
                  std::optional<std::int64_t> size = std::nullopt) {

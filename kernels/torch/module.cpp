@@ -1,4 +1,5 @@
-// headway._kernels: importing it registers the operators; see python/headway/_kernels.pyi for the rest.
+// Extension module headway._kernels. Importing it registers the operators; python/headway/_kernels.pyi describes the
+// rest.
 
 #include "torch_headers.hpp"
 

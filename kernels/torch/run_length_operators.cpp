@@ -1,5 +1,5 @@
-// torch.ops.headway.run_lengths and unique_with_counts: as many outputs as inputs and a count beside them, so that
-// nothing waits for a device. python/headway/ops says what arguments are.
+// torch.ops.headway.run_lengths and unique_with_counts. Outputs are as long as inputs and a count tells how much of
+// them is valid, so nothing waits for a device. python/headway/ops documents the arguments.
 
 #include "headway/kernels/run_lengths.hpp"
 #include "jagged_tensors.hpp"
@@ -13,6 +13,7 @@ namespace {
 
 using Runs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
+/// Checks keys: one dimension of int64 or int32.
 void expect_keys(at::Tensor const& keys, char const* op) {
   TORCH_CHECK_VALUE(keys.dim() == 1 && (keys.scalar_type() == at::kLong || keys.scalar_type() == at::kInt), op,
                     ": keys must be one dimension of int64 or int32, not ", keys.scalar_type(), " ", keys.sizes());
@@ -42,6 +43,7 @@ Runs run_lengths(at::Tensor const& keys) {
   return {values, lengths, run_of, num_runs};
 }
 
+/// Sorted unique keys: a stable sort, then run lengths. `inverse` maps each key to its unique key.
 Runs unique_with_counts(at::Tensor const& keys) {
   expect_keys(keys, "unique_with_counts");
   auto const [sorted, order] = keys.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);

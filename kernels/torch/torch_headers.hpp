@@ -1,6 +1,6 @@
 #pragma once
 
-// What this folder needs of torch, read by the compiler once (precompiled).
+// Precompiled header: the parts of torch that this folder uses.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -110,8 +110,8 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(128) convert_query_sums_kernel(HopperBackwardParams const params) {
   std::int64_t const tile = blockIdx.x;
   std::int64_t const* const offsets = params.sequences.query_offsets;
-  std::int64_t low = 0, high = params.sequences.num_sequences;  // Binary search for the last sequence whose first block
-                                                                // of queries is not behind this one.
+  // Binary search for the last sequence whose first block of queries is not behind this one.
+  std::int64_t low = 0, high = params.sequences.num_sequences;
   while (high - low > 1) {
     std::int64_t const middle = (low + high) / 2;
     bool const is_behind = first_query_tile(__ldg(offsets + middle), middle, Shape::kBlockQueries) > tile;

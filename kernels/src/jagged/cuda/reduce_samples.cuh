@@ -40,8 +40,8 @@ struct ReduceSamplesArgs {
   std::int64_t num_rows, num_chunks;
   int chunk_bits;  ///< A chunk has 2^chunk_bits steps.
   std::uint32_t vectors_of_row;
-  std::uint32_t num_lanes;  ///< Threads per chunk or sample: one per vector, rounded up to a power of two below a warp,
-                            ///< or to whole warps.
+  /// Threads per chunk or sample: one per vector, rounded up to a power of two below a warp, or to whole warps.
+  std::uint32_t num_lanes;
   SampleReduction reduction;
   Vector const* values;  ///< (num_rows, vectors_of_row)
   Vector* out;           ///< (num_samples, vectors_of_row)
