@@ -13,25 +13,25 @@
 
 namespace headway::kernels {
 
-/// An input of HSTU attention, in numbers that 16-bit formats hold; for tests beside attention_oracle().
+/// Input of HSTU attention for tests against AttentionOracle. All numbers are exact in the 16-bit format under test.
 struct AttentionCase {
   std::string name{};
-  std::vector<std::int64_t> num_queries{}, num_keys{};  ///< By sequence.
+  std::vector<std::int64_t> num_queries{}, num_keys{};  ///< Tokens per sequence.
   std::int32_t num_heads = 1, dim = 64;
   HstuAttentionOptions options{};
   std::vector<std::int32_t> num_contextual{}, num_targets{};
   bool has_position = false;
   std::vector<float> time_bounds{};
-  std::int64_t shortest_gap = 0, longest_gap = 100;  ///< From the time of a token to that of the next.
-  std::int64_t padding = 0;                          ///< Elements behind the heads of a token.
-  std::int32_t value_dim = 0;                        ///< 0: as `dim`.
-  float hidden_weight = 0;                           ///< If not 0, the time weight of each third bucket.
+  std::int64_t shortest_gap = 0, longest_gap = 100;  ///< Range of time differences between neighbouring tokens.
+  std::int64_t padding = 0;                          ///< Elements between the heads of one token and those of the next.
+  std::int32_t value_dim = 0;                        ///< 0: equal to `dim`.
+  float hidden_weight = 0;                           ///< If not 0, the time weight of every third bucket.
 
   [[nodiscard]] std::int32_t value_columns() const { return value_dim > 0 ? value_dim : dim; }
   [[nodiscard]] bool has_bias() const { return has_position || !time_bounds.empty(); }
 };
 
-/// All tensors of a case as float; `grad_out` for the backward pass. Rows are (tokens, heads, dim) without padding.
+/// Tensors of a case as float, including `grad_out`. Rows are (tokens, heads, dim) without padding.
 struct AttentionTensors {
   std::vector<std::int64_t> query_offsets{0}, key_offsets{0};
   std::int64_t max_queries = 0, max_keys = 0;
@@ -39,14 +39,14 @@ struct AttentionTensors {
   std::vector<float> position_weights, time_weights;
   std::vector<std::int64_t> query_times, key_times;
 
-  /// Rows that there are, those behind the last offset included.
+  /// Allocated rows, including those behind the last offset.
   [[nodiscard]] std::int64_t num_query_rows(AttentionCase const& of) const {
     return static_cast<std::int64_t>(query.size()) / (of.num_heads * of.dim);
   }
   [[nodiscard]] std::int64_t num_key_rows(AttentionCase const& of) const {
     return static_cast<std::int64_t>(key.size()) / (of.num_heads * of.dim);
   }
-  /// Puts rows that are not numbers behind the last offsets.
+  /// Appends rows of NaN behind the last offsets. Kernels must not read them.
   void add_rows_behind(AttentionCase const& of, std::int64_t rows) {
     auto const extend = [&](std::vector<float>& values, std::int32_t columns) {
       values.resize(values.size() + static_cast<std::size_t>(rows * of.num_heads * columns), NAN);
@@ -57,7 +57,7 @@ struct AttentionTensors {
     extend(grad_out, of.value_columns());
   }
 
-  /// @param round to what the 16-bit format holds
+  /// @param round rounds a float to the format under test
   template <class Round>
   AttentionTensors(AttentionCase const& of, Round round) {
     std::mt19937_64 generator(of.num_queries.size() * 31 + static_cast<std::size_t>(of.dim));
@@ -81,6 +81,7 @@ struct AttentionTensors {
   }
 
  private:
+  /// Appends offsets and times of a sequence; its queries are its last tokens.
   void add_sequence(AttentionCase const& of, std::int64_t queries, std::int64_t keys, std::mt19937_64& generator) {
     query_offsets.push_back(query_offsets.back() + queries);
     key_offsets.push_back(key_offsets.back() + keys);
@@ -95,17 +96,20 @@ struct AttentionTensors {
   }
 };
 
+/// Expected gradients in float64.
 struct AttentionGradients {
   std::vector<double> query, key, value, position_weights, time_weights;
-  /// What pairs would add up to if nothing cancelled and SiLU had a slope of 1.
+  /// Sums of absolute values, as if no terms cancelled and SiLU had slope 1. They scale the tolerance of bias
+  /// gradients.
   std::vector<double> position_magnitudes, time_magnitudes;
 };
 
-/// Goes through each pair of query and key that the mask lets see each other, in float64.
+/// Reference in float64 that visits each visible pair of query and key.
 class AttentionOracle {
  public:
   AttentionOracle(AttentionCase const& of, AttentionTensors const& tensors) : case_(of), tensors_(tensors) {}
 
+  /// Expected output, laid out like `grad_out`.
   [[nodiscard]] std::vector<double> out() const {
     std::vector<double> out(tensors_.grad_out.size());
     for_each_pair([&](Pair const& pair) {
@@ -115,6 +119,7 @@ class AttentionOracle {
     return out;
   }
 
+  /// Expected gradients of all inputs.
   [[nodiscard]] AttentionGradients gradients() const {
     AttentionGradients grads;
     grads.query.resize(tensors_.query.size());
@@ -129,15 +134,17 @@ class AttentionOracle {
   }
 
  private:
+  /// Visible pair of query and key for one head.
   struct Pair {
-    std::size_t query, key, value, out;  ///< Where their rows begin.
-    double score, scale;                 ///< The score with alpha.
-    std::size_t position_weight, time_weight;
+    std::size_t query, key, value, out;        ///< Indices of the first elements of their rows.
+    double score, scale;                       ///< `score` includes alpha; `scale` multiplies SiLU(score).
+    std::size_t position_weight, time_weight;  ///< Indices of the pair's bias weights.
   };
 
   [[nodiscard]] std::size_t dim() const { return static_cast<std::size_t>(case_.dim); }
   [[nodiscard]] std::size_t value_dim() const { return static_cast<std::size_t>(case_.value_columns()); }
 
+  /// Calls visit(pair) for each visible pair and head.
   template <class Visit>
   void for_each_pair(Visit visit) const {
     for (std::size_t b = 0; b < case_.num_queries.size(); ++b) {
@@ -156,6 +163,7 @@ class AttentionOracle {
     }
   }
 
+  /// Computes the score of a pair.
   [[nodiscard]] Pair pair_of(HstuSequenceMask const& mask, std::int32_t i, std::int32_t j, std::int64_t query,
                              std::int64_t key, std::int32_t head) const {
     Pair pair{};
@@ -183,6 +191,7 @@ class AttentionOracle {
     return pair;
   }
 
+  /// Adds the pair's contribution to all gradients.
   void add_gradients(Pair const& pair, AttentionGradients& grads) const {
     double const sigmoid = 1 / (1 + std::exp(-pair.score));
     double grad_weight = 0;
@@ -210,7 +219,7 @@ class AttentionOracle {
   AttentionTensors const& tensors_;
 };
 
-/// |values - expected| / |expected|.
+/// Euclidean norm of the error, relative to that of the expected values.
 template <class Values>
 [[nodiscard]] double relative_error(Values const& values, std::vector<double> const& expected) {
   double error = 0, size = 0;

@@ -7,28 +7,29 @@
 
 namespace headway::kernels {
 
-/// One bound in each eighth of an octave, from 1 on.
+/// Time bounds with one bound in each eighth of an octave (by logarithm), from 1 on.
 inline std::vector<float> even_bounds(int size) {
   std::vector<float> bounds;
   for (int i = 0; i < size; ++i) bounds.push_back(std::exp2((static_cast<float>(i) + 0.5F) / 8));
   return bounds;
 }
 
-/// Bounds as the research code has them: a bucket for each 0.301 of the logarithm.
+/// Time bounds of the research code: one bucket per 0.301 of the natural logarithm.
 inline std::vector<float> logarithmic_bounds(int size) {
   std::vector<float> bounds;
   for (int i = 1; i <= size; ++i) bounds.push_back(std::exp(0.301F * static_cast<float>(i)));
   return bounds;
 }
 
-/// 10 apart.
+/// Time bounds at multiples of 10.
 inline std::vector<float> linear_bounds(int size) {
   std::vector<float> bounds;
   for (int i = 1; i <= size; ++i) bounds.push_back(10.0F * static_cast<float>(i));
   return bounds;
 }
 
-/// Lengths around the borders of tiles, masks alone and together, biases, strides, scalings.
+/// Cases for all attention kernels: lengths around the sizes of tiles, each mask rule alone and all together, biases,
+/// strides, scalings.
 inline std::vector<AttentionCase> attention_cases() {
   std::vector<AttentionCase> cases;
   auto const add = [&cases](AttentionCase added) {
@@ -99,7 +100,7 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = {0, 0, 0.5, 1, 100, 100, 101, 102, 103, 5000},
        .longest_gap = 40});
-  // Farther apart than a float's integers, before a tile and behind it.
+  // Time differences exceed the integers that a float holds, before and behind a tile.
   add({.name = "TimeFarApart",
        .num_queries = {260, 70},
        .dim = 128,
@@ -107,7 +108,7 @@ inline std::vector<AttentionCase> attention_cases() {
        .time_bounds = logarithmic_bounds(70),
        .shortest_gap = -20'000'000,
        .longest_gap = 50'000'000});
-  // Of groups of pairs most lie in one bucket, or in two, or in more.
+  // Two cases: most groups of pairs lie in one or two buckets; most lie in more.
   add({.name = "TimeFewBuckets",
        .num_queries = {300, 65},
        .num_heads = 2,
@@ -120,7 +121,7 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = linear_bounds(1000),
        .longest_gap = 60});
-  // As many bounds as can be looked up with rounded weights, one more, and as many as there may be.
+  // Three limits: most bounds for rounded weights (RoundedTimeWeights), one more, and most bounds of a TimeTable.
   add({.name = "TimeMostRounded",
        .num_queries = {140},
        .dim = 256,
@@ -160,7 +161,8 @@ inline std::vector<AttentionCase> attention_cases() {
   return cases;
 }
 
-/// Groups of pairs in two buckets, of which the first is hidden: what comes before its weight is lost beside it.
+/// Groups of pairs in two buckets, the first of which is hidden by a huge negative weight. A rise added to that weight
+/// would be lost.
 inline AttentionCase hidden_bucket_case() {
   return {.name = "HiddenBucket",
           .num_queries = {300, 65},
@@ -171,7 +173,7 @@ inline AttentionCase hidden_bucket_case() {
           .hidden_weight = -1e9F};
 }
 
-/// Hidden buckets of pairs that are looked up one by one.
+/// Hidden buckets for pairs that are looked up one by one.
 inline AttentionCase hidden_pairs_case() {
   return {.name = "HiddenPairs",
           .num_queries = {200},

@@ -8,18 +8,19 @@
 
 namespace headway::kernels {
 
-/// What kernels make of a case.
+/// Results of a forward and a backward pass for a case.
 struct AttentionOutcome {
   std::vector<float> out, grad_query, grad_key, grad_value, grad_position_weights, grad_time_weights;
 
   bool operator==(AttentionOutcome const&) const = default;
 };
 
-/// Of |error| / |value|.
+/// Upper bounds on relative_error().
 struct AttentionTolerance {
   double out = 0, gradients = 0;
 };
 
+/// Expects all results to be near those of AttentionOracle.
 inline void expect_near_oracle(AttentionOutcome const& outcome, AttentionCase const& of,
                                AttentionTensors const& tensors, AttentionTolerance const& tolerance) {
   AttentionOracle const oracle(of, tensors);

@@ -13,12 +13,12 @@
 
 namespace headway::kernels {
 
-/// Sequences whose inputs are not numbers, which must not spoil the others. They are every other one, from `first` on.
+/// Fills every other sequence, from `first` on, with numbers that are not finite. They must not affect the others.
 class BadSequences {
  public:
   explicit BadSequences(std::size_t first) : first_(first) {}
 
-  /// Plants NaN and infinity in all inputs of the bad sequences.
+  /// Writes NaN and infinity into all inputs of the bad sequences.
   void plant(AttentionCase const& of, AttentionTensors& tensors) const {
     auto const spoil = [&](std::vector<float>& values, std::vector<std::int64_t> const& offsets, std::int32_t columns) {
       for_each(offsets, of.num_heads * columns, true, [&](std::size_t begin, std::size_t end) {
@@ -31,7 +31,7 @@ class BadSequences {
     spoil(tensors.grad_out, tensors.query_offsets, of.value_columns());
   }
 
-  /// Expects the rows of all other sequences to be the same bits as `clean`, which has no bad sequences.
+  /// Expects the rows of all good sequences to equal those of `clean`, which was computed without bad sequences.
   void expect_others_are(std::vector<float> const& clean, std::vector<float> const& values,
                          std::vector<std::int64_t> const& offsets, std::int32_t row) const {
     for_each(offsets, row, false, [&](std::size_t begin, std::size_t end) {
@@ -42,6 +42,7 @@ class BadSequences {
   }
 
  private:
+  /// Visits the range of elements of each bad (or good) sequence.
   template <class Visit>
   void for_each(std::vector<std::int64_t> const& offsets, std::int32_t row, bool bad, Visit visit) const {
     for (std::size_t b = 0; b + 1 < offsets.size(); ++b) {

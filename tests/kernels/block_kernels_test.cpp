@@ -1,4 +1,4 @@
-// The functions of each instruction set that this processor has, one by one.
+// BlockKernels of every instruction set that this processor supports, function by function.
 
 #include "hstu/cpu/block_kernels.hpp"
 
@@ -23,7 +23,7 @@ namespace {
 template <class Real>
 class BlockKernelsOf : public testing::Test {
  protected:
-  /// Calls `visit` with the functions of each instruction set.
+  /// Calls `visit` with the functions of each supported instruction set.
   template <class Visit>
   static void for_each_set(Visit visit) {
     for (BlockKernels<Real> const& kernels : usable_block_kernels<Real>()) {
@@ -39,7 +39,7 @@ class BlockKernelsOf : public testing::Test {
     return block;
   }
 
-  static constexpr Real kUnit = std::numeric_limits<Real>::epsilon();
+  static constexpr Real kUnit = std::numeric_limits<Real>::epsilon();  ///< Unit of rounding of the accumulation type.
 
  private:
   std::mt19937 random_{1};
@@ -80,7 +80,7 @@ TYPED_TEST(BlockKernelsOf, MultiplyAsALoopDoes) {
   });
 }
 
-/// A block of scores from -110 to 110 with a bias, of which each query sees some keys.
+/// Block of scores between -110 and 110 with a bias and a mask.
 template <class Real>
 struct Scores {
   std::vector<Real> scores, bias;
@@ -101,7 +101,7 @@ struct Scores {
     return {kNumKeys, kNumQueries, scores.data(), bias.data(), &seen, kFirstKey, kAlpha, kScale};
   }
 
-  /// Calls visit(index, alpha * (score + bias), whether it is seen) for each.
+  /// Calls visit(index, alpha * (score + bias), is it visible?) for each pair.
   template <class Visit>
   void for_each(Visit visit) const {
     for (std::int64_t key = 0; key < kNumKeys; ++key)
@@ -158,6 +158,7 @@ TYPED_TEST(BlockKernelsOf, LoadFillsRowsWithZeros) {
   });
 }
 
+/// 16-bit element type with its format.
 struct SmallType {
   ElementType type;
   SmallFloat format;
@@ -165,7 +166,8 @@ struct SmallType {
 constexpr SmallType kSmallTypes[] = {{ElementType::kBfloat16, kBfloat16Format},
                                      {ElementType::kFloat16, kFloat16Format}};
 
-/// Every value of 16 bits, halfway between it and the next, and just beside that; and NaN with all bits set.
+/// Values that probe rounding: every 16-bit value, the midpoint to the next one, its neighbours on both sides, and NaN
+/// with all bits set.
 std::vector<float> values_to_round(SmallFloat const& format) {
   std::vector<float> values{std::bit_cast<float>(0x7fffffffU), std::bit_cast<float>(0xffffffffU)};
   for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
@@ -199,7 +201,7 @@ TEST(BlockKernels, ReadAndRoundEveryElementOf16Bits) {
   }
 }
 
-/// Products of pairs, which not every processor has.
+/// Kernels for bfloat16 pairs; skipped if the processor does not support them.
 class PairKernels : public testing::Test {
  protected:
   void SetUp() override {
@@ -215,7 +217,7 @@ class PairKernels : public testing::Test {
     return kBfloat16Format.decoded(static_cast<std::uint16_t>(pair.bits >> 16U));
   }
 
-  /// Numbers of bfloat16 from -1 to 1, none of which is 0.
+  /// Random bfloat16 numbers between -1 and 1, none of them 0.
   std::vector<std::uint16_t> random_numbers(std::int64_t size) {
     std::uniform_real_distribution<> distribution(0.1, 1);
     std::vector<std::uint16_t> numbers(static_cast<std::size_t>(size));

@@ -1,4 +1,5 @@
-// The emulator of devices itself: what kernels get from CUDA they get from it.
+// The emulator of devices (tests/support/device_emulator): barriers, deadlock reports, asynchronous copies and mma must
+// behave as CUDA does.
 
 #include "cuda/mma.cuh"
 #include "cuda_dialect.hpp"

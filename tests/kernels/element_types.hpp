@@ -23,7 +23,7 @@ inline ElementType type_of<Float16>() {
   return ElementType::kFloat16;
 }
 
-/// Calls `call.template operator()<Element>()` for all types.
+/// Calls `call.template operator()<Element>()` for each element type.
 template <class Call>
 void for_each_element_type(Call const& call) {
   for (auto const type :

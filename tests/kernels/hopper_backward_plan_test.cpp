@@ -1,4 +1,4 @@
-// What the host decides on before a backward pass for sm_90a.
+// Decisions of the host before a backward pass for sm_90a: unit of work and layout of the workspace.
 
 #include "hstu/cuda/hopper_backward_plan.hpp"
 
@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::int32_t kMultiprocessors = 100;
 
+/// Batch of equal lengths with two heads.
 HstuForwardArgs batch(std::int64_t num_sequences, std::int64_t max_length, std::int32_t dim = 128) {
   HstuForwardArgs args;
   args.num_heads = 2;

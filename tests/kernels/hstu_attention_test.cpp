@@ -1,4 +1,4 @@
-// Against the definition, computed token by token in float64.
+// HSTU attention on the CPU against its definition (HstuOracle), token by token in float64.
 
 #include "headway/kernels/hstu_attention.hpp"
 
@@ -19,9 +19,9 @@ namespace {
 
 constexpr ElementType kTypes[] = {ElementType::kFloat64, ElementType::kFloat32, ElementType::kBfloat16,
                                   ElementType::kFloat16};
-constexpr std::uint32_t kNumShapes = 8;  // Of each type.
+constexpr std::uint32_t kNumShapes = 8;  // Random shapes per element type.
 
-/// Shapes of all kinds: lengths around the sizes of blocks, dims of odd size, masks and biases combined.
+/// Random shape: lengths around the size of a block, odd dims, combinations of masks and biases.
 HstuShape random_shape(ElementType type, std::uint32_t seed) {
   std::mt19937 random(100 * seed + static_cast<std::uint32_t>(type));
   auto const one_of = [&](auto... values) {
@@ -49,7 +49,7 @@ HstuShape random_shape(ElementType type, std::uint32_t seed) {
   return shape;
 }
 
-/// Values of a tensor, or of its like from an oracle, rounded to its type.
+/// Values rounded to an element type.
 template <class Real>
 std::vector<double> rounded(std::vector<Real> const& values, ElementType type) {
   Elements elements(type, 1);
@@ -61,29 +61,30 @@ std::vector<double> rounded(std::vector<Real> const& values, ElementType type) {
   return all;
 }
 
-/// The largest difference from the definition at the elements of a tensor.
+/// Largest errors over a tensor, of the kernel (`ours`) and of a plain loop in float32 (`plain`).
 struct Error {
   double ours = 0, plain = 0, largest = 0;
 
   void add(double actual, double in_plain_loop, double expected) {
-    // Not std::max, which would pass over NaN.
+    // std::max would ignore NaN; this comparison keeps it.
     if (!(std::abs(actual - expected) <= ours)) ours = std::abs(actual - expected);
     plain = std::max(plain, std::abs(in_plain_loop - expected));
     largest = std::max(largest, std::abs(expected));
   }
 
-  /// Sums in another order may do worse than a plain loop where that has no error to speak of.
+  /// Expects an error of at most twice the plain loop's. The second term allows for another order of sums if the plain
+  /// loop happens to be exact.
   void expect_small(std::string const& name, double unit) const {
     EXPECT_LE(ours, 2 * plain + 4 * unit * largest) << name << ", where a plain loop has " << plain;
   }
 };
 
-/// A rounding of sums.
+/// Unit of rounding of the accumulation type.
 double unit_of(ElementType type) { return type == ElementType::kFloat64 ? 0x1p-53 : 0x1p-24; }
 
 void expect_near(std::string const& name, JaggedTensor const& tensor, ElementType type, std::vector<float> const& plain,
                  std::vector<double> const& expected) {
-  // Float64 has no plain loop of less precision to be compared with.
+  // There is no plain loop of less precision than float64, so the exact values take its place.
   bool const is_double = type == ElementType::kFloat64;
   std::vector<double> const in_type = is_double ? expected : rounded(plain, type);
   Error error;
@@ -139,7 +140,7 @@ std::string name_of(testing::TestParamInfo<ElementType> const& type) {
 
 INSTANTIATE_TEST_SUITE_P(Types, HstuAttentionOfType, testing::ValuesIn(kTypes), name_of);
 
-/// The sum of the output's elements, each times its gradient.
+/// Scalar loss: sum of output elements times their gradients.
 double weighted_output(HstuProblem& problem) {
   hstu_attention_forward(problem.forward(), 1);
   double sum = 0;
@@ -149,7 +150,7 @@ double weighted_output(HstuProblem& problem) {
   return sum;
 }
 
-/// Compares a gradient with how much the output changes when the input does.
+/// Compares a gradient with the central difference of weighted_output().
 void expect_slope(HstuProblem& problem, Elements& input, std::int64_t i, double gradient) {
   constexpr double kStep = 1e-5;
   double const value = input.get(i);
@@ -236,7 +237,7 @@ TEST(HstuAttention, GradientsOfWeightsMayBeLeftOut) {
   EXPECT_FALSE(problem.grad_position_weights == problem.position_weights);
 }
 
-/// Buffers of a thread still hold the sequence before when the next one has fewer tokens.
+/// The buffers of a thread still hold the previous sequence when the next one is shorter.
 TEST(HstuAttention, NanStaysInItsSequence) {
   constexpr std::int64_t kFirst = 64;
   for (ElementType const type : kTypes) {

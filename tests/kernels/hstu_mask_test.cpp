@@ -1,4 +1,4 @@
-// Every mask of small sequences, token by token.
+// HstuSequenceMask against its definition: every mask of short sequences, token by token.
 
 #include "headway/kernels/hstu_mask.hpp"
 
@@ -11,7 +11,7 @@
 namespace headway::kernels {
 namespace {
 
-/// Calls `visit` with the masks of all sequences of up to 7 keys.
+/// Calls `visit` with every mask of sequences with up to 7 keys.
 template <class Visit>
 void for_each_mask(Visit visit) {
   for (auto const causality : {Causality::kCausal, Causality::kBidirectional})
@@ -35,6 +35,7 @@ std::string described(HstuSequenceMask const& mask) {
          std::to_string(mask.num_contextual) + " contextual, " + std::to_string(mask.num_targets) + " targets";
 }
 
+/// Visibility of a block by counting its visible pairs.
 BlockVisibility counted_visibility(HstuSequenceMask const& mask, int query_begin, int query_end, int key_begin,
                                    int key_end) {
   int num_seen = 0;
@@ -70,7 +71,7 @@ TEST(HstuSequenceMask, AQuerySeesOneRangeOfKeysAndItself) {
   });
 }
 
-/// A line for each query.
+/// Drawing of a mask: one line per query, 1 for visible keys.
 std::string drawn(HstuSequenceMask const& mask) {
   std::string rows;
   for (int query = 0; query < mask.num_queries; ++query) {

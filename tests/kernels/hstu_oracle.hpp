@@ -8,7 +8,7 @@
 
 namespace headway::kernels {
 
-/// HSTU attention by its definition, token by token, with sums in `Real`; results have the element type of a problem.
+/// HSTU attention by its definition, token by token, with sums of type `Real`.
 template <class Real>
 class HstuOracle {
  public:
@@ -20,7 +20,7 @@ class HstuOracle {
         value_(values_of(problem.value)),
         grad_out_(values_of(problem.grad_out)) {}
 
-  /// Elements lie as those of the output's tensor.
+  /// Output; elements are laid out like the output tensor of the problem.
   [[nodiscard]] std::vector<Real> forward() {
     std::vector<Real> out(size_of(problem_.out));
     for_each_pair([&](Pair const& pair) {
@@ -31,6 +31,7 @@ class HstuOracle {
     return out;
   }
 
+  /// Gradients, laid out like the tensors of the problem.
   struct Gradients {
     std::vector<Real> query, key, value, position_weights, time_weights;
   };
@@ -46,11 +47,11 @@ class HstuOracle {
   }
 
  private:
-  /// A key that a query sees.
+  /// Visible pair of query and key for one head.
   struct Pair {
-    std::int64_t query, key, head;  ///< Tokens of all sequences.
-    std::int64_t position, bucket;  ///< Of the weights of their bias; -1 without one.
-    Real x, scale;                  ///< alpha * (product + bias), and what SiLU of it is multiplied by.
+    std::int64_t query, key, head;  ///< Token indices over all sequences.
+    std::int64_t position, bucket;  ///< Indices of the pair's bias weights; -1 if there are none.
+    Real x, scale;                  ///< `x` is alpha * (product + bias); `scale` multiplies SiLU(x).
   };
 
   static Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }

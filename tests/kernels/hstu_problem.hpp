@@ -13,19 +13,19 @@ namespace headway::kernels {
 
 enum class BiasKind : std::uint8_t { kNone, kPosition, kTime, kBoth };
 
-/// What a problem is made from.
+/// Parameters of a random problem.
 struct HstuShape {
   std::vector<std::int64_t> key_lengths;
-  std::vector<std::int64_t> cached_keys{};  ///< Of each sequence, how many keys have no query; none if left out.
+  std::vector<std::int64_t> cached_keys{};  ///< Number of keys without a query, per sequence; empty: none.
   std::int32_t num_heads = 2, dim = 5, value_dim = 3;
   ElementType type = ElementType::kFloat64;
   HstuAttentionOptions options{.alpha = 0.7, .scale = 0.4};
   BiasKind bias = BiasKind::kNone;
-  std::int32_t most_contextual = 0, most_targets = 0;  ///< Each sequence has up to so many.
+  std::int32_t most_contextual = 0, most_targets = 0;  ///< Upper bounds per sequence.
   HeadLayout layout = HeadLayout::kTokensOutside;
 };
 
-/// Random arguments for a call, in memory of their own.
+/// Random arguments of a call, with their memory.
 class HstuProblem {
  public:
   explicit HstuProblem(HstuShape const& shape, std::uint32_t seed = 1) : shape_(shape), random_(seed) {
@@ -44,6 +44,7 @@ class HstuProblem {
     if (has_time()) make_times();
   }
 
+  /// Arguments of the forward pass; they point into this object.
   [[nodiscard]] HstuForwardArgs forward() {
     HstuForwardArgs args{.options = shape_.options, .sequences = sequences()};
     args.type = shape_.type;
@@ -58,6 +59,7 @@ class HstuProblem {
     return args;
   }
 
+  /// Arguments of the backward pass; gradients of bias weights begin as copies of the weights.
   [[nodiscard]] HstuBackwardArgs backward() {
     HstuBackwardArgs args{.forward = forward()};
     args.grad_out = std::as_const(grad_out).heads();
@@ -139,7 +141,7 @@ class HstuProblem {
     return bias;
   }
 
-  /// Ascending times, as those of clicks, some far apart; in every other sequence some are out of order.
+  /// Makes ascending times with a few long gaps, like clicks. In every other sequence some times are out of order.
   void make_times() {
     time_bounds_ = {1, 2, 4, 4, 16, 100, 1e6};
     time_weights = weights(static_cast<std::int64_t>(time_bounds_.size()) + 1);

@@ -1,4 +1,4 @@
-// What calls refuse, and that their error names it.
+// Refusals on the CPU: each error must name the wrong argument.
 
 #include "headway/kernels/hstu_attention.hpp"
 #include "hstu_problem.hpp"
@@ -14,12 +14,13 @@
 namespace headway::kernels {
 namespace {
 
-/// Arguments that are right for two sequences of 3 and 4 keys, with a bias of both kinds.
+/// Valid arguments for two sequences of 3 and 4 keys, with both kinds of bias.
 struct RightArguments {
   HstuProblem problem{HstuShape{.key_lengths = {3, 4}, .bias = BiasKind::kBoth, .most_contextual = 1}};
   HstuBackwardArgs args = problem.backward();
 };
 
+/// Expects a call to throw std::invalid_argument with a text that contains `expected`.
 void expect_refusal(std::string const& expected, std::function<void()> const& call) {
   try {
     call();
@@ -30,7 +31,7 @@ void expect_refusal(std::string const& expected, std::function<void()> const& ca
   }
 }
 
-/// Both passes refuse arguments that `spoil` has changed.
+/// Expects both passes to refuse arguments that `spoil` has changed.
 void expect_refusal(std::string const& expected, std::function<void(HstuForwardArgs&)> const& spoil) {
   RightArguments right;
   spoil(right.args.forward);

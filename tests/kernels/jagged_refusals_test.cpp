@@ -1,4 +1,4 @@
-// What only the CPU can refuse: it looks at offsets and lists before it reads what they point to.
+// Refusals that only the CPU can give: it checks offsets and lists before it reads through them.
 
 #include "headway/kernels/jagged_moves.hpp"
 #include "headway/kernels/jagged_sums.hpp"
@@ -15,7 +15,8 @@ namespace {
 
 using Numbers = std::vector<std::int64_t>;
 
-/// The message of the refusal to gather `items` of two items with 2 and 1 rows into segments at `offsets`.
+/// Error text of a gather of `items`, out of two items with 2 and 1 rows, into segments at `offsets`; "none" if
+/// accepted.
 std::string refusal(Numbers const& offsets, Numbers const& items, std::int64_t num_rows) {
   Numbers const in_offsets{0, 2, 3};
   std::vector<std::uint8_t> source(3), out(16);

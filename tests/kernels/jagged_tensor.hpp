@@ -11,10 +11,11 @@
 
 namespace headway::kernels {
 
-/// A value of an element type of 16 bits, by its definition: sign, exponent, and a fraction of `fraction_bits`.
+/// 16-bit float format by its definition: sign, exponent, and a fraction of `fraction_bits` bits.
 struct SmallFloat {
   int fraction_bits, exponent_bias;
 
+  /// Value of a bit pattern.
   [[nodiscard]] double decoded(std::uint16_t bits) const {
     int const exponent = (bits & 0x7fff) >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);
     double const sign = (bits & 0x8000) != 0 ? -1 : 1;
@@ -24,7 +25,7 @@ struct SmallFloat {
     return sign * std::ldexp(significand, std::max(exponent, 1) - exponent_bias - fraction_bits);
   }
 
-  /// The nearest, ties to even.
+  /// Bit pattern of the nearest value; ties go to the even one.
   [[nodiscard]] std::uint16_t encoded(double value) const {
     std::uint16_t const sign = std::signbit(value) ? 0x8000 : 0;
     int const infinity = (0x7fff >> fraction_bits) << fraction_bits;
@@ -32,7 +33,7 @@ struct SmallFloat {
     if (std::isinf(value)) return static_cast<std::uint16_t>(sign | infinity);
     int const exponent = value == 0 ? 1 - exponent_bias : std::max(std::ilogb(value), 1 - exponent_bias);
     double const places = std::nearbyint(std::ldexp(std::abs(value), fraction_bits - exponent));
-    // A carry of the fraction goes into the exponent, as it should.
+    // A carry out of the fraction correctly increments the exponent.
     int const bits = static_cast<int>(places) + ((exponent + exponent_bias - 1) << fraction_bits);
     return static_cast<std::uint16_t>(sign | std::min(bits, infinity));
   }
@@ -41,7 +42,7 @@ struct SmallFloat {
 inline constexpr SmallFloat kBfloat16Format{.fraction_bits = 7, .exponent_bias = 127};
 inline constexpr SmallFloat kFloat16Format{.fraction_bits = 10, .exponent_bias = 15};
 
-/// Elements of a type in memory, seen as float64.
+/// Elements of any type in memory, read and written as float64. Unset elements are NaN.
 class Elements {
  public:
   Elements() = default;
@@ -88,7 +89,7 @@ class Elements {
   std::vector<std::byte> bytes_;
 };
 
-/// Weights of a bias: float64 beside float64 elements, float32 beside others.
+/// Bias weights: float64 if the elements are, otherwise float32.
 class WeightTable : public Elements {
  public:
   WeightTable() = default;
@@ -96,9 +97,10 @@ class WeightTable : public Elements {
       : Elements(type == ElementType::kFloat64 ? type : ElementType::kFloat32, size) {}
 };
 
+/// Nesting of a tensor's dimensions in memory: tokens outside of heads, or heads outside of tokens.
 enum class HeadLayout : std::uint8_t { kTokensOutside, kHeadsOutside };
 
-/// (tokens, heads, columns) with gaps between tokens and heads, which hold NaN.
+/// Tensor (tokens, heads, columns) with gaps of NaN between tokens and heads.
 class JaggedTensor {
  public:
   JaggedTensor() = default;

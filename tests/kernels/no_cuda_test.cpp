@@ -1,4 +1,4 @@
-// Builds without CUDA: only there is this compiled.
+// Entry points of a build without CUDA. Only such builds compile this file.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 

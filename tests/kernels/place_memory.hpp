@@ -9,18 +9,19 @@
 
 namespace headway::kernels {
 
-/// Memory of a place where kernels compute, that the test can read and write as well. It lives as long as this.
+/// Memory of a place where kernels run. Tests can read and write it too. It lives as long as this object.
 class PlaceMemory {
  public:
   virtual ~PlaceMemory() = default;
 
+  /// Copies values into new memory.
   template <class T>
   std::span<T> array(std::vector<T> const& values) {
     auto* const memory = static_cast<T*>(allocate(std::max<std::size_t>(values.size(), 1) * sizeof(T)));
     std::copy(values.begin(), values.end(), memory);
     return {memory, values.size()};
   }
-  /// Memory that holds no value that is expected.
+  /// Allocates memory filled with 0xa5, which no test expects.
   template <class T>
   std::span<T> room(std::int64_t size) {
     auto* const memory =
@@ -33,7 +34,7 @@ class PlaceMemory {
   virtual void* allocate(std::size_t num_bytes) = 0;
 };
 
-/// An interface of a place, with exactly as much memory as was asked for, so that a sanitizer sees what goes beyond.
+/// Implements the memory of a place by exact allocations on the host, so that a sanitizer finds accesses beyond them.
 template <class Place>
 class InHostMemory : public Place {
   void* allocate(std::size_t num_bytes) override {
@@ -43,7 +44,7 @@ class InHostMemory : public Place {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
-/// With memory that is aligned as a device's widest vectors are.
+/// Implements the memory of a place by host memory that is aligned for 16-byte vectors.
 template <class Place>
 class InAlignedMemory : public Place {
   struct alignas(16) Block {

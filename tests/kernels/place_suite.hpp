@@ -7,13 +7,14 @@
 
 namespace headway::kernels {
 
+/// Factory of a place, by name.
 template <class Place>
 struct NamedPlace {
   std::string name;
-  std::unique_ptr<Place> (*make)();  ///< Null where this host has no such place.
+  std::unique_ptr<Place> (*make)();  ///< Returns null if this host has no such place.
 };
 
-/// A suite runs at each place that its program has.
+/// Test suite that runs once at each place of its program.
 template <class Place>
 class PlaceSuite : public testing::TestWithParam<NamedPlace<Place>> {
  protected:

@@ -8,7 +8,8 @@
 
 namespace headway::kernels {
 
-/// Cases of attention_cases(), and what only the portable path takes: any columns, rows at any address.
+/// Cases of attention_cases(), and cases that only the portable kernels support: any number of columns, rows at any
+/// address.
 inline std::vector<AttentionCase> portable_cases() {
   std::vector<AttentionCase> cases = attention_cases();
   auto const add = [&cases](AttentionCase added) {
@@ -28,6 +29,7 @@ inline std::vector<AttentionCase> portable_cases() {
   return cases;
 }
 
+/// Portable cases with these names.
 inline std::vector<AttentionCase> cases_named(std::vector<std::string> const& names) {
   std::vector<AttentionCase> cases = portable_cases();
   std::erase_if(cases, [&names](AttentionCase const& of) {

@@ -1,4 +1,4 @@
-// Values that can be computed by hand; tests/python compares whole runs with torch.optim.
+// RowOptimizer against values computed by hand. tests/python compares whole runs with torch.optim.
 
 #include "headway/kernels/row_optimizer.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-/// A row with its state.
+/// Row of a table with its optimizer state.
 struct Row {
   Values weights;
   Values state{};
@@ -42,7 +42,7 @@ TEST(RowOptimizer, L2AddsWeightsToTheGradientAndDecoupledDecayShrinksThem) {
   Row l2{.weights = {1}}, decoupled{.weights = {1}};
   l2.update(RowOptimizer({.kind = OptimizerKind::kAdagrad, .epsilon = 0, .weight_decay = 0.5}), {.learning_rate = 0.25},
             {0});
-  expect_near(l2.weights, {0.75});  // The root of its own square: only the sign counts.
+  expect_near(l2.weights, {0.75});  // The gradient is 0.5 and the accumulator 0.25, so the step is the rate.
   decoupled.update(
       RowOptimizer(
           {.kind = OptimizerKind::kAdagrad, .epsilon = 1e-8, .weight_decay = 0.5, .decay = WeightDecay::kDecoupled}),

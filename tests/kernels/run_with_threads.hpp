@@ -9,7 +9,7 @@
 
 namespace headway::kernels {
 
-/// A thread for each task.
+/// Executor (RunTasks) with a thread per task. Rethrows one of the errors.
 inline void run_with_threads(std::int64_t count, Task const& task) {
   std::exception_ptr error;
   std::mutex mutex;

@@ -9,7 +9,8 @@
 
 namespace headway::kernels {
 
-/// Sequences of one to four tiles of keys, for which kernels take heads of sequences where there are enough of them.
+/// Sequences of one to four tiles of keys. If there are enough of them, a block of threads takes a whole head of a
+/// sequence.
 inline std::vector<AttentionCase> short_sequence_cases(std::size_t num_sequences, std::int32_t num_heads) {
   auto const repeated = [num_sequences](auto values) {
     std::size_t const size = values.size();

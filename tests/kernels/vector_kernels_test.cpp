@@ -1,4 +1,4 @@
-// Kernels of embeddings: each instruction set that the processor has gives the bits of the plain formulas.
+// VectorKernels of every supported instruction set: each must give the bits of the plain formulas.
 
 #include "headway/kernels/vector_kernels.hpp"
 
@@ -75,7 +75,7 @@ TEST_P(VectorKernelsTest, GatheredVectorsLieBesideEachOtherAndThoseMissingAreLef
   }
 }
 
-/// The mean of squares by the partial sums that VectorKernels promises.
+/// Mean of squares with the order of sums that VectorKernels specifies.
 float mean_of_squares(Values const& values) {
   std::array<float, VectorKernels::kPartialSums> sums{};
   for (std::size_t i = 0; i < values.size(); ++i) {

@@ -15,7 +15,7 @@
 
 namespace headway::kernels {
 
-/// Functions that enqueue kernels, and say what workspace they need.
+/// Functions that enqueue a pass and tell the size of its workspace.
 struct AttentionKernels {
   void (*forward)(HstuForwardArgs const&, CudaStream, void*);
   std::size_t (*forward_workspace_bytes)(HstuForwardArgs const&);
@@ -23,7 +23,7 @@ struct AttentionKernels {
   std::size_t (*backward_workspace_bytes)(HstuBackwardArgs const&);
 };
 
-/// The input of a case on the device.
+/// Input of a case in device memory.
 class DeviceCase {
  public:
   DeviceCase(AttentionCase const& of, AttentionTensors const& tensors, ElementType type)
@@ -74,12 +74,12 @@ class DeviceCase {
   DeviceMemory<float> position_weights_, time_weights_, time_bounds_;
 };
 
-/// What is in it must not matter.
+/// Workspace with arbitrary content: kernels must not depend on it.
 inline DeviceMemory<std::uint8_t> used_workspace(std::size_t size_bytes) {
   return DeviceMemory<std::uint8_t>(std::vector<std::uint8_t>(size_bytes, 0xff));
 }
 
-/// A case on the device, forwards and backwards.
+/// Runs both passes of a case on the device, and checks that padding stays untouched.
 inline AttentionOutcome run_on_device(AttentionCase const& of, AttentionTensors const& tensors, ElementType type,
                                       AttentionKernels const& kernels) {
   auto const unwritten = [&of, type](std::vector<float> const& like, std::int32_t columns) {

@@ -10,7 +10,7 @@
 
 namespace headway::kernels {
 
-/// An array on the device. Its copies wait for all that was enqueued.
+/// Array in device memory. Its copies wait for all enqueued work.
 template <class T>
 class DeviceMemory {
  public:

@@ -13,20 +13,21 @@
 
 namespace headway::kernels {
 
-/// A number as its type of elements holds it, in its first bytes.
+/// Bits of a number rounded to an element type, in the lowest bytes.
 inline std::uint32_t bits_of(ElementType type, float x) {
   if (type == ElementType::kBfloat16) return device_emulator::float_to_bfloat16(x);
   if (type == ElementType::kFloat16) return device_emulator::float_to_float16(x);
   return std::bit_cast<std::uint32_t>(x);
 }
 
+/// Inverse of bits_of().
 inline float number_of(ElementType type, std::uint32_t bits) {
   if (type == ElementType::kBfloat16) return device_emulator::bfloat16_to_float(static_cast<std::uint16_t>(bits));
   if (type == ElementType::kFloat16) return device_emulator::float16_to_float(static_cast<std::uint16_t>(bits));
   return std::bit_cast<float>(bits);
 }
 
-/// Rows of a case on the device, with padding of NaN behind the heads of a token.
+/// Rows of a case in device memory, with NaN as padding behind the heads of each token.
 class DeviceRows {
  public:
   DeviceRows(AttentionCase const& of, ElementType type, std::vector<float> const& values, std::int32_t columns)
@@ -50,6 +51,7 @@ class DeviceRows {
     }
     return values;
   }
+  /// Is the padding still NaN?
   [[nodiscard]] bool is_padding_untouched() const {
     std::vector<float> const all = numbers();
     for (std::size_t i = 0; i < all.size(); ++i) {

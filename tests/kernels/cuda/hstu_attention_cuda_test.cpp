@@ -1,4 +1,4 @@
-// HSTU attention on a GPU, against the oracle; what the emulator runs is run here by the hardware.
+// HSTU attention on a GPU against the oracle: the same cases that the emulator runs.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 
@@ -17,7 +17,7 @@
 namespace headway::kernels {
 namespace {
 
-/// Those for the device, and portable ones whatever the device.
+/// Kernels that the library chooses for the device, and the portable ones on any device.
 constexpr AttentionKernels kChosen{hstu_attention_forward_async, hstu_attention_forward_workspace_bytes,
                                    hstu_attention_backward_async, hstu_attention_backward_workspace_bytes};
 constexpr AttentionKernels kPortable{
@@ -25,6 +25,7 @@ constexpr AttentionKernels kPortable{
     [](HstuForwardArgs const& /*args*/) { return std::size_t{0}; }, portable_backward_async,
     portable_backward_workspace_bytes};
 
+/// Element type with its tolerance.
 struct Precision {
   ElementType type;
   AttentionTolerance tolerance;
@@ -37,6 +38,7 @@ AttentionTensors tensors_of(AttentionCase const& of, ElementType type) {
   return {of, [type](float x) { return number_of(type, bits_of(type, x)); }};
 }
 
+/// Cases on a GPU of compute capability 8.0 or later.
 class HstuAttentionCuda : public testing::TestWithParam<AttentionCase> {
  protected:
   void SetUp() override {
@@ -70,7 +72,7 @@ TEST_P(HstuAttentionCuda, GivesTheSameBitsEachTimeIfItIsToBeDeterministic) {
 
 INSTANTIATE_TEST_SUITE_P(OnDevice, HstuAttentionCuda, testing::ValuesIn(portable_cases()),
                          [](auto const& of) { return of.param.name; });
-/// Many sequences, for which the oracle takes seconds.
+/// Cases with so many sequences that the oracle takes seconds.
 class ManySequencesCuda : public HstuAttentionCuda {};
 
 TEST_P(ManySequencesCuda, GiveWhatTheOracleSaysAndTheSameBitsEachTime) {
@@ -81,14 +83,14 @@ TEST_P(ManySequencesCuda, GiveWhatTheOracleSaysAndTheSameBitsEachTime) {
   expect_near_oracle(first, of, tensors, kPrecisions[0].tolerance);
   for (int i = 0; i < 5; ++i) {
     AttentionOutcome again = run();
-    // Those of bias weights are added up in any order.
+    // Gradients of bias weights are added up in any order, so they may differ.
     again.grad_position_weights = first.grad_position_weights;
     again.grad_time_weights = first.grad_time_weights;
     EXPECT_EQ(again, first);
   }
 }
 
-// As many heads as make a block of threads of a GPU with 132 multiprocessors go on from a sequence to the next.
+// On a GPU with 132 multiprocessors, there are enough heads for some block of threads to take a second sequence.
 INSTANTIATE_TEST_SUITE_P(OnDevice, ManySequencesCuda, testing::ValuesIn(short_sequence_cases(34, 6)),
                          [](auto const& of) { return of.param.name; });
 

@@ -16,10 +16,10 @@ inline bool has_device() {
   return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
 }
 
-/// Waits for all that was enqueued.
+/// Waits for all enqueued work.
 inline void finish() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
-/// Memory that device and host both see.
+/// Memory that device and host share.
 class ManagedMemory {
  public:
   explicit ManagedMemory(std::size_t num_bytes) {
@@ -34,7 +34,7 @@ class ManagedMemory {
   void* data_ = nullptr;
 };
 
-/// An interface of a place (PlaceMemory) with such memory.
+/// Implements the memory of a place (PlaceMemory) by managed memory.
 template <class Place>
 class InManagedMemory : public Place {
   void* allocate(std::size_t num_bytes) override {

@@ -13,12 +13,12 @@
 
 namespace headway::kernels {
 
-/// Rows of numbers with padding behind the heads of a token; not numbers where nothing is written.
+/// Rows of a case on the host, with NaN as padding behind the heads of each token, 16-byte aligned.
 template <class T>
 class PaddedRows {
  public:
   PaddedRows(AttentionCase const& of, std::vector<float> const& values) : PaddedRows(of, values, of.dim) {}
-  /// @param columns of a head
+  /// @param columns columns of a head
   PaddedRows(AttentionCase const& of, std::vector<float> const& values, std::int32_t columns)
       : row_(of.num_heads * columns), stride_(row_ + of.padding), dim_(columns) {
     std::size_t const tokens = values.size() / static_cast<std::size_t>(row_);
@@ -35,7 +35,7 @@ class PaddedRows {
     for (std::size_t i = 0; i < size; ++i) values[i] = to_float(const_cast<PaddedRows*>(this)->at(i));
     return values;
   }
-  /// Whether elements between the rows are as they were.
+  /// Is the padding still NaN?
   [[nodiscard]] bool is_padding_untouched(std::size_t size) const {
     auto const* data = const_cast<PaddedRows*>(this)->first();
     std::size_t const tokens = size / static_cast<std::size_t>(row_);
@@ -62,11 +62,12 @@ class PaddedRows {
   std::vector<T> storage_;
 };
 
+/// TMA descriptor of the emulator.
 inline TensorMap emulated_map(HeadTiles const& tiles) {
   return {static_cast<std::byte const*>(tiles.data), tiles.size, tiles.stride_bytes, tiles.box};
 }
 
-/// What comes before the kernels of a call.
+/// Runs the preparation kernel, which precedes the kernels of a call.
 inline void emulate_preparation(HstuPreparation const& preparation) {
   unsigned const num_blocks = static_cast<unsigned>(preparation.num_blocks(1));
   device_emulator::launch({.grid = {num_blocks}, .block = {HstuPreparation::kThreads}},
@@ -79,7 +80,7 @@ template <class T>
   return std::is_same_v<T, Bfloat16> ? ElementType::kBfloat16 : ElementType::kFloat16;
 }
 
-/// Arguments but for rows, which are of type T.
+/// Forward arguments for elements of type T, without the pointers to rows.
 template <class T>
 HstuForwardArgs forward_args(AttentionCase const& of, AttentionTensors const& tensors) {
   HstuForwardArgs args;

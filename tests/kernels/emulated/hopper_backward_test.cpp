@@ -1,4 +1,4 @@
-// The backward pass for sm_90a, run by the emulator.
+// Backward pass for sm_90a, run by the emulator, against the oracle.
 
 #include "hstu/cuda/hopper_backward.cuh"
 
@@ -21,14 +21,14 @@ namespace {
 
 using device_emulator::AsyncTiming;
 
-/// That of a backward pass, not numbers at first.
+/// Workspace of a backward pass, filled with NaN, with padding behind it.
 class PaddedWorkspace {
  public:
   explicit PaddedWorkspace(HopperBackwardWorkspace const& places)
       : storage_(static_cast<std::size_t>(places.size_bytes) / 4 + kPadding, NAN) {}
 
   [[nodiscard]] void* data() { return storage_.data(); }
-  /// Whether what is behind it is as it was.
+  /// Is the padding still NaN?
   [[nodiscard]] bool is_padding_untouched() const {
     return std::all_of(storage_.end() - kPadding, storage_.end(), [](float x) { return std::isnan(x); });
   }
@@ -39,12 +39,13 @@ class PaddedWorkspace {
   std::vector<float> storage_;
 };
 
-/// How the emulator runs them.
+/// Settings of an emulated run.
 struct RunOptions {
   AsyncTiming timing = AsyncTiming::kEarly;
   unsigned num_multiprocessors = 2;
 };
 
+/// Runs preparation, backward kernel and, for tiles, the conversion of dQ.
 template <class T, class Shape>
 void launch_backward(HstuBackwardArgs const& args, RunOptions const& run) {
   HstuForwardArgs const& forward = args.forward;
@@ -86,7 +87,7 @@ void launch_backward_of_dim(HstuBackwardArgs const& args, RunOptions const& run)
   }
 }
 
-/// @param args of a dim for which blocks of threads can take `kWork`
+/// @param args arguments with a dim for which kernels with `kWork` exist
 template <class T, BackwardWork kWork>
 void launch_backward_of_work(HstuBackwardArgs const& args, RunOptions const& run) {
   if constexpr (kWork == BackwardWork::kTiles) {
@@ -97,6 +98,7 @@ void launch_backward_of_work(HstuBackwardArgs const& args, RunOptions const& run
   if (args.forward.dim == 256) launch_backward_of_dim<T, 256, kWork>(args, run);
 }
 
+/// Gradients of a run.
 struct Gradients {
   std::vector<float> query, key, value, position_weights, time_weights;
 
@@ -108,6 +110,7 @@ AttentionTensors tensors_of(AttentionCase const& of) {
   return {of, [](float x) { return to_float(from_float<T>(x)); }};
 }
 
+/// Runs a backward pass. Padding and the elements behind the time gradients must stay untouched.
 template <class T, BackwardWork kWork>
 Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors, RunOptions const& run) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);
@@ -142,6 +145,7 @@ Gradients gradients_of(AttentionCase const& of, AttentionTensors const& tensors,
   return gradients;
 }
 
+/// Expects gradients near those of the oracle.
 template <class T, BackwardWork kWork>
 void expect_gradients_are_right(AttentionCase const& of, RunOptions const& run, double tolerance) {
   AttentionTensors const tensors = tensors_of<T>(of);
@@ -154,6 +158,7 @@ void expect_gradients_are_right(AttentionCase const& of, RunOptions const& run, 
   EXPECT_LT(relative_error(gradients.time_weights, expected.time_weights), tolerance);
 }
 
+/// Expects finite sequences to have the same bits, whether or not the others hold NaN and infinity.
 template <BackwardWork kWork>
 void expect_bad_sequences_stay_apart(AttentionCase const& of) {
   AttentionTensors const clean = tensors_of<Bfloat16>(of);
@@ -171,6 +176,7 @@ void expect_bad_sequences_stay_apart(AttentionCase const& of) {
   }
 }
 
+/// Expects zeros in rows behind the last offset, whatever their inputs are.
 template <BackwardWork kWork>
 void expect_zeros_behind(AttentionCase const& of) {
   AttentionTensors tensors = tensors_of<Bfloat16>(of);
@@ -201,7 +207,7 @@ TEST_P(HopperBackward, GivesTheGradientsOfTheOracle) {
 TEST_P(HopperBackward, KeepsSequencesApartOfWhichOthersAreNotNumbers) {
   if (GetParam().dim == 256 && GetParam().has_bias()) GTEST_SKIP() << "no bias for dim 256";
   AttentionCase of = GetParam();
-  of.options.determinism = Determinism::kDeterministic;  // Other orders of sums give other bits.
+  of.options.determinism = Determinism::kDeterministic;  // Another order of sums would give other bits.
   expect_bad_sequences_stay_apart<BackwardWork::kTiles>(of);
 }
 
@@ -209,7 +215,7 @@ TEST(HopperBackwardOnce, GivesZerosBehindTheLastOffsetWhereInputsAreNotNumbers) 
   for (AttentionCase of : attention_cases()) {
     if (of.name != "Dim32Padded" && of.name != "Dim256" && of.name != "Position") continue;
     SCOPED_TRACE(of.name);
-    of.options.determinism = Determinism::kDeterministic;  // Other orders of sums give other bits.
+    of.options.determinism = Determinism::kDeterministic;  // Another order of sums would give other bits.
     expect_zeros_behind<BackwardWork::kTiles>(of);
     if (of.dim > 32) expect_zeros_behind<BackwardWork::kSequences>(of);
   }
@@ -220,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Emulated, HopperBackward, testing::ValuesIn(attention_c
 
 std::vector<AttentionCase> few_short_sequences() { return short_sequence_cases(12, 2); }
 
-/// Those, and the others in dims for which blocks of threads can take sequences.
+/// Short sequences, and all other cases whose dim has kernels for whole sequences.
 std::vector<AttentionCase> sequence_cases() {
   std::vector<AttentionCase> cases = few_short_sequences();
   for (AttentionCase of : attention_cases()) {
@@ -256,7 +262,7 @@ TEST(HopperBackwardOfSequencesOnce, GivesTheSameBitsWhicheverBlockOfThreadsTakes
   }
 }
 
-/// Also with more tiles, which kernels for one could take, too.
+/// Kernels for sequences of one tile must also handle more tiles.
 TEST(HopperBackwardOfSequencesOnce, GivesTheGradientsOfTheOracleWhereTheyAreOfATile) {
   for (AttentionCase const& of : few_short_sequences()) {
     SCOPED_TRACE(of.name);
@@ -281,7 +287,7 @@ TEST(HopperBackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIs
 }
 
 TEST(HopperBackwardOnce, GivesGradientsOfBiasWeightsAsNearAsPromised) {
-  constexpr double kEps = 1.0 / 1024;  // Of float16.
+  constexpr double kEps = 1.0 / 1024;  // Unit of rounding of float16.
   std::vector<AttentionCase> cases = attention_cases();
   cases.push_back({.name = "EqualTimes",
                    .num_queries = {200, 70},

@@ -1,4 +1,4 @@
-// The forward pass for sm_90a, run by the emulator.
+// Forward pass for sm_90a, run by the emulator, against the oracle.
 
 #include "hstu/cuda/hopper_forward.cuh"
 
@@ -18,6 +18,7 @@ namespace {
 
 using device_emulator::AsyncTiming;
 
+/// Runs preparation and forward kernel with two blocks of threads.
 template <class T, class Shape>
 void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
   auto const map = [&args](JaggedHeads<void const*> const& rows, std::int64_t tokens, int tile_rows) {
@@ -30,7 +31,7 @@ void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
   HstuPreparation preparation = preparation_of(args);
   preparation.clear(&taken, sizeof taken);
   emulate_preparation(preparation);
-  // Once from the counter, once in turns.
+  // kLate takes tiles from the counter; other timings use static round-robin.
   HopperForwardParams params = hopper_forward_params(args, timing == AsyncTiming::kLate ? &taken : nullptr);
   params.section_sequences = std::min(params.section_sequences, 3);
   device_emulator::launch({.grid = {2},
@@ -55,6 +56,7 @@ AttentionTensors tensors_of(AttentionCase const& of) {
   return {of, [](float x) { return to_float(from_float<T>(x)); }};
 }
 
+/// Runs a forward pass. Padding must stay untouched.
 template <class T>
 std::vector<float> forward_of(AttentionCase const& of, AttentionTensors const& tensors, AsyncTiming timing) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value);

@@ -1,4 +1,4 @@
-// Passes for sm_80 and later, run by the emulator.
+// Passes for sm_80 and later, run by the emulator, against the oracle.
 
 #include "attention_check.hpp"
 #include "cuda_dialect.hpp"
@@ -19,6 +19,7 @@ namespace {
 
 using device_emulator::AsyncTiming;
 
+/// Launches a pass on the emulator.
 struct EmulatedLaunch {
   AsyncTiming timing;
   unsigned concurrent_blocks = 2;
@@ -34,7 +35,7 @@ struct EmulatedLaunch {
   }
 };
 
-/// Calls visit(plan) with the narrowest plan that holds all columns.
+/// Calls visit(plan) with the plan for the smallest compiled number of columns.
 template <class T, class Visit>
 void with_plan(HstuForwardArgs const& args, Visit const& visit) {
   std::int32_t const columns = std::max(args.dim, args.value_dim);
@@ -44,6 +45,7 @@ void with_plan(HstuForwardArgs const& args, Visit const& visit) {
   visit(PortablePlan<T, 256>(args));
 }
 
+/// Adds up partial gradients with sum_partials_kernel().
 std::vector<float> sum_of(float const* partials, std::int64_t num_partials, std::size_t size) {
   std::vector<float> sums(size, NAN);
   device_emulator::launch({.grid = {static_cast<unsigned>((size + 127) / 128)}, .block = {128}}, [&] {
@@ -57,7 +59,7 @@ PaddedRows<T> rows_of_nan(AttentionCase const& of, std::size_t size, std::int32_
   return {of, std::vector<float>(size, NAN), columns};
 }
 
-/// A case in numbers of type T, forwards and backwards.
+/// Runs both passes of a case in elements of type T. Padding must stay untouched.
 template <class T>
 AttentionOutcome emulate(AttentionCase const& of, AttentionTensors const& tensors, EmulatedLaunch const& launch) {
   PaddedRows<T> const query(of, tensors.query), key(of, tensors.key), value(of, tensors.value, of.value_columns()),
@@ -81,7 +83,8 @@ AttentionOutcome emulate(AttentionCase const& of, AttentionTensors const& tensor
   args.forward.out = out.heads();
   std::vector<float> memory(PortablePartials(args, nullptr).size_bytes() / sizeof(float), NAN);
   PortablePartials partials(args, memory.data());
-  partials.num_blocks = std::min<std::int64_t>(partials.num_blocks, 3);  // So that each has several tiles.
+  // Each block of threads then has several tiles.
+  partials.num_blocks = std::min<std::int64_t>(partials.num_blocks, 3);
   std::int64_t num_partials = 0;
   emulate_preparation(preparation_of(args.forward));
   emulate_preparation(preparation_of(args));

@@ -1,4 +1,4 @@
-// What comes before the kernels of a call, run by the emulator.
+// Preparation kernel (prepare.cuh), run by the emulator: refusals and cleared memory.
 
 #include "emulated_attention.hpp"
 
@@ -13,14 +13,14 @@
 namespace headway::kernels {
 namespace {
 
-/// Two sequences of 3 and 4 queries and keys, which a test changes.
+/// Two valid sequences of 3 and 4 queries and keys; a test spoils one value.
 struct Arguments {
   std::vector<std::int64_t> query_offsets{0, 3, 7}, key_offsets{0, 3, 7};
   std::vector<std::int32_t> num_contextual{0, 0}, num_targets{0, 0};
   std::vector<float> time_bounds{1, 2, 3};
   float weight = 0;
 
-  /// Of 16-bit numbers, without memory for any.
+  /// Arguments for 16-bit elements, without pointers to rows.
   [[nodiscard]] HstuForwardArgs view() const {
     HstuForwardArgs args;
     args.type = ElementType::kBfloat16;
@@ -42,6 +42,7 @@ struct Arguments {
   }
 };
 
+/// Expects the preparation kernel to refuse spoiled arguments with a message.
 void expect_refusal(std::string const& message, std::function<void(Arguments&)> const& spoil) {
   Arguments arguments;
   spoil(arguments);

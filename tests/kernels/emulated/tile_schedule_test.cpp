@@ -1,4 +1,4 @@
-// The order in which blocks of threads take tiles, run by the emulator.
+// Order of tiles (TileSchedule), run by the emulator.
 
 #include "cuda_dialect.hpp"
 #include "hstu/cuda/sequence_tile.cuh"
@@ -25,7 +25,7 @@ std::int32_t num_blocks(std::int64_t length) {
   return static_cast<std::int32_t>((length + kBlockRows - 1) / kBlockRows);
 }
 
-/// By their numbers.
+/// Tiles in the order of their numbers.
 std::vector<SequenceTile> scheduled(std::vector<std::int64_t> const& lengths, std::int64_t max_rows, BlockOrder order) {
   auto const offsets = offsets_of(lengths);
   std::vector<SequenceTile> tiles;
@@ -40,6 +40,7 @@ std::vector<SequenceTile> scheduled(std::vector<std::int64_t> const& lengths, st
   return tiles;
 }
 
+/// Expects each tile to have exactly one number.
 void expect_each_tile_once(std::vector<std::int64_t> const& lengths, std::int64_t max_rows, BlockOrder order) {
   std::vector<std::tuple<std::int32_t, std::int32_t, std::int32_t>> found, expected;
   for (auto const& tile : scheduled(lengths, max_rows, order)) {
@@ -68,7 +69,7 @@ std::vector<std::int64_t> long_tail() {
 TEST(TileSchedule, HasEachTileOnce) {
   for (auto const order : {BlockOrder::kLastFirst, BlockOrder::kFirstFirst}) {
     expect_each_tile_once(long_tail(), 150, order);
-    expect_each_tile_once(long_tail(), 1000, order);  // No sequence is that long.
+    expect_each_tile_once(long_tail(), 1000, order);  // The announced length may exceed all real ones.
     expect_each_tile_once({7, 0, 1, 4, 9}, 9, order);
     expect_each_tile_once({0, 0}, 8, order);
     expect_each_tile_once({}, 8, order);

@@ -1,4 +1,4 @@
-// A CUDA device; tests are skipped where there is none.
+// Jagged kernels on a CUDA device; tests are skipped if there is none.
 
 #include "cuda/managed_memory.hpp"
 #include "jagged_place.hpp"

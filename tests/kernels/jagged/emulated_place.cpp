@@ -1,8 +1,8 @@
-// Kernels for devices, run thread by thread on the CPU.
+// Jagged kernels for devices, run by the emulator thread by thread on the CPU.
 
 #include "jagged_place.hpp"
 
-// What follows is CUDA C++.
+// The headers below are CUDA C++; the dialect of the emulator makes them compile.
 #include "cuda_dialect.hpp"
 #include "jagged/cuda/add_dense.cuh"
 #include "jagged/cuda/count_rows.cuh"
@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kThreads = kWarp * kWarpsOfBlock;
 
-/// As many blocks as `num_units` take, each of which has so many.
+/// Launches enough blocks of threads for `num_units`, if each block takes `units_of_block`.
 void launch(std::int64_t num_units, std::int64_t units_of_block, std::function<void()> const& kernel) {
   if (num_units == 0) return;
   auto const num_blocks = static_cast<unsigned>((num_units + units_of_block - 1) / units_of_block);
@@ -68,7 +68,7 @@ class EmulatedPlace final : public InAlignedMemory<JaggedPlace> {
   }
 
  private:
-  /// As a scan of CUDA's library does.
+  /// Takes the place of cub's inclusive scan.
   template <class Length>
   void add_up(MovedLengths const& lengths) {
     std::int64_t offset = 0;

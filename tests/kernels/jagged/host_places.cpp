@@ -1,4 +1,4 @@
-// The CPU, in turn and with threads.
+// Jagged kernels on the CPU: on one thread, and with a thread per task.
 
 #include "jagged_place.hpp"
 #include "run_with_threads.hpp"

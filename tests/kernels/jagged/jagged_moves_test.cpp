@@ -24,7 +24,7 @@ Bytes random_bytes(std::mt19937& random, std::int64_t size) {
   return bytes;
 }
 
-/// The rows of a range of one item after the other.
+/// Bytes of a range of rows.
 Bytes rows_of(Bytes const& all, Range rows, std::int64_t row_bytes) {
   return {all.begin() + rows.begin * row_bytes, all.begin() + rows.end * row_bytes};
 }
@@ -33,7 +33,7 @@ class JaggedMoves : public JaggedKernels {
  protected:
   std::mt19937 random_{1};
 
-  /// What `move` makes of `source`, where `num_out_rows` are made.
+  /// Runs a move into a new tensor of `num_out_rows` rows, and returns its bytes.
   Bytes moved(JaggedMove const& move, Bytes const& source, std::int64_t row_bytes, std::int64_t num_out_rows,
               std::byte fill = std::byte{0}) {
     auto const in = place_->array(source);
@@ -44,7 +44,7 @@ class JaggedMoves : public JaggedKernels {
     return to_vector(out);
   }
 
-  /// Items of `lengths` reordered by `order`, which lists them, with the lengths of the outcome.
+  /// Move that gathers `items` of jagged `lengths`; `order` must describe the same items.
   JaggedMove permutation(Numbers const& lengths, SegmentOrder const& order, Numbers const& items) {
     Numbers out_lengths;
     for (auto const item : items) out_lengths.push_back(lengths[static_cast<std::size_t>(item)]);
@@ -59,6 +59,7 @@ class JaggedMoves : public JaggedKernels {
             .num_placed_rows = in_offsets.back()};
   }
 
+  /// Expects a gather of items to give their rows in order, for rows of `row_bytes` bytes.
   void expect_permuted(Numbers const& lengths, SegmentOrder const& order, Numbers const& items,
                        std::int64_t row_bytes) {
     JaggedMove const move = permutation(lengths, order, items);
@@ -193,7 +194,7 @@ TEST_P(JaggedMoves, AGatherFillsRowsThatAreNotThereAndAScatterLeavesThemOut) {
   scatter.direction = Direction::kScatter;
   Bytes scattered = moved(scatter, source, kRowBytes, 12);
   for (std::size_t i = 0; i < scattered.size(); ++i) {
-    if (expected[i] == 7 && scattered[i] == 0xa5) scattered[i] = 7;  // Untouched.
+    if (expected[i] == 7 && scattered[i] == 0xa5) scattered[i] = 7;  // A row that the scatter left untouched.
   }
   EXPECT_EQ(scattered, expected);
 }
@@ -300,7 +301,7 @@ TEST_P(JaggedMoves, SizesOutOfRangeAreRefused) {
   EXPECT_THROW(moved(scatter, {}, 8, 0), std::invalid_argument);
 }
 
-// Lengths of too few rows have offsets that end with the rows, and begin before them. A host refuses them beforehand.
+// Offsets that do not add up begin before the first row. The CPU refuses them earlier, so this tests the device.
 TEST_P(JaggedMoves, RowsBeforeTheFirstStopADevice) {
   if (GetParam().name != "Emulated") GTEST_SKIP() << "on the emulated device only";
   auto const in_offsets = place_->array(Numbers{0, 3, 5, 9}), out_offsets = place_->array(Numbers{-2, 2, 4, 7});

@@ -49,7 +49,7 @@ TEST_P(JaggedOffsets, LengthsBeforeAndAfterHaveOffsetsOfTheirOwn) {
 }
 
 TEST_P(JaggedOffsets, GroupsOfSegmentsHaveTheRowsOfAll) {
-  // 2 features of 5 samples, in the order of ranks: 2 samples of the first rank, none of the second, 3 of the third.
+  // Two features of five samples in rank order: rank 0 has 2 samples, rank 1 none, rank 2 the other 3.
   auto const offsets = place_->array(Numbers{0, 1, 3, 3, 7, 8, 8, 8, 10, 15, 21});
   auto const bounds = place_->array(Numbers{0, 2, 2, 5});
   auto const count = [&](std::int64_t num_features, std::int64_t num_items) {

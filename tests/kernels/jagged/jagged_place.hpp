@@ -19,7 +19,7 @@
 
 namespace headway::kernels {
 
-/// Where jagged kernels compute. Calls return when all is done.
+/// Interface of a place where jagged kernels run. Calls return when the work is complete.
 class JaggedPlace : public PlaceMemory {
  public:
   virtual void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors) = 0;
@@ -31,11 +31,12 @@ class JaggedPlace : public PlaceMemory {
   virtual void count_rows(SegmentGroups const& groups) = 0;
 };
 
+/// Places that this test program is linked with.
 std::vector<NamedPlace<JaggedPlace>> jagged_places();
 
 using JaggedKernels = PlaceSuite<JaggedPlace>;
 
-/// 0 and the sums of the first one, two, ... lengths.
+/// Exclusive prefix sum with the total at the end.
 inline std::vector<std::int64_t> offsets_of(std::vector<std::int64_t> const& lengths) {
   std::vector<std::int64_t> offsets{0};
   for (auto const length : lengths) offsets.push_back(offsets.back() + length);

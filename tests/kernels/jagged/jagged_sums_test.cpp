@@ -17,7 +17,7 @@ class JaggedSums : public JaggedKernels {
  protected:
   std::mt19937 random_{1};
 
-  /// Small whole numbers, so that sums are exact in any order.
+  /// Draws small integers, whose sums are exact in any order.
   template <class Element>
   std::span<Element> draw(std::int64_t size) {
     std::vector<Element> values(static_cast<std::size_t>(size));
@@ -32,6 +32,7 @@ class JaggedSums : public JaggedKernels {
     return values;
   }
 
+  /// Compares sums and means of samples with plain loops, bit by bit.
   template <class Element>
   void expect_reduced(Numbers const& lengths, std::int64_t num_columns) {
     auto const offsets = place_->array(offsets_of(lengths));
@@ -67,7 +68,7 @@ class JaggedSums : public JaggedKernels {
 TEST_P(JaggedSums, SamplesAreReducedWhateverTheirLengths) {
   for_each_element_type([&]<class Element>() {
     for (std::int64_t const num_columns : {1, 3, 8, 40}) {
-      // Short, empty, within a chunk, to its very end, over several.
+      // Samples that are short, empty, inside a chunk, end with a chunk, or span several chunks.
       expect_reduced<Element>({0, 3, 0, 0, 29, 32, 1, 200, 0, 64, 63, 7, 0}, num_columns);
     }
   });
@@ -137,7 +138,7 @@ TEST_P(JaggedSums, DenseRowsAreAddedAsFarAsTheyGo) {
 }
 
 TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
-  // 2 features and 3 samples, copied to features 1 1 0 and samples 2 0 2: sample 1 nowhere.
+  // 2 features and 3 samples are copied to features 1 1 0 and samples 2 0 2; sample 1 is copied nowhere.
   Numbers const lengths{2, 1, 3, 0, 2, 40};
   Numbers const features{1, 1, 0}, samples{2, 0, 2};
   Numbers copied_lengths;
@@ -208,12 +209,12 @@ TEST(Elements, AllOf16BitsSurviveTheWayToRealAndBack) {
 }
 
 TEST(Elements, RoundingGoesToTheNearestAndOfTwoToTheEvenOne) {
-  EXPECT_EQ(nearest<Float16>(1 + 0x1p-11F).bits, 0x3c00);    // Halfway between 1 and the next.
-  EXPECT_EQ(nearest<Float16>(1 + 0x1.8p-10F).bits, 0x3c02);  // Halfway, to the even one above.
-  EXPECT_EQ(nearest<Float16>(0x1p-25F).bits, 0);             // Halfway between 0 and the least.
+  EXPECT_EQ(nearest<Float16>(1 + 0x1p-11F).bits, 0x3c00);    // Midpoint between 1 and the next value.
+  EXPECT_EQ(nearest<Float16>(1 + 0x1.8p-10F).bits, 0x3c02);  // Midpoint that rounds up to the even value.
+  EXPECT_EQ(nearest<Float16>(0x1p-25F).bits, 0);             // Midpoint between 0 and the smallest value.
   EXPECT_EQ(nearest<Float16>(0x1.8p-25F).bits, 1);
-  EXPECT_EQ(nearest<Float16>(65519.0F).bits, 0x7bff);  // The largest.
-  EXPECT_EQ(nearest<Float16>(65520.0F).bits, 0x7c00);  // Infinite.
+  EXPECT_EQ(nearest<Float16>(65519.0F).bits, 0x7bff);  // Rounds to the largest finite value.
+  EXPECT_EQ(nearest<Float16>(65520.0F).bits, 0x7c00);  // Rounds to infinity.
   EXPECT_EQ(nearest<Bfloat16>(1 + 0x1p-8F).bits, 0x3f80);
   EXPECT_EQ(nearest<Bfloat16>(1 + 0x1.8p-7F).bits, 0x3f82);
   EXPECT_TRUE(std::isnan(as_real(nearest<Float16>(std::numeric_limits<float>::quiet_NaN()))));

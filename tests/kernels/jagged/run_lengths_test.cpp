@@ -11,6 +11,7 @@ using Numbers = std::vector<std::int64_t>;
 
 class RunLengthKernels : public JaggedKernels {
  protected:
+  /// Compares a run-length encoding with a plain loop.
   template <class Key>
   void expect_runs(std::vector<Key> const& keys) {
     auto const size = static_cast<std::int64_t>(keys.size());

@@ -1,8 +1,8 @@
-// Kernels for devices, run thread by thread on the CPU.
+// Layer kernels for devices, run by the emulator thread by thread on the CPU.
 
 #include "layer_place.hpp"
 
-// What follows is CUDA C++.
+// The headers below are CUDA C++; the dialect of the emulator makes them compile.
 #include "cuda_dialect.hpp"
 #include "layer/cuda/column_sums.cuh"
 #include "layer/cuda/gated_norm.cuh"
@@ -14,7 +14,7 @@ namespace headway::kernels {
 
 namespace {
 
-constexpr std::int64_t kMostBlocks = 3;  ///< So few that blocks have several rows.
+constexpr std::int64_t kMostBlocks = 3;  ///< Few blocks, so that each has several rows.
 
 template <class RealType, class Out>
 void add_column_sums(ColumnSums<RealType, Out> const& args) {

@@ -8,7 +8,7 @@
 
 namespace headway::kernels {
 
-/// Both passes in float64, from the definition: gradients by the chain rule, one row after the other.
+/// Both passes of GatedNorm by definition in float64, row by row; gradients by the chain rule.
 struct GatedNormOracle {
   using Numbers = std::vector<double>;
 
@@ -19,6 +19,7 @@ struct GatedNormOracle {
   Numbers out{}, statistics{};
   Numbers grad_x{}, grad_gate{}, grad_weight = Numbers(weight.size()), grad_bias = Numbers(weight.size());
 
+  /// Appends a row to all outputs and gradients, and adds it to the gradients of weight and bias.
   void add_row(Numbers const& x, Numbers const& u, Numbers const& grad_out, Numbers const& residual) {
     std::size_t const size = x.size();
     auto const columns = static_cast<double>(size);

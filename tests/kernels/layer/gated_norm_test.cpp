@@ -11,6 +11,7 @@ namespace {
 constexpr GateForm kForms[] = {GateForm::kNone, GateForm::kNormThenGate, GateForm::kGateThenNorm, GateForm::kConcat,
                                GateForm::kConcatNorm};
 
+/// Shape and options of a test.
 struct NormCase {
   NormKind norm = NormKind::kLayer;
   GateForm form = GateForm::kNone;
@@ -34,7 +35,7 @@ class GatedNorms : public LayerKernels {
     return is_there ? row_of(rows, 0) : std::vector<double>(static_cast<std::size_t>(rows.num_columns), otherwise);
   }
 
-  /// Both passes against the oracle; weights are of type `Weight`.
+  /// Compares both passes with the oracle; weights are of type `Weight`.
   template <class Element, class Weight>
   void expect_as_defined(NormCase const& of) {
     std::int64_t const rows = of.num_rows, columns = of.num_columns, out_columns = num_parts(of.form) * columns;

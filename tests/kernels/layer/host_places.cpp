@@ -1,4 +1,4 @@
-// The CPU, in turn and with threads.
+// Layer kernels on the CPU: on one thread, and with a thread per task.
 
 #include "layer_place.hpp"
 #include "run_with_threads.hpp"

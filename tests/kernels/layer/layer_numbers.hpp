@@ -12,7 +12,7 @@
 
 namespace headway::kernels {
 
-/// Rows of numbers, and the elements that they are, exactly, with `gap` elements between rows.
+/// Random rows, rounded to elements, with `gap` elements between rows.
 template <class Element>
 struct DrawnRows {
   std::int64_t num_columns, stride;
@@ -30,7 +30,7 @@ struct DrawnRows {
   }
 };
 
-/// Relative, of results that are rounded once.
+/// Tolerance, relative to 1 + |expected|, for results that are rounded once.
 template <class Element>
 constexpr double kRounding = 1e-11;
 template <>

@@ -13,7 +13,7 @@
 
 namespace headway::kernels {
 
-/// Where kernels of layers compute. Calls return when all is done.
+/// Interface of a place where layer kernels run. Calls return when the work is complete.
 class LayerPlace : public PlaceMemory {
  public:
   virtual void gated_norm(GatedNorm const& args, void* out, void* statistics) = 0;
@@ -22,6 +22,7 @@ class LayerPlace : public PlaceMemory {
   virtual void silu_split_backward(SiluSplitBackward const& args) = 0;
 };
 
+/// Places that this test program is linked with.
 std::vector<NamedPlace<LayerPlace>> layer_places();
 
 using LayerKernels = PlaceSuite<LayerPlace>;

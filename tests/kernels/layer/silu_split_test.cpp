@@ -9,6 +9,7 @@
 namespace headway::kernels {
 namespace {
 
+/// Parts of a test, with `gap` elements between rows.
 struct SplitCase {
   std::vector<std::int64_t> widths;
   std::vector<bool> activated;
@@ -19,6 +20,7 @@ class SiluSplits : public LayerKernels {
  protected:
   std::mt19937 random_{7};
 
+  /// Compares both passes with plain loops.
   template <class Element>
   void expect_as_defined(SplitCase const& of) {
     std::int64_t const columns = std::accumulate(of.widths.begin(), of.widths.end(), std::int64_t{0});
@@ -65,7 +67,7 @@ class SiluSplits : public LayerKernels {
       first += of.widths[i];
     }
     expect_near<Element>(grad_x, expected_grad, "grad_x");
-    // Functions of 16-bit elements are a little less exact than float32.
+    // SiLU of 16-bit elements is a little less exact than float32, which the tolerance of float32 covers.
     std::vector<float> const found(sums.begin(), sums.end());
     expect_near<float>(found, expected_sums, "column sums");
   }
