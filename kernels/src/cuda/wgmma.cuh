@@ -77,7 +77,8 @@ struct SwizzledTile {
 /// operands in shared memory; an operand a in registers has the layout of mma_m16n8k16. Until wait_products() returns,
 /// nothing may touch d, the registers of a, or the memory that the descriptors name.
 ///
-///   begin_products(d);  multiply<...>(d, ...);  ...  commit_products();  ...  wait_products<0>();  end_products(d);
+///   pin_registers(d);  begin_products();  multiply<...>(d, ...);  ...  commit_products();  ...
+///   wait_products<0>();  pin_registers(d);
 template <class T, Major kAMajor, Major kBMajor, int kNumSums>
 __device__ __forceinline__ void multiply(float (&d)[kNumSums], std::uint64_t a, std::uint64_t b, bool accumulate);
 template <class T, Major kBMajor, int kNumSums>

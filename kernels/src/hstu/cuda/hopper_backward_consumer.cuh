@@ -1,5 +1,23 @@
 #pragma once
 
+// Consumer of the backward pass on sm_90a for dim 32, 64 and 128: one of two warpgroups, 64 keys of each tile.
+//
+// Idea: per block of 64 queries, S' = K Q' and dP' = V dO' have keys as rows. P' and dS' are then already in the
+// register layout of the first operand of dV += P' dO and dK += dS' Q. Only dQ = dS K needs dS' in shared memory. It is
+// computed one block late: when a consumer needs the other one's dS', that was written a whole block earlier.
+//
+// Example: a tile seen by query blocks 0, 1 and 2.
+//   block 0: S', dP', SiLU, dV, dK, write dS'
+//   block 1: the same, and dQ of block 0
+//   block 2: the same, and dQ of block 1
+//   end of the tile: dQ of block 2, store dK and dV
+//
+// Invariants: dQ is always issued, since wgmma inside a branch would be serialised; without a block before, the result
+// is dropped. dQ is split by keys or, with kSplitsColumns, by columns, so no two consumers add to the same element
+// within a tile in the latter case. A stage of Q and dO is released after dV and dK, a stage of dS' after dQ. V is
+// released after the last dP', K after the last dQ of a tile.
+// Complexity: five products per block. Registers of a thread: dK and dV take kDim / 2 each, S' and dP' 32 each.
+
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_backward_bias.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"

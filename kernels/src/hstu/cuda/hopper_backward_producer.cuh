@@ -1,5 +1,23 @@
 #pragma once
 
+// Producers of the backward pass on sm_90a, and the warps that add dQ to global memory.
+//
+// Idea: warp 0 (HopperBackwardProducer) takes tiles of keys, or heads of sequences, from the schedule. It loads K and V
+// of a tile, then Q and dO of each block that sees the tile. With each block it publishes QueryBlockInfo and, per
+// query, the range of visible keys (QueryVisibility). Warp 3 (HopperBackwardBiasProducer) prepares the bias. Warps 1
+// and 2 (add_query_sums, BackwardWork::kTiles only) serve one consumer each: they add its dQ from shared memory to the
+// float32 dQ in the workspace by bulk reductions.
+//
+// Example of turns (deterministic, causal): query block 4 sees the key tiles 0, 1 and 2. Tile 2 adds to its dQ first
+// (turn 0), then tile 1, then tile 0. Each of them waits until the counter of that part of dQ has reached its turn,
+// adds, and increments the counter.
+//
+// Invariants: with turns, tiles are taken from the last keys to the first, all from one counter. The tiles that a tile
+// waits for are therefore done or in work by a running block of threads: no deadlock. The release of a turn follows the
+// completion of its additions (wait_bulk, __threadfence, store_release), and the next one acquires it. Complexity: Q
+// and dO are loaded once per tile of keys that they see; dQ costs one float32 addition per element and tile, or two
+// without kSplitsColumns.
+
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/visible_blocks.cuh"
 

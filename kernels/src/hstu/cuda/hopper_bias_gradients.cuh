@@ -1,5 +1,20 @@
 #pragma once
 
+// Gradients of bias weights on sm_90a: a warpgroup that reads dS from shared memory, beside the dQ products.
+//
+// Idea, positions: all pairs at one distance share a weight, and they lie on a diagonal of dS. A thread reads 8 queries
+// of one key with one load. Then it goes to the next 8 queries of the key 8 further: these lie on the same 8 diagonals.
+// At the end, lanes combine their sums by shuffles and add them to global memory. Idea, times: for each chunk of 16
+// keys and 16 queries that consumers leave to it, and for each bucket of the chunk, dS of the pairs in this bucket is
+// multiplied by a column of ones (mma). Eight buckets fit one accumulator.
+//
+// Example, positions: a thread begins with key 5, queries 0 to 7 (distances 5 to -2). Next come key 13, queries 8 to
+// 15, which have the distances 5 to -2 again.
+//
+// Invariants: dS of hidden pairs is 0, so no mask is needed. Atomic additions make the order of these sums arbitrary;
+// deterministic calls use the portable kernels.
+// Complexity: positions read each element of dS once; times cost one mma per chunk and bucket in it.
+
 #include "hstu/cuda/hopper_time_gradients.cuh"
 
 #include <cstdint>

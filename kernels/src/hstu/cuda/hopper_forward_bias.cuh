@@ -1,5 +1,19 @@
 #pragma once
 
+// Time bias of the forward pass on sm_90a: a warpgroup that works ahead of the consumers.
+//
+// Idea: find_groups() looks at groups of 16 queries and 8 keys, one per lane. Least and greatest difference give the
+// first and last bucket of a group. One bucket or two: StripBias holds the bias, and the consumer applies it with one
+// comparison per pair. More: find_parts() looks up each pair of the part (32 keys), rounds its bias to T, and stores it
+// in a slot, in the register layout of the consumer's accumulator.
+//
+// Example: queries at times 1000 to 1200, keys at 400 to 450, bounds 500 and 700. Differences range from 550 to 800:
+// buckets 1 and 2. So the bias is the weight of bucket 1, plus a rise for differences from 700 on.
+//
+// Invariants: each warp serves the same warp of both consumers. A part needs a slot until its consumer has added it;
+// find_parts() waits for the block before if slots run out. Parts that no query of the 16 sees may get any bias.
+// Complexity: two look-ups per group; one look-up per pair of the parts that need it.
+
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_forward_state.cuh"
 

@@ -1,5 +1,23 @@
 #pragma once
 
+// Consumer of the forward pass on sm_90a: one of two warpgroups, 64 queries of each tile.
+//
+// Idea: software pipeline over blocks of keys. S of block j + 1 is issued before P V of block j. SiLU turns S of block
+// j + 1 into P while P V of block j is in flight. S of the next tile's first block is issued before O is stored. The
+// two consumers take turns to issue wgmma (named barriers 1 and 2), so that one computes SiLU while the other uses the
+// tensor cores.
+//
+// Example: three blocks of keys.
+//   issue S0, wait, SiLU(S0)
+//   issue S1, issue P0 V0, wait for S1, SiLU(S1), wait for P0 V0
+//   issue S2, issue P1 V1, wait for S2, SiLU(S2), wait for P1 V1
+//   issue P2 V2, wait, issue S0 of the next tile, store O
+//
+// Invariants: a stage of K is released after its S, a stage of V after its P V, Q after the last S of a tile, the bias
+// after it was added. P is the register operand of P V, so it never touches shared memory. wait_products<1>() means
+// that S is complete and P V is still in flight.
+// Source: FlashAttention-3 (Shah et al. 2024), sections 3.1 (pingpong) and 3.2 (overlap inside a warpgroup).
+
 #include "cuda/clear_rows.cuh"
 #include "hstu/cuda/hopper_forward_state.cuh"
 #include "hstu/cuda/score_block.cuh"

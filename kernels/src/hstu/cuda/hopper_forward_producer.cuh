@@ -1,5 +1,21 @@
 #pragma once
 
+// Producers of the forward pass on sm_90a: warps of the first warpgroup, with few registers.
+//
+// Idea: every role walks through the same tiles and blocks, so positions in rings are never communicated.
+//   warp 0  HopperForwardQueryProducer: takes tiles from the schedule, publishes QueryTileInfo, loads Q
+//   warp 1  HopperForwardKeyProducer: publishes KeyBlockInfo, loads K and V
+//   warps 2, 3  HopperForwardBiasProducer: fill ForwardBiasBlock, each for every other block
+// A description is published (tile_known) before the tile's queries have arrived, so other warps begin early.
+//
+// Example: a tile that sees blocks 0, 1 and 2. Warp 1 loads K0, K1, V0, K2, V1, V2: a consumer needs K one block before
+// V. Warp 2 prepares the bias of blocks 0 and 2, warp 3 that of block 1; with the next tile's first block, warp 3
+// continues.
+//
+// Invariants: one lane arrives at a barrier, after __syncwarp() has made the other lanes' writes visible to it. The end
+// is a tile with is_end. With a bias, a tile of queries without visible keys would hang its consumers, so the bias
+// producer traps.
+
 #include "hstu/cuda/hopper_forward_state.cuh"
 #include "hstu/cuda/visible_blocks.cuh"
 

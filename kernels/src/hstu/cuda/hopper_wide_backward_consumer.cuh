@@ -1,5 +1,18 @@
 #pragma once
 
+// Consumer of the backward pass on sm_90a for dim 256 (no bias).
+//
+// Idea: the accumulators of dK and dV for 64 keys and 256 columns exceed the registers of a thread. So each of the two
+// warpgroups owns half of the columns of dK, dV and dQ. S' and dP' are split by queries: a warpgroup computes 32 of the
+// 64 queries of a block. Both halves of P' and dS' go through shared memory, since each warpgroup needs all of them.
+//
+// Example: warpgroup 0 computes S' for queries 0 to 31 and accumulates columns 0 to 127; warpgroup 1 computes queries
+// 32 to 63 and columns 128 to 255.
+//
+// Invariants: the barrier grads_full of a stage completes when all 8 warps have written their part. dQ of the block
+// before fills the time until then. An element of dK, dV and dQ has one owner within a tile. Complexity: five products
+// per block; P' and dS' are written once and read by both warpgroups.
+
 #include "hstu/cuda/fragment_place.cuh"
 #include "hstu/cuda/hopper_backward_state.cuh"
 #include "hstu/cuda/hopper_own_query_sums.cuh"

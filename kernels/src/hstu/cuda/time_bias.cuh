@@ -1,5 +1,20 @@
 #pragma once
 
+// Time bias of a block of scores by groups. Words that the files on time bias share:
+//   group  16 rows and 8 columns: 4 accumulator elements of each lane of a warp
+//   strip  the 16 rows of one warp, with all groups of a block
+//   chunk  16 columns of a strip (backward, BlockTimeBias)
+//   part   32 columns of a strip (forward, TimeValues)
+//
+// Idea: times mostly ascend, so all pairs of a group often lie in one bucket or in two neighbouring ones. The least and
+// the greatest difference of the group tell its first and last bucket. Then one comparison per pair replaces a look-up.
+//
+// Example: see StripBias.
+//
+// Invariants: differences are exact where all times are near their base (is_near_base(), low parts of SplitTime).
+// Elsewhere a group in two buckets is looked up pair by pair. Complexity: two look-ups per group, one comparison per
+// pair in groups with two buckets.
+
 #include "hstu/cuda/time_table.cuh"
 
 #include <cstdint>

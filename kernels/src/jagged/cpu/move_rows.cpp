@@ -1,3 +1,10 @@
+// Jagged row moves on the CPU (JaggedMove).
+//
+// Idea: packed rows are cut into chunks of about 128 KiB. A task finds the first segment of its chunk by binary search
+// and copies segment by segment with memcpy.
+// Invariants: everything is checked before the first row is written. Each output row has one task.
+// Complexity: one read and one write per row, and one look at each segment.
+
 #include "headway/kernels/jagged_moves.hpp"
 #include "jagged/cpu/row_chunks.hpp"
 #include "jagged/cpu/segment_checks.hpp"
