@@ -5,7 +5,7 @@
 
 namespace headway::embedding {
 
-/// The upper half of a float32.
+/// bfloat16: the upper 16 bits of a float32.
 enum class Bfloat16 : std::uint16_t {};
 
 constexpr float widen(Bfloat16 value) {
@@ -14,7 +14,7 @@ constexpr float widen(Bfloat16 value) {
 
 namespace detail {
 
-/// What is left when `added` goes to the lower half; infinity and not-a-number stay what they are.
+/// Upper 16 bits of `value` after `added` is added to its 32 bits. Infinity stays infinity; NaN stays a (quiet) NaN.
 constexpr Bfloat16 round_by(float value, std::uint32_t added) {
   constexpr std::uint32_t kExponent = 0x7f800000, kQuiet = 0x00400000;
   auto bits = std::bit_cast<std::uint32_t>(value);
@@ -28,12 +28,13 @@ constexpr Bfloat16 round_by(float value, std::uint32_t added) {
 
 }  // namespace detail
 
-/// The nearest, of two the even one.
+/// Rounds to nearest, ties to even.
 constexpr Bfloat16 round_to_nearest(float value) {
   return detail::round_by(value, 0x7fff + ((std::bit_cast<std::uint32_t>(value) >> 16) & 1));
 }
 
-/// One of the two nearest, the nearer one the more often: right on average if `random` is even over all 16-bit words.
+/// Stochastic rounding: one of the two neighbours, with a probability that makes the expected result `value`.
+/// @param random uniform over all 16-bit words
 constexpr Bfloat16 round_stochastically(float value, std::uint16_t random) { return detail::round_by(value, random); }
 
 }  // namespace headway::embedding

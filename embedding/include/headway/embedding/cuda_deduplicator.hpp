@@ -10,26 +10,27 @@
 
 namespace headway::embedding {
 
-/// UniqueKeys in memory of a device that the caller gives. How many there are only the device knows: of `ids`,
-/// `tables`, `counts` and `begins` so many are set. Of keys beyond Keys::num_known neither numbers nor members hold.
+/// UniqueKeys in device memory that the caller owns. Only the device knows how many unique keys there are (`*size`).
+/// Entries of `ids`, `tables` and `counts` from `*size` on, and of `begins` after `*size`, are not set. `numbers` and
+/// `members` are undefined for keys beyond Keys::num_known.
 struct CudaUniqueKeys {
   std::span<std::uint64_t> ids{};      ///< (keys)
-  std::span<std::uint32_t> tables{};   ///< (keys); empty where the batch has one for all.
-  std::uint32_t table = 0;             ///< Then it must be that of the batch.
-  std::span<std::uint32_t> counts{};   ///< (keys)
-  std::span<std::uint32_t> numbers{};  ///< (keys)
-  std::span<std::uint32_t> members{};  ///< (keys)
-  std::span<std::uint32_t> begins{};   ///< (keys + 1)
-  std::uint32_t* size = nullptr;
+  std::span<std::uint32_t> tables{};   ///< (keys); empty if all keys of the batch have one table.
+  std::uint32_t table = 0;             ///< Table of all keys if `tables` is empty; must equal that of the batch.
+  std::span<std::uint32_t> counts{};   ///< (keys) Lookups per unique key, saturated at 2^32 - 1.
+  std::span<std::uint32_t> numbers{};  ///< (keys) Unique key of each batch position.
+  std::span<std::uint32_t> members{};  ///< (keys) Batch positions, grouped by unique key.
+  std::span<std::uint32_t> begins{};   ///< (keys + 1) Offset of each unique key's group in `members`.
+  std::uint32_t* size = nullptr;       ///< Number of unique keys, device memory.
 
   [[nodiscard]] Keys keys() const {
     return {.ids = ids, .tables = tables, .table = table, .counts = counts, .are_unique = true, .num_known = size};
   }
 };
 
-/// Does on a device what Deduplicator does: keys, bags and values are in its memory, and offsets of bags are not
-/// checked. Nothing waits for the device. The results do not depend on the run; long sums are taken in pieces of a
-/// fixed number of members, so that they differ by rounding from those of the host.
+/// Deduplicator for a CUDA device. Keys, bags and values are in device memory; the host does not check bag offsets. All
+/// calls are stream-ordered and never wait for the device. Results are the same in every run. Sums of many members are
+/// taken in pieces of a fixed size, so they differ from those of the host by rounding.
 class CudaDeduplicator {
  public:
   CudaDeduplicator() = default;
@@ -37,34 +38,37 @@ class CudaDeduplicator {
   CudaDeduplicator& operator=(CudaDeduplicator const&) = delete;
   virtual ~CudaDeduplicator() = default;
 
-  /// @param keys `are_unique` is not looked at
+  /// Finds the unique keys of a batch, their counts and their members.
+  /// @param keys `are_unique` is ignored
   /// @throws comm::UsageError if there are 2^31 keys or more, or sizes do not agree; likewise below
   virtual void deduplicate(Keys const& keys, CudaUniqueKeys const& unique) = 0;
-  /// The keys of a batch as if all of them were different.
+  /// Makes each key of the batch a unique key of its own, without looking for duplicates.
   virtual void take_as_unique(Keys const& keys, CudaUniqueKeys const& unique) = 0;
-  /// What reorder() does; `order` is not checked.
-  /// @param order (unique keys or more)
-  /// @param reordered in other memory than `unique`
+  /// Device version of embedding::reorder(). `order` is not checked.
+  /// @param order (unique keys or more) the number in `unique` of each key of `reordered`
+  /// @param reordered must not share memory with `unique`
   virtual void reorder(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
                        CudaUniqueKeys const& reordered) = 0;
-  /// Gives each bag the sum of what its known keys have. Without offsets bags of keys that are not known may not be
-  /// set.
+  /// out[bag] = weighted sum of the values of its known keys. Without offsets, the bags of keys beyond Keys::num_known
+  /// may stay unset.
   /// @param values (unique keys or more, dim)
   /// @param out (bags, dim)
   virtual void hand_out(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
                         std::span<float> out) = 0;
-  /// Adds up for each unique key what the bags of its keys have.
+  /// sums[key] = weighted sum of the values of the bags that its members are in: the gradient of hand_out().
   /// @param values (bags, dim)
-  /// @param sums (unique keys or more, dim); what is beyond them is not set
+  /// @param sums (unique keys or more, dim); rows beyond the unique keys are not set
   virtual void add_up(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
                       std::span<float> sums) = 0;
-  /// The keys of a batch by the ranks that own them, as route() has it; last those that are not known, for no rank.
-  /// @param order (keys)
-  /// @param counts (ranks)
+  /// Groups the keys of a batch by owner rank, as embedding::route() does. Keys beyond Keys::num_known come last and
+  /// count for no rank.
+  /// @param order (keys) batch positions, rank by rank
+  /// @param counts (ranks) keys per rank
   virtual void route(Keys const& keys, std::span<std::uint32_t> order, std::span<std::int64_t> counts) = 0;
 };
 
-/// @throws comm::SystemError if CUDA refuses; comm::UsageError if this build has no CUDA
+/// A CudaDeduplicator for `place`.
+/// @throws comm::SystemError if a CUDA call fails; comm::UsageError if this build has no CUDA
 [[nodiscard]] std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& place);
 
 }  // namespace headway::embedding

@@ -6,14 +6,14 @@ struct CUstream_st;
 
 namespace headway::embedding {
 
-/// A stream of the CUDA runtime or driver; nullptr is the default one.
+/// CUDA stream (runtime or driver handle); nullptr is the default stream.
 using CudaStream = CUstream_st*;
 
-/// Where work goes: the device, and what says which stream is the caller's. Calls enqueue there, and do not wait
-/// unless they say so.
+/// Device and stream of the caller. Calls enqueue their work on this stream and do not wait for it, unless their
+/// comment says so.
 struct CudaPlace {
   int device = 0;
-  std::function<CudaStream()> current_stream{};  ///< None: the default stream.
+  std::function<CudaStream()> current_stream{};  ///< Returns the caller's stream; empty: the default stream.
 
   [[nodiscard]] CudaStream stream() const { return current_stream ? current_stream() : nullptr; }
 };

@@ -7,10 +7,10 @@
 
 namespace headway::embedding {
 
-/// A table in memory of a CUDA device. Keys, rows, statuses, vectors and gradients are there too; those of records are
-/// in memory of the host. Calls go to the stream of their caller, after those that other streams were given before.
-/// @throws comm::UsageError for options out of their range, or if this build has no CUDA; comm::SystemError if CUDA
-/// refuses
+/// A table in the memory of a CUDA device. Keys, rows, statuses, vectors and gradients are device memory; the columns
+/// of Records are host memory. A call goes to the caller's stream, ordered after all earlier calls on other streams.
+/// @throws comm::UsageError for options out of range, or if this build has no CUDA; comm::SystemError if a CUDA call
+/// fails
 [[nodiscard]] std::unique_ptr<Table> make_cuda_table(TableOptions const& options, CudaPlace const& place);
 
 }  // namespace headway::embedding

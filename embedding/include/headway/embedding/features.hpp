@@ -10,53 +10,55 @@
 
 namespace headway::embedding {
 
-/// Integers of 32 or 64 bits.
+/// A view of `size` integers of 32 or 64 bits.
 struct Integers {
   void const* data = nullptr;
   std::size_t size = 0;
-  bool are_wide = true;  ///< 64 bits.
+  bool are_wide = true;  ///< true: 64 bits each; false: 32.
 
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int64_t operator[](std::size_t i) const {
     return are_wide ? static_cast<std::int64_t const*>(data)[i] : static_cast<std::int32_t const*>(data)[i];
   }
 };
 
-/// What becomes of the vectors of a list.
+/// Pooling of a list: kNone keeps one vector per id, kSum and kMean reduce a list to one vector.
 enum class Pooling : std::uint8_t { kNone, kSum, kMean };
 
-/// Lists of ids of one table, one after the other.
+/// A jagged feature: lists of ids of one table, concatenated.
 struct Feature {
   std::string_view name;
   std::uint32_t table = 0;
   Pooling pooling = Pooling::kNone;
   Integers ids{};                    ///< (ids)
-  Integers lengths{};                ///< (lists)
+  Integers lengths{};                ///< (lists) Ids per list.
   std::span<float const> weights{};  ///< (ids); empty: 1 each.
 
+  /// One bag per list if the feature is pooled, else one per id.
   [[nodiscard]] std::size_t num_bags() const { return pooling == Pooling::kNone ? ids.size : lengths.size; }
 };
 
-/// The lists of several features, one feature after the other, in memory that the caller gives.
+/// Several features concatenated, in memory that the caller owns.
 struct JoinedFeatures {
   std::span<std::uint64_t> ids{};     ///< (ids)
-  std::span<std::uint32_t> tables{};  ///< (ids)
-  std::span<std::int64_t> offsets{};  ///< (bags + 1): a bag for each list that is pooled, else one for each id; or none
-                                      ///< of them, where nothing is pooled.
-  std::span<float> weights{};         ///< (ids), or empty where all are 1. Of a mean they have the number of its ids.
+  std::span<std::uint32_t> tables{};  ///< (ids) Table of each id.
+  std::span<std::int64_t> offsets{};  ///< (bags + 1) One bag per pooled list, one per id of a feature without pooling;
+                                      ///< empty if no feature is pooled.
+  std::span<float> weights{};         ///< (ids), or empty if all are 1. A mean divides by the length of its list.
 };
 
-/// How much memory joined features take.
+/// Sizes of JoinedFeatures: elements, and which of the optional arrays are present.
 struct JoinedSizes {
   std::size_t ids = 0, lists = 0, bags = 0;
   bool has_bags = false, has_weights = false;
 };
+/// The sizes that join_features() needs for `features`.
 [[nodiscard]] JoinedSizes sizes_of(std::span<Feature const> features);
 
+/// Concatenates features into `out`, in host memory.
 /// @throws comm::UsageError if lengths are negative or do not add up to the number of ids, or `out` is of other sizes
 void join_features(std::span<Feature const> features, JoinedFeatures const& out);
 
-/// The same on a device, whose memory all of it is; waits for nothing. Lengths that do not add up are an assertion
-/// there.
+/// The same for device memory; stream-ordered, never waits. Bad lengths fail an assertion on the device.
 /// @throws comm::UsageError if `out` is of other sizes, or there are 2^31 ids or more
 void join_features(std::span<Feature const> features, JoinedFeatures const& out, CudaPlace const& place);
 

@@ -12,16 +12,16 @@
 
 namespace headway::embedding {
 
-/// What an Initializer consists of, for kernels too.
+/// Parameters and formula of an Initializer, usable in kernels.
 struct InitialValues {
   enum class Law : std::uint8_t { kConstant, kUniform, kNormal };
-  static constexpr std::size_t kAtOnce = 4;  ///< Values that are made together.
+  static constexpr std::size_t kAtOnce = 4;  ///< Values per call of philox().
 
   Law law = Law::kConstant;
-  float base = 0, width = 0;  ///< Lowest value and range, or mean and deviation.
+  float base = 0, width = 0;  ///< kConstant: value; kUniform: lowest value, range; kNormal: mean, standard deviation.
   std::uint64_t seed = 0;
 
-  /// The values of columns from 4 * `block` on.
+  /// Initial values of columns 4 * `block` to 4 * `block` + 3.
   [[nodiscard]] HEADWAY_HOST_DEVICE std::array<float, kAtOnce> of(Key key, std::uint32_t block) const {
     if (law == Law::kConstant) return {base, base, base, base};
     auto const words =
@@ -35,7 +35,7 @@ struct InitialValues {
   [[nodiscard]] HEADWAY_HOST_DEVICE std::array<float, kAtOnce> uniform_of(Words const& words) const {
     std::array<float, kAtOnce> values{};
     for (std::size_t i = 0; i < kAtOnce; ++i) {
-      // 24 bits times 24 bits fit a double, so that a fused multiplication and addition gives the same.
+      // The product of two 24-bit mantissas is exact in double, so a fused multiply-add gives the same bits.
       double const share = static_cast<double>(words[i] >> 8) * 0x1p-24;
       values[i] = static_cast<float>(share * width + base);
     }

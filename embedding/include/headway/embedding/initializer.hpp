@@ -8,17 +8,19 @@
 
 namespace headway::embedding {
 
-/// What a new row begins with. It depends on the seed, the key and the column alone: not on how many ranks there are,
-/// in which order keys come, or on which device.
+/// Initial values of new rows. A value depends on seed, key and column alone: not on the number of ranks, the order of
+/// keys or the device.
 class Initializer {
  public:
-  /// @throws comm::UsageError if `value` is not finite; likewise below.
+  /// All columns are `value`.
+  /// @throws comm::UsageError if a parameter is not finite; likewise below.
   static Initializer constant(float value);
-  /// Evenly in [low, high]. The same bits on all devices.
+  /// Uniform in [low, high]. The same bits on all devices.
   static Initializer uniform(float low, float high, std::uint64_t seed);
-  /// Of this mean and standard deviation, by Box-Muller in double precision: with mean 0 equal to 1 ulp on all devices.
+  /// Normal distribution, by Box-Muller in double precision. With mean 0, devices agree to 1 ulp.
   static Initializer normal(float mean, float deviation, std::uint64_t seed);
 
+  /// Writes the initial vector of `key`.
   void fill(Key key, std::span<float> vector) const;
   [[nodiscard]] InitialValues const& values() const { return values_; }
 

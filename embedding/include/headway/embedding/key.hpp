@@ -4,7 +4,7 @@
 
 namespace headway::embedding {
 
-/// What a row is found by: the number of a table, since merged tables share rows, and an id of any value.
+/// Key of a row: an id of any value, and the number of its table, since merged tables share one key index.
 struct Key {
   std::uint64_t id = 0;
   std::uint32_t table = 0;
@@ -12,7 +12,7 @@ struct Key {
   friend bool operator==(Key const&, Key const&) = default;
 };
 
-/// Two words that know nothing of each other.
+/// 128-bit hash of a key, as two independent words.
 struct Hash {
   std::uint64_t low = 0, high = 0;
 
@@ -50,9 +50,9 @@ constexpr Hash murmur_hash3(std::uint64_t first, std::uint64_t second, std::uint
   return {.low = low, .high = high};
 }
 
-/// The one hash of a key, on all devices. An index takes its stripe and segment from the highest bits of `low`, its
-/// bucket from the lowest, and its step from the lowest bits of `high`; ranks divide keys by the highest bits of
-/// `high`.
+/// Hash of a key. Fixed forever: indexes, routing and checkpoints use it on all devices.
+/// `low`: the highest bits choose the stripe and segment, the lowest bits the bucket.
+/// `high`: the lowest bits choose the probe step, the highest bits the virtual bucket (owner rank).
 constexpr Hash hash_of(Key key) { return murmur_hash3(key.id, key.table); }
 
 }  // namespace headway::embedding

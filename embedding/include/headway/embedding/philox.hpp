@@ -5,8 +5,8 @@
 
 namespace headway::embedding {
 
-/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four random words that depend
-/// on `counter` and `seed` alone, so that any thread of any device makes them without a state.
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Stateless: four random words
+/// that depend on `counter` and `seed` alone, so any thread of any device can make them.
 constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint64_t seed) {
   constexpr std::uint64_t kFirst = 0xd2511f53, kSecond = 0xcd9e8d57;
   constexpr std::uint32_t kFirstWeyl = 0x9e3779b9, kSecondWeyl = 0xbb67ae85;

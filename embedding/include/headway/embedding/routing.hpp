@@ -8,34 +8,35 @@
 
 namespace headway::embedding {
 
-/// Recorded in checkpoints; another division of keys among ranks gets another number.
+/// Version of the map from keys to ranks. Checkpoints record it; it changes if the map does.
 inline constexpr std::uint32_t kRoutingVersion = 1;
 
-/// Keys fall into so many virtual buckets, and each bucket belongs to a rank as a whole.
+/// Keys are hashed into 2^14 virtual buckets. A bucket belongs to one rank.
 inline constexpr int kVirtualBucketBits = 14;
 inline constexpr std::uint32_t kNumVirtualBuckets = std::uint32_t{1} << kVirtualBucketBits;
 
+/// Virtual bucket of a key: the highest bits of `hash.high`.
 constexpr std::uint32_t virtual_bucket_of(Hash hash) {
   return static_cast<std::uint32_t>(hash.high >> (64 - kVirtualBucketBits));
 }
 
-/// Rank r of n has the buckets from first_bucket_of(r, n) to first_bucket_of(r + 1, n).
+/// Rank r of n owns the buckets [first_bucket_of(r, n), first_bucket_of(r + 1, n)).
 constexpr std::uint32_t first_bucket_of(std::uint32_t rank, std::uint32_t num_ranks) {
   return static_cast<std::uint32_t>((std::uint64_t{rank} * kNumVirtualBuckets + num_ranks - 1) / num_ranks);
 }
 
-/// The rank that has a bucket. `num_ranks`: at most kNumVirtualBuckets.
+/// Rank that owns a bucket. `num_ranks`: at most kNumVirtualBuckets.
 constexpr std::uint32_t owner_of(std::uint32_t bucket, std::uint32_t num_ranks) {
   return static_cast<std::uint32_t>(std::uint64_t{bucket} * num_ranks / kNumVirtualBuckets);
 }
 
-/// The keys of a batch by the ranks that own them.
+/// Permutation of a batch by owner rank.
 struct Route {
-  std::vector<std::uint32_t>
-      order;  ///< (keys) Their numbers, rank by rank, and for each rank in the order of the batch.
-  std::vector<std::int64_t> counts;  ///< (ranks)
+  std::vector<std::uint32_t> order;  ///< (keys) Batch positions, rank by rank, ascending within each rank.
+  std::vector<std::int64_t> counts;  ///< (ranks) Keys per rank.
 };
 
+/// Groups the keys of a batch by owner rank.
 /// @throws comm::UsageError if there are no ranks or more than buckets, or 2^32 keys or more
 [[nodiscard]] Route route(Keys const& keys, std::uint32_t num_ranks);
 

@@ -6,9 +6,10 @@ namespace headway::embedding {
 
 class WorkerPool;
 
-/// Threads that tables and deduplicators share: one call at a time has them, others beside it do their work alone.
-/// @param num_threads with the caller's; from 1
-/// @throws comm::UsageError
+/// A thread pool that tables and deduplicators share. It serves one call at a time; concurrent calls run on their
+/// caller's thread alone.
+/// @param num_threads at least 1, including the caller's thread
+/// @throws comm::UsageError if `num_threads` is out of range
 [[nodiscard]] std::shared_ptr<WorkerPool> make_workers(int num_threads);
 
 }  // namespace headway::embedding
