@@ -13,8 +13,8 @@ struct BagArgs {
   std::uint32_t num_keys;
 };
 
-// A thread for each key looks for the last bag that begins there or before: with offsets 0 2 2 5 keys are of bags 0 0 2
-// 2 2. Those of a warp go nearly the same way.
+// One thread per key: binary search for the last bag that begins at or before the key. With offsets 0 2 2 5, the bags
+// of the keys are 0 0 2 2 2. Threads of a warp take nearly the same path.
 __global__ void __launch_bounds__(kBlockThreads) find_bags_kernel(BagArgs args) {
   std::uint32_t const key = thread_number();
   if (key >= args.num_keys) return;

@@ -7,9 +7,9 @@
 
 namespace headway::embedding {
 
-/// The bag of each key of a batch.
-/// @param offsets (bags + 1) device
-/// @param bag_of (keys) device
+/// Finds the bag of each key of a batch.
+/// @param offsets (bags + 1), device memory
+/// @param bag_of (keys), device memory; output
 void find_bags_async(std::span<std::int64_t const> offsets, std::span<std::uint32_t> bag_of, cudaStream_t stream);
 
 }  // namespace headway::embedding

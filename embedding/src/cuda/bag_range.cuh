@@ -1,6 +1,6 @@
 #pragma once
 
-// __assert_fail is only declared where assertions are on; those of other headers stay as they are.
+// <assert.h> declares __assert_fail only without NDEBUG. The macro is restored afterwards for other headers.
 #pragma push_macro("NDEBUG")
 #undef NDEBUG
 #include <assert.h>
@@ -16,8 +16,9 @@ struct BagRange {
   std::uint32_t begin, end;
 };
 
-/// The keys of a bag. Offsets that a kernel cannot read by stop the device's context; a line on stdout names them.
-/// @param offsets none: each key is a bag
+/// The keys of a bag. Invalid offsets fail a device assertion, which ends the CUDA context; stdout gets a line that
+/// names them.
+/// @param offsets (bags + 1), device memory; nullptr: each key is a bag
 __device__ inline BagRange bag_range(std::int64_t const* offsets, std::uint64_t bag, std::uint32_t num_keys) {
   if (offsets == nullptr) return {static_cast<std::uint32_t>(bag), static_cast<std::uint32_t>(bag + 1)};
   std::int64_t const begin = offsets[bag], end = offsets[bag + 1];

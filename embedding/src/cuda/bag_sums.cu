@@ -1,3 +1,15 @@
+// Bag sums on the GPU: expands values of unique keys to bags (hand_out()). Its gradient is segmented_sum.cu.
+//
+// Idea: out[bag] = sum over the bag's batch positions of weight * values[numbers[position]]. One thread per bag and
+// column adds its terms in order. A thread loads kInFlight rows before it uses the first one, so that the loads
+// overlap. If each key is a bag and there are no weights, nothing is added: copy_rows_kernel copies rows.
+//
+// Example: offsets 0 0 2, numbers 5 3, no weights. Row 0 of `out` is zero, row 1 is values[5] + values[3].
+//
+// Invariants: terms are added in batch order, so results have the same bits in every run. Positions of keys beyond
+//   Keys::num_known contribute nothing.
+// Complexity: one row read per key and one row written per bag, in vectors of 16 bytes if rows are aligned.
+
 #include "cuda/bag_range.cuh"
 #include "cuda/bag_sums.hpp"
 #include "cuda/cuda_check.hpp"
@@ -9,7 +21,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kInFlight = 4;  ///< Rows that a thread reads at a time.
+constexpr std::uint32_t kInFlight = 4;  ///< Rows that a thread loads at a time.
 
 template <class Vector>
 struct CopyArgs {
@@ -18,8 +30,8 @@ struct CopyArgs {
   VectorRows<Vector> out;
 };
 
-// A thread for a column of four keys, that many rows of the block apart. With two rows to a block its first row of
-// threads copies to rows 0 2 4 6 of `out`, and its second to 1 3 5 7.
+// One thread per column of four keys, blockDim.y rows apart. With blockDim.y = 2, the first row of threads of block 0
+// copies to rows 0 2 4 6 of `out`, and the second one to rows 1 3 5 7.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads) copy_rows_kernel(CopyArgs<Vector> args) {
   std::uint32_t const column = column_of_thread(), num_known = args.unique.num_known();
@@ -27,7 +39,7 @@ __global__ void __launch_bounds__(kBlockThreads) copy_rows_kernel(CopyArgs<Vecto
   if (column >= args.out.num_vectors || first >= num_known) return;
   std::uint32_t numbers[kInFlight];
   Vector values[kInFlight];
-  // Where there are no more keys the last is read again, so that no load waits for another.
+  // Reads the last key again beyond the end: without a branch, no load waits for an earlier one.
 #pragma unroll
   for (std::uint32_t i = 0; i < kInFlight; ++i) {
     numbers[i] = args.unique.numbers[min(first + i * blockDim.y, num_known - 1)];
@@ -36,7 +48,7 @@ __global__ void __launch_bounds__(kBlockThreads) copy_rows_kernel(CopyArgs<Vecto
   for (std::uint32_t i = 0; i < kInFlight; ++i) values[i] = __ldg(args.values.at(numbers[i], column));
 #pragma unroll
   for (std::uint32_t i = 0; i < kInFlight; ++i) {
-    // `out` is not read here, and leaves the L2 to the values.
+    // Streaming store: this kernel does not read `out`, so L2 stays free for the values.
     if (first + i * blockDim.y < num_known) __stcs(args.out.at(first + i * blockDim.y, column), values[i]);
   }
 }
@@ -44,15 +56,14 @@ __global__ void __launch_bounds__(kBlockThreads) copy_rows_kernel(CopyArgs<Vecto
 template <class Vector>
 struct SumArgs {
   UniqueView unique;
-  std::int64_t const* offsets;  ///< None: each key is a bag.
+  std::int64_t const* offsets;  ///< (bags + 1) nullptr: each key is a bag.
   std::uint32_t num_bags, num_keys;
-  float const* weights;  ///< None: 1.
+  float const* weights;  ///< (keys) nullptr: 1.
   VectorRows<Vector const> values;
   VectorRows<Vector> out;
 };
 
-// A thread for a column of a bag. With offsets 0 0 2, numbers 5 3 and no weights row 0 of `out` is zero, and row 1 is
-// values[5] + values[3].
+// One thread per bag and column.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads) sum_bags_kernel(SumArgs<Vector> args) {
   std::uint32_t const column = column_of_thread(), bag = row_of_thread();

@@ -9,7 +9,7 @@
 
 namespace headway::embedding {
 
-/// out[bag] = the sum of weight * values[number] of its keys, in order.
+/// out[bag] = sum of weight * values[numbers[key]] over the keys of the bag, in batch order.
 /// @param values (unique keys, dim)
 /// @param out (bags, dim)
 void sum_bags_async(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, float const* values, float* out,

@@ -8,22 +8,22 @@
 
 namespace headway::embedding {
 
-/// How many there are of something: what the host says, or less where only the device knows.
+/// A number that may be known to the device only.
 struct DeviceCount {
-  std::uint32_t most = 0;
-  std::uint32_t const* known = nullptr;  ///< On the device; none: `most`.
+  std::uint32_t most = 0;                ///< Upper bound, known to the host.
+  std::uint32_t const* known = nullptr;  ///< The number, in device memory; nullptr: it is `most`.
 
   [[nodiscard]] __device__ std::uint32_t operator()() const { return known == nullptr ? most : min(*known, most); }
 };
 
-/// The keys of a batch, as kernels see them.
+/// The keys of a batch, for kernels.
 struct KeysView {
-  std::uint64_t const* ids;
-  std::uint32_t const* tables;  ///< nullptr: `table` for all.
+  std::uint64_t const* ids;     ///< (keys)
+  std::uint32_t const* tables;  ///< (keys) nullptr: all keys are of `table`.
   std::uint32_t table;
-  std::uint32_t const* counts;  ///< nullptr: `otherwise` for all.
+  std::uint32_t const* counts;  ///< (keys) Lookups per key; nullptr: `otherwise` each.
   std::uint32_t otherwise;
-  DeviceCount size;
+  DeviceCount size;  ///< Number of keys.
 
   [[nodiscard]] __device__ Key key(std::uint32_t i) const {
     return {.id = __ldg(ids + i), .table = tables == nullptr ? table : __ldg(tables + i)};
@@ -33,7 +33,7 @@ struct KeysView {
   }
 };
 
-/// Of less than 2^32 keys.
+/// View of a batch of less than 2^32 keys. @param otherwise lookups per key if `keys` has no counts
 inline KeysView view_of(Keys const& keys, std::uint32_t otherwise = 1) {
   return {.ids = keys.ids.data(),
           .tables = keys.tables.empty() ? nullptr : keys.tables.data(),

@@ -7,6 +7,8 @@
 
 namespace headway::embedding {
 
+/// Scope of one call to a CudaTable: locks its mutex, makes its device current, and takes the caller's stream. If the
+/// last call used another stream, this one waits for it (on the device).
 class CudaTable::Call {
  public:
   explicit Call(CudaTable const& table)

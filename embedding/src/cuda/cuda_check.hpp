@@ -9,7 +9,7 @@
 
 namespace headway::embedding {
 
-/// @throws std::bad_alloc where memory is short; comm::SystemError for all other errors, with the name of the call
+/// @throws std::bad_alloc if memory is short; comm::SystemError for all other errors, with the name of the call
 inline void check(cudaError_t error, char const* call) {
   if (error == cudaSuccess) [[likely]]
     return;
@@ -18,10 +18,10 @@ inline void check(cudaError_t error, char const* call) {
   throw comm::SystemError(std::string(call) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
-/// For after the launch of a kernel.
+/// Checks the launch of a kernel that was just enqueued.
 inline void check_launch(char const* kernel) { check(cudaGetLastError(), kernel); }
 
-/// Makes a device the current one as long as it lives.
+/// Makes `device` current for the calling thread, and restores the previous device at the end of the scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {

@@ -1,3 +1,19 @@
+// Deduplication on the GPU: the unique keys of a batch, their counts, and the CSR map to batch positions.
+//
+// Idea: three stages, each in a file of its own, all on the caller's stream.
+//   1. unique_numbers.cu: a hash table finds the first occurrence of each key; a prefix sum numbers these occurrences.
+//   2. grouping.cu: a radix sort of the batch positions by unique key gives `members`; run boundaries give `begins`.
+//   3. unique_counts.cu: sums the lookups of each unique key's members.
+// hand_out() then expands values of unique keys to bags (bag_sums.cu); add_up() reduces values of bags to unique keys
+// (segmented_sum.cu).
+//
+// Example: batch 7 9 7 8. ids 7 9 8, numbers 0 1 0 2, members 0 2 1 3, begins 0 2 3 4, counts 2 1 1.
+//
+// Invariants: unique keys are in order of first occurrence and members ascend within each, so results do not depend on
+//   the order of threads. The host never learns the number of unique keys: buffers have room for all keys to be unique.
+//   Keys beyond Keys::num_known get the greatest number, so they sort behind all members.
+// Complexity: O(keys): one hash table of 2 to 4 slots per key, one sort of 32-bit numbers, one or two prefix sums.
+
 #include "cuda/bag_sums.hpp"
 #include "cuda/batch_view.cuh"
 #include "cuda/cuda_check.hpp"
@@ -21,7 +37,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kEnd = std::size_t{1} << 31;  ///< Of numbers of keys and bags.
+constexpr std::size_t kEnd = std::size_t{1} << 31;  ///< Numbers of keys and bags are below it.
 constexpr std::size_t kMaxDim = std::size_t{1} << 20;
 
 void expect_complete(Keys const& keys) {
@@ -39,7 +55,7 @@ void expect_complete(CudaUniqueKeys const& unique, std::size_t num_keys) {
   comm::expects(num_keys < kEnd, "a batch on a device has less than 2^31 keys");
 }
 
-/// `unique` is for what there is of `keys`.
+/// Checks that `unique` has room for the unique keys of `keys`, and the same form of tables.
 void expect_same(Keys const& keys, CudaUniqueKeys const& unique) {
   expect_complete(keys);
   expect_complete(unique, keys.size());
@@ -47,8 +63,9 @@ void expect_same(Keys const& keys, CudaUniqueKeys const& unique) {
                 "unique keys are not of the tables of the batch");
 }
 
-/// @param of_bags how many values bags have
-/// @param of_unique how many values unique keys have
+/// Checks the sizes of a call that moves values between bags and unique keys.
+/// @param of_bags number of floats of all bags
+/// @param of_unique number of floats of all unique keys
 void expect_same_dim(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::size_t of_bags,
                      std::size_t of_unique) {
   std::size_t const num_keys = unique.numbers.size();
@@ -64,7 +81,7 @@ void expect_same_dim(CudaUniqueKeys const& unique, Bags const& bags, std::size_t
 
 struct TakeArgs {
   KeysView keys;
-  std::uint32_t const* counts_of_keys;  ///< None: 1.
+  std::uint32_t const* counts_of_keys;  ///< nullptr: 1 each.
   std::uint64_t* ids;
   std::uint32_t* tables;
   std::uint32_t* counts;
@@ -74,7 +91,7 @@ struct TakeArgs {
   std::uint32_t* size;
 };
 
-// A thread for each key, and one for the end. Of the keys 7 9 numbers and members are 0 1, and begins 0 1 2.
+// One thread per key and one for the end. Keys 7 9: numbers and members are 0 1, begins 0 1 2.
 __global__ void __launch_bounds__(kBlockThreads) take_keys_kernel(TakeArgs args) {
   std::uint32_t const i = thread_number(), num_keys = args.keys.size();
   if (i > num_keys) return;
@@ -104,7 +121,7 @@ void take_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cudaStream_
   check_launch("take_keys_kernel");
 }
 
-/// Keeps nothing between calls, so that they may come from several threads.
+/// Has no state besides its place, so several threads may call it at once.
 class StreamDeduplicator final : public CudaDeduplicator {
  public:
   explicit StreamDeduplicator(CudaPlace place) : place_(std::move(place)) {}
@@ -174,7 +191,7 @@ class StreamDeduplicator final : public CudaDeduplicator {
 }  // namespace
 
 std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& place) {
-  DeviceScope const scope(place.device);  // So that a device which is not there is noticed here.
+  DeviceScope const scope(place.device);  // Fails here, not at the first call, if the device does not exist.
   return std::make_unique<StreamDeduplicator>(place);
 }
 

@@ -13,7 +13,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// Memory that was given back stays with the process: calls take scratch memory all the time.
+/// Lets the default memory pool keep freed memory (1 GiB or more), since every call allocates scratch memory.
 void keep_freed_memory(int device) {
   cudaMemPool_t pool = nullptr;
   check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool");

@@ -25,11 +25,12 @@ namespace headway::embedding {
 
 /// The table behind make_cuda_table().
 ///
-/// Keys are in 64 stripes as on the CPU, each an open hash table of buckets of four in memory of its own, so that one
-/// stripe doubles at a time. Kernels change the key structure without locks, which needs keys that are all different:
-/// a batch that may have duplicates is deduplicated first. What kernels count is in TableState; the host sees it late,
-/// makes room for the most that may be there by now, and waits for the device only where that does not fit. Where there
-/// may be too many rows, kernels find out whether there are, and what goes or is refused.
+/// Key index: 64 stripes as on the CPU, each an open hash table in memory of its own, so that one stripe grows at a
+/// time (index_view.cuh, cuda_table_growth.cu). Kernels insert without locks, which needs batches without duplicates:
+/// a batch that may have some is deduplicated first. Kernels count in TableState. The host sees these counts late
+/// (StateMirror), makes room for the most that there may be by now, and waits for the device only if that does not fit.
+/// If there may be too many rows, kernels find out whether there are, and which keys to evict or refuse.
+/// Threads: `mutex_` serialises the host side of all calls; Call orders their kernels across streams.
 class CudaTable final : public Table {
  public:
   CudaTable(TableOptions const& options, CudaPlace const& place);
@@ -37,7 +38,8 @@ class CudaTable final : public Table {
 
   [[nodiscard]] std::size_t dim() const override { return options_.dim; }
   [[nodiscard]] std::size_t state_size() const override;
-  /// Waits for the device; so do statistics(), evict(), and what lists.
+  /// Waits for the device. So do statistics(), evict(), evict_beyond_limit(), clear(), list(), list_pending(), exports
+  /// and imports, and halve_counts() if there is a hot_count.
   [[nodiscard]] TableSize size() const override;
   [[nodiscard]] TableStatistics statistics() const override;
   [[nodiscard]] std::uint64_t generation() const override { return generation_; }
@@ -64,24 +66,27 @@ class CudaTable final : public Table {
   void import_pending(Records const& records) override;
   std::size_t evict_beyond_limit() override;
 
-  // What follows is for the table's own files; nvcc wants functions with kernels in them public, and their types.
+  // The members below are for the table's own files. They are public because nvcc requires that of functions with
+  // extended lambdas, and of the types in them.
+
+  /// Host side of one stripe of the key index.
   struct Stripe {
     DeviceBuffer<WideBucket> buckets;
     std::size_t num_buckets = 0;
 
     [[nodiscard]] std::size_t num_slots() const { return num_buckets * WideBucket::kNumSlots; }
   };
-  /// One call: has the table for itself on the host, and its place in the order of the caller's stream.
+  /// Scope of one call: holds `mutex_`, sets the device, and orders the caller's stream after earlier calls.
   class Call;
-  /// What an insertion does besides.
+  /// Differences between find_or_insert(), insert_or_assign() and import_records().
   struct Rules {
-    std::uint32_t otherwise = 1;  ///< Lookups that a key stands for where there are no counts.
-    std::uint32_t min_count = 1;  ///< After which a key gets a row.
-    bool is_limited = true;       ///< By max_rows.
-    bool fills_vectors = true;    ///< Of new rows; else the caller does.
-    bool last_holds = false;      ///< Of a key that repeats its last count alone decides on the precision.
+    std::uint32_t otherwise = 1;  ///< Lookups per key if the batch has no counts.
+    std::uint32_t min_count = 1;  ///< Lookups after which a key gets a row.
+    bool is_limited = true;       ///< max_rows applies.
+    bool fills_vectors = true;    ///< New rows get their initial vector; false: the caller writes the vectors.
+    bool last_holds = false;      ///< If a key repeats, only the count of its last occurrence decides on the precision.
   };
-  /// Of a batch whose keys are all different, or the unique keys of one; in memory of the device.
+  /// Results of an insertion, one per key, in device memory.
   struct Outcome {
     RowId* rows;
     KeyStatus* statuses;
@@ -95,20 +100,21 @@ class CudaTable final : public Table {
   [[nodiscard]] StripeRange stripes(std::size_t first, std::size_t count) const;
   [[nodiscard]] StripeRange all_stripes() const { return stripes(0, stripes_.size()); }
   void make_stripes(cudaStream_t stream);
+  /// Makes `buckets` the array of a stripe, for kernels enqueued from now on.
   void set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets, std::size_t num_buckets, cudaStream_t stream);
 
   // Before insertions
-  /// Makes room for so many new keys, in the key structure and in rows.
+  /// Makes room for up to `num_keys` new keys, in the key index and in the row store.
   void prepare(std::size_t num_keys, Rules const& rules, cudaStream_t stream);
   void grow_stripes(std::size_t num_keys, cudaStream_t stream);
   void grow_stripe(std::size_t number, std::size_t num_buckets, cudaStream_t stream);
   void grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream);
-  /// Counts of now. @throws comm::UsageError if rows were given that are not of this table
+  /// Exact counts: waits for the stream. @throws comm::UsageError if a caller passed rows that are not of this table
   TableState const& wait(cudaStream_t stream) const;
   [[nodiscard]] std::size_t most_rows(Rules const& rules) const {
     return rules.is_limited ? options_.max_rows : kMostTableRows;
   }
-  /// That there may be by now, as far as the host knows without waiting.
+  /// Upper bounds that the host knows without waiting.
   [[nodiscard]] std::size_t num_rows_at_most() const { return mirror_.known().num_rows + mirror_.num_unknown_keys(); }
   [[nodiscard]] std::size_t num_pending_at_most() const {
     return mirror_.known().num_pending + mirror_.num_unknown_keys();
@@ -116,7 +122,7 @@ class CudaTable final : public Table {
 
   // Insertions
   void insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream);
-  /// Where keys may repeat, or there may be no room for all.
+  /// Plans the batch first: for batches that may have duplicates or may not fit below the row limit.
   void insert_carefully(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream);
   void insert_unique(KeysView const& keys, Rules const& rules, Plan const* plan, Outcome const& outcome,
                      cudaStream_t stream);
@@ -125,37 +131,44 @@ class CudaTable final : public Table {
   void write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
                      LastOfEach const& is_written, cudaStream_t stream);
 
-  /// Evicts what is not of the batch if there is no room for so many rows. @param num_wanted on the device
+  /// Evicts rows that are not of the batch if there is no room for `*num_wanted` more rows.
+  /// @param num_wanted in device memory
   void make_room(Plan const& plan, std::uint32_t const* num_wanted, cudaStream_t stream);
 
   // Removals
   [[nodiscard]] Expiry expiry() const {
     return {.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live};
   }
-  /// Evicts in the order of the policy. @param num_too_many on the device: how many rows
+  /// Evicts `*num_too_many` rows in the order of the policy. @param num_too_many in device memory
   void evict_async(std::uint32_t const* num_too_many, cudaStream_t stream);
-  /// Evicts until `num_left` are left, if there are more than `num_allowed`.
+  /// If there are more than `num_allowed` rows, evicts down to `num_left`, within eviction_batch (rows_left()).
   void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
-  /// Removes the keys of the least scores, and of equal ones those of the lowest hash, in the order of `order`.
-  /// @param scores gives kStays for what does not go @param most_scores that there may be
-  /// @param num_too_many on the device: how many keys
+  /// Removes `*num_too_many` keys of least score; ties go to the lowest hash ^ order.
+  /// @param scores maps the word of a slot to its score, or to kStays for keys that must not go
+  /// @param most_scores upper bound for the keys that have a score
+  /// @param num_too_many in device memory
+  /// @param counter statistic that counts the removed keys
   template <class Scores>
   void remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
                           std::uint64_t TableStatistics::*counter, cudaStream_t stream, std::uint64_t order = 0);
   /// Removes the expired rows of the stripes that this step sweeps.
   void sweep_expired_async(std::uint32_t step_before, cudaStream_t stream);
-  /// Removes the expired rows of these keys: lookups find them absent.
+  /// Removes the expired rows of these keys, so that an insertion finds the keys absent.
   void remove_expired_async(Keys const& keys, cudaStream_t stream);
+  /// Removes pending keys of fewest lookups if there are more than max_pending.
   void forget_pending_async(cudaStream_t stream);
-  /// Erases those of the keys for which `goes(word)`.
+  /// Erases the given keys for which `goes(word)`.
   template <class Goes>
   void erase_keys_async(Keys const& keys, Goes goes, std::uint64_t TableStatistics::*counter, cudaStream_t stream);
+  /// Erases all keys of some stripes for which `goes(key, word)` (erasure.cuh).
   template <class Goes>
   void erase_if(StripeRange const& range, Goes goes, std::uint64_t TableStatistics::*counter, cudaStream_t stream);
+  /// A listed key. `bucket`: virtual bucket; `count`: lookups of a pending key, else 0.
   struct Listed {
     std::uint64_t id;
     std::uint32_t table, bucket, count;
   };
+  /// Lists the keys of virtual buckets for which `wanted(word)`, sorted by bucket, table and id. Waits.
   template <class Wanted>
   [[nodiscard]] std::vector<Listed> list_if(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const;
 
@@ -163,14 +176,14 @@ class CudaTable final : public Table {
   TableOptions options_;
   kernels::RowOptimizer optimizer_;
   CudaPlace place_;
-  mutable std::mutex mutex_;
-  mutable cudaStream_t last_stream_ = nullptr;
-  cudaEvent_t is_done_ = nullptr;  ///< Of the last stream, when another one comes.
+  mutable std::mutex mutex_;                    ///< Held by a Call while it enqueues kernels.
+  mutable cudaStream_t last_stream_ = nullptr;  ///< Stream of the last call.
+  cudaEvent_t is_done_ = nullptr;               ///< Orders the next stream after `last_stream_`.
   StripeMap stripe_map_;
   DeviceBuffer<StripeView> stripe_views_;
   DeviceBuffer<std::uint8_t> stripe_of_cell_;
   std::array<Stripe, StripeMap::kCount> stripes_;
-  std::array<double, StripeMap::kCount> shares_{};  ///< Of all keys.
+  std::array<double, StripeMap::kCount> shares_{};  ///< Share of all keys that falls into each stripe.
   DeviceRows rows_;
   DeviceBuffer<TableState> state_;
   mutable StateMirror mirror_;

@@ -1,5 +1,19 @@
-// Which rows of a table on a device go as there are too many. The host does not know how many those are: the kernels
-// are launched where there may be some, and do nothing if there are none.
+// Eviction on the GPU: removes the rows (or pending keys) of least score while there are too many.
+//
+// Idea: a key's score packs step and count in the order of the policy (eviction_score()); ties go by hash. Two radix
+// selections find the last (score, hash) that has to go, without sorting and without the host:
+//   1. count the surplus; 2. collect the scores of all keys that may go; 3. select the last score; 4. collect the
+//   hashes of the keys with exactly that score; 5. select the last hash; 6. erase every key up to (score, hash).
+// The host launches all kernels if there may be too many rows (num_rows_at_most()). If there are not, they return at
+// once.
+//
+// Example: two keys too many, scores A 5, B 5, C 3, D 9, hashes A 70, B 20.
+//   The last score is 5, of which one key is wanted. Among A and B the last hash is 20. C and B go.
+//
+// Invariants: rows in use have score kStays and are never collected. The order is that of the CPU: score, then hash.
+//   Between the kernels no score changes, so the erasure takes the keys that the selections counted.
+// Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key.
+// Source: docs/decisions/cuda_tables.md, "What is evicted is chosen on the device"; radix_selection.cu.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
@@ -15,10 +29,10 @@ namespace headway::embedding {
 
 namespace {
 
-/// Of what does not go; more than any score of a row that may, as its step is before the oldest in use.
+/// Score of a key that must stay. Greater than any score of a row that may go, whose step is before the oldest in use.
 constexpr std::uint64_t kStays = ~std::uint64_t{0};
 
-/// What goes first has the least score. Of equal ones those of the lowest hash.
+/// Scores of rows: the least goes first.
 struct RowScores {
   RowsView rows;
   std::uint32_t oldest_in_use;
@@ -33,12 +47,12 @@ struct RowScores {
   }
 };
 
-/// Pending keys of fewest lookups go first.
+/// Scores of pending keys: fewest lookups go first.
 struct PendingScores {
   __device__ std::uint64_t operator()(RowWord word) const { return is_pending(word) ? pending_count_of(word) : kStays; }
 };
 
-/// Collects the scores of all keys that may go.
+/// Values of the first collection: the scores of all keys that may go.
 struct AllScores {
   std::uint32_t const* num_too_many;
 
@@ -47,10 +61,10 @@ struct AllScores {
   [[nodiscard]] __device__ std::uint64_t value(Key /*key*/, std::uint64_t score) const { return score; }
 };
 
-/// Collects the hashes of those that have the last score with which rows go.
+/// Values of the second collection: the hashes of the keys with the last score that goes.
 struct HashesOfLastScore {
   Selected const* last_score;
-  std::uint64_t order;  ///< Of hashes: those that are nearest to it go first.
+  std::uint64_t order;  ///< XORed to hashes, so that ties can fall differently in each step; 0: lowest hash first.
 
   [[nodiscard]] __device__ bool is_idle() const { return last_score->num_wanted == 0; }
   [[nodiscard]] __device__ bool has(std::uint64_t score) const { return score == last_score->value; }
@@ -59,7 +73,8 @@ struct HashesOfLastScore {
   }
 };
 
-/// A warp looks at 32 buckets, and puts what they have of `Values` in one place.
+/// Visitor of for_each_bucket_async(): appends `values` of the keys that may go. A warp reads 32 buckets and reserves
+/// its places in the output with one atomic.
 template <class Scores, class Values>
 struct Collector {
   Scores scores;
@@ -70,7 +85,7 @@ struct Collector {
     constexpr std::uint32_t kNumSlots = WideBucket::kNumSlots;
     if (values.is_idle()) return;
     std::uint64_t own[kNumSlots];
-    std::uint32_t lanes[kNumSlots], total = 0;  // Which lanes have something of their slot.
+    std::uint32_t lanes[kNumSlots], total = 0;  // Ballots: lanes whose bucket has a value in this slot.
 #pragma unroll
     for (std::uint32_t slot = 0; slot < kNumSlots; ++slot) {
       own[slot] = bucket == nullptr ? kStays : scores(bucket->words[slot]);
@@ -96,12 +111,13 @@ struct Collector {
   }
 };
 
+/// Predicate of the erasure: does a key come at or before (last score, last hash)?
 template <class Scores>
 struct IsAmongLeast {
   Scores scores;
   Selected const* last_score;
-  Selected const* last_hash;  ///< Of those with the last score.
-  std::uint64_t order;        ///< As for HashesOfLastScore.
+  Selected const* last_hash;  ///< Last hash that goes among the keys with the last score.
+  std::uint64_t order;        ///< Same value as HashesOfLastScore::order.
 
   [[nodiscard]] __device__ bool is_idle() const { return last_hash->num_wanted == 0; }
   __device__ bool operator()(Key key, RowWord word) const {
@@ -134,8 +150,8 @@ void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stre
 
 namespace {
 
-/// On the device: how many of `TableState::*size` are to go, by rows_left(), if there are more than `num_allowed`; else
-/// 0.
+/// Computes on the device how many of `TableState::*size` have to go: the surplus over rows_left() if there are more
+/// than `num_allowed`, else 0.
 DeviceBuffer<std::uint32_t> count_surplus_async(TableState const* state, std::uint32_t TableState::*size,
                                                 std::size_t num_allowed, std::size_t num_left, std::size_t batch,
                                                 cudaStream_t stream) {

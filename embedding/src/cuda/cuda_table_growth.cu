@@ -1,4 +1,22 @@
-// How a table on a device makes room: stripes double one after the other, and rows get new chunks.
+// Growth on the GPU: before each insertion, makes room in the key index (stripe by stripe) and in the row store.
+//
+// Idea: only the device knows how many keys were inserted, so the host bounds it (StateMirror): the newest copy of the
+// counters, plus all keys of the batches since. A stripe with share p of the keys gets at most n p + 6 sqrt(n p) + 16
+// of n new keys: six standard deviations, as hashes are uniform. While that fits into every stripe, nothing happens.
+// Otherwise the host waits for newer copies, then for the stream, and grows the stripes that are really full. A kernel
+// re-inserts the live slots of the old array into a new one; another one replaces the StripeView. Rows never move:
+// their store only maps more memory.
+//
+// Example: a stripe of 16 buckets has 64 slots. It is full above 48 used slots (0.75), or if it may pass 57 (0.9).
+//   50 live slots and at most 10 new keys: 60 / 0.75 = 80 slots, so the new array has 32 buckets.
+//   30 live, 20 erased and 10 new keys: 40 / 0.75 = 53 slots, so it gets 16 buckets again, without the erased slots.
+//
+// Invariants: an array has 2^n buckets; growth never makes it smaller, only clear() does. After growth no slot of the
+//   stripe is kErased (used = live). All is stream-ordered: kernels enqueued before set_stripe() use the old array,
+//   which is freed behind them.
+// Complexity: amortised O(1) per key. One growth copies one of 64 stripes. The share of stripe s is proportional to
+//   2^(s/64), so the stripes double at different times and no step copies the whole index.
+// Source: MTGRBoost, section 4 (the key index grows, rows stay); stripes: docs/decisions/cuda_tables.md.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
@@ -16,16 +34,17 @@ namespace headway::embedding {
 namespace {
 
 constexpr std::size_t kFirstBuckets = 16;
-/// A stripe with more used slots than the first share is made anew before the next insertion; with the second it must
-/// be, as probes become long.
+/// Load limits: used slots over all slots of a stripe. A stripe grows before an insertion if it is above kFullShare, or
+/// if the insertion may take it above kMostShare, where probes become long.
 constexpr double kFullShare = 0.75, kMostShare = 0.9;
 
-/// Of so many new keys those of a stripe with this share, which is hardly ever exceeded.
+/// Upper bound for the keys of a batch that fall into a stripe with this share of all keys: mean + 6 sigma + 16.
 std::size_t most_of_stripe(std::size_t num_keys, double share) {
   double const mean = static_cast<double>(num_keys) * share;
   return std::min(num_keys, static_cast<std::size_t>(mean + 6 * std::sqrt(mean) + 16));
 }
 
+/// Buckets of a stripe for `num_keys` keys at a load of at most kFullShare: a power of two.
 std::size_t buckets_for(std::size_t num_keys) {
   double const slots = static_cast<double>(num_keys) / kFullShare;
   return std::bit_ceil(std::max(kFirstBuckets, static_cast<std::size_t>(slots) / WideBucket::kNumSlots + 1));
@@ -37,7 +56,7 @@ DeviceBuffer<WideBucket> empty_buckets(std::size_t num_buckets, cudaStream_t str
   return buckets;
 }
 
-/// Puts a key that is not there in a structure where nobody looks meanwhile.
+/// Inserts an absent key into an array that no other kernel reads yet, so its word can be published before its key.
 __device__ void put(StripeView const& stripe, Key key, RowWord word) {
   for (BucketWalk walk(stripe, hash_of(key)); !walk.is_over(); walk.go_on()) {
     auto* const bucket = walk.bucket();
@@ -71,7 +90,7 @@ void CudaTable::set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets,
                            cudaStream_t stream) {
   auto& stripe = stripes_[number];
   DeviceBuffer<WideBucket> old = std::move(stripe.buckets);
-  old.use_on(stream);  // Which gives it back.
+  old.use_on(stream);  // Frees the old array in the order of this stream, after its last readers.
   stripe.num_buckets = num_buckets;
   StripeView const view{.buckets = buckets.data(), .mask = num_buckets - 1};
   stripe.buckets = std::move(buckets);
@@ -124,7 +143,7 @@ void CudaTable::grow_stripes(std::size_t num_keys, cudaStream_t stream) {
 void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
   auto const grow = [&](TableState const& state, std::size_t num_new) {
     for (std::size_t i = 0; i < (options_.hot_count > 0 ? 2U : 1U); ++i) {
-      // Rows that are free in the list are taken first, but how many will be left is not known.
+      // Insertion takes rows from the free list first, but the host does not know how many the list will have.
       std::size_t const next = state.free_rows[i].next;
       std::size_t const most = std::max({next, most_rows(rules) + 1, std::size_t{state.num_rows} + 1});
       rows_.grow(Precision{static_cast<std::uint8_t>(i)}, std::min(next + num_new, most));
@@ -132,7 +151,7 @@ void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t
   };
   try {
     grow(mirror_.known(), mirror_.num_unknown_keys() + num_keys);
-  } catch (std::exception const&) {  // Perhaps there are not as many as there may be.
+  } catch (std::exception const&) {  // Out of memory for the upper bound; the exact number may still fit.
     grow(wait(stream), num_keys);
   }
 }

@@ -1,4 +1,20 @@
-// How keys get into a table on a device.
+// Insertion on the GPU: find_or_insert(), insert_or_assign() and imports. The kernels are in insertion_kernels.cuh.
+//
+// Idea: if the batch has no duplicates and surely fits below the row limit, the two insertion kernels run on it as it
+// is. Otherwise insert_carefully() plans first, all on the device: deduplicate the batch; find the position at which
+// each unique key reaches min_count (its crossing); number the crossings in batch order; evict if rows are missing and
+// a policy allows it; refuse the keys whose number is beyond the room left. The kernels then run on the unique keys,
+// and a last kernel expands rows and statuses to the batch.
+//
+// Example: min_count 3, batch 7 7 8 7, one lookup each. Key 7 has 1 pending lookup, key 8 is new.
+//   Key 7 counts 2 at position 0 and 3 at position 1: crossing 1, crossing count 3. Key 8 counts 1: crossing kNever.
+//   Statuses: pending, inserted, pending, found. The row of key 7 gets count 4.
+//   With no room for a row, the statuses of key 7 are pending, no room, no room, and two refusals are counted.
+//
+// Invariants: rows and statuses are those of the CPU table; keys get the last rows in batch order.
+//   The host never waits for the plan: it only bounds the number of rows (num_rows_at_most()).
+// Complexity: O(keys). A plan adds a deduplication (hash table and radix sort) and a prefix sum over the batch.
+// Source: docs/decisions/cuda_tables.md, "Near a limit a batch is planned first".
 
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_call.hpp"
@@ -18,7 +34,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// The last record of each key: ids, tables and counts.
+/// The last record of each key, on the host: ids, tables and counts.
 Records last_records(Records const& records) {
   struct HashKey {
     std::size_t operator()(Key key) const { return hash_of(key).low; }
@@ -39,12 +55,13 @@ Records last_records(Records const& records) {
   return last;
 }
 
-/// The word of a key that waits, or of the slot that it now has; nullptr if it has a row, or there is no slot for it.
+/// Address of the word of a pending key, or of the slot just claimed for it (kClaimed). nullptr if the key has a row or
+/// its stripe is full (counted as refused).
 __device__ RowWord* claim_or_find_pending(IndexView const& index, Key key, TableState& state) {
   Hash const hash = hash_of(key);
   while (true) {
     auto const place = find_place(index.walk(hash), key, LoadNewest());
-    if (place.bucket == nullptr) {  // Only ids that were made to have one hash fill a stripe.
+    if (place.bucket == nullptr) {  // Stripe full: only ids that were constructed to collide can cause this.
       count_one(&state.statistics.refused);
       return nullptr;
     }
@@ -68,7 +85,7 @@ void fill_with_zeros(DeviceBuffer<T> const& buffer, cudaStream_t stream) {
 
 }  // namespace
 
-/// What is found out of a batch before its keys are inserted: its unique keys and the Decisions on them.
+/// Plan of a batch, in device memory: its unique keys and the Decisions on them.
 struct CudaTable::Plan {
   Plan(Keys const& keys, cudaStream_t stream)
       : num_keys(keys.size()),
@@ -107,15 +124,15 @@ struct CudaTable::Plan {
   std::size_t num_keys;
   DeviceBuffer<std::uint64_t> ids;
   DeviceBuffer<std::uint32_t> tables, counts, numbers, members, begins, size;
-  DeviceBuffer<RowWord> words;  ///< Of unique keys, before.
+  DeviceBuffer<RowWord> words;  ///< (unique keys) Words in the key index before the insertion.
   DeviceBuffer<std::uint32_t> crossings, crossing_counts, firsts, first_counts;
   DeviceBuffer<std::uint8_t> are_refused;
   CudaUniqueKeys unique;
 };
 
-/// Of keys that repeat, which is the last: all are of a batch without duplicates.
+/// Predicate: is key i the last occurrence of its id? Always true for a batch without duplicates.
 struct CudaTable::LastOfEach {
-  std::unique_ptr<Plan> plan;
+  std::unique_ptr<Plan> plan;  ///< Unique keys of the batch; nullptr if the batch has no duplicates.
 
   struct View {
     std::uint32_t const* numbers;
@@ -319,7 +336,7 @@ void CudaTable::make_room(Plan const& plan, std::uint32_t const* num_wanted, cud
       [unique = view_of(plan.unique.keys()), rows = rows_.view(), words = plan.words.data(),
        num_too_many = num_too_many.data(), step = step_] __device__(std::uint64_t u) {
         if (*num_too_many == 0 || u >= unique.size() || !is_row(words[u])) return;
-        rows.notes(row_of(words[u])).step = step;  // So that it stays.
+        rows.notes(row_of(words[u])).step = step;  // In use: eviction must not take rows of this batch.
       },
       stream, "keep rows");
   evict_async(num_too_many.data(), stream);
@@ -356,7 +373,7 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
   DeviceBuffer<RowId> rows(on_host.size(), stream);
   DeviceBuffer<KeyStatus> device_statuses(on_host.size(), stream);
   Keys const keys{.ids = ids.span(), .tables = tables.span(), .counts = counts.span()};
-  // The counts of lookups that are over decide on the precision, but those of one key do not add up.
+  // The record's count decides on the precision. If a key repeats, its counts do not add up: the last one holds.
   insert(keys, {.min_count = 0, .is_limited = false, .fills_vectors = false, .last_holds = true},
          {.rows = rows.data(), .statuses = device_statuses.data()}, stream);
   auto const is_written = last_of_each(keys, stream);
@@ -391,7 +408,7 @@ void CudaTable::import_pending(Records const& records) {
   DeviceBuffer<RowWord*> words(num_keys, stream);
   grow_stripes(num_keys, stream);
   auto const keys = view_of({.ids = ids.span(), .tables = tables.span(), .counts = counts.span()});
-  // Slots are claimed first and get their words in a second kernel: until then others pass them by.
+  // As in insertion: claim slots first, write words in a second kernel. Probes skip kClaimed slots meanwhile.
   for_each_async(
       num_keys,
       [keys, index = index(), words = words.data(), state = state_.data()] __device__(std::uint64_t i) {

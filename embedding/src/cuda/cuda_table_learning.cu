@@ -1,4 +1,6 @@
-// How rows on a device learn.
+// Optimizer steps on the GPU: update() and update_bags(). One kernel, update_kernel, reads gradients, rows and
+// optimizer states, and writes rows and states. update_bags() passes the sums of a SegmentedSum instead of gradients,
+// so a gradient of few terms is summed where it is applied and never goes through memory.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
@@ -15,6 +17,7 @@ namespace headway::embedding {
 
 namespace {
 
+/// Arguments of update_kernel.
 struct UpdateArgs {
   RowsView rows;
   TableState* state;
@@ -24,7 +27,7 @@ struct UpdateArgs {
   std::uint64_t step;
 };
 
-/// Gradients that a caller has, one for each key.
+/// Gradients given by the caller, one per key. Same interface as SegmentedSumView.
 struct GivenGradients {
   float const* values;  ///< (keys, dim)
   std::uint32_t dim;
@@ -46,11 +49,12 @@ struct GivenGradients {
   }
 };
 
-/// Four columns of a row, with their gradient and state.
+/// Four columns of a row with their gradient and optimizer states (first and second moment, or sum of squares).
 struct QuadUpdate {
   Quad gradient{}, weights{}, first{}, second{};
 };
 
+/// State floats per column.
 [[nodiscard]] constexpr int num_states(kernels::OptimizerKind kind) {
   using Kind = kernels::OptimizerKind;
   return kind == Kind::kAdam ? 2 : kind == Kind::kAdagrad || kind == Kind::kRowWiseAdam ? 1 : 0;
@@ -59,7 +63,7 @@ struct QuadUpdate {
   return kind == kernels::OptimizerKind::kRowWiseAdagrad || kind == kernels::OptimizerKind::kRowWiseAdam;
 }
 
-/// What there is beside the gradient.
+/// Loads weights and states of four columns.
 template <kernels::OptimizerKind kKind>
 __device__ void load_row(UpdateArgs const& args, RowId row, std::uint32_t quad, QuadUpdate& update) {
   std::uint32_t const dim = args.rows.dim;
@@ -68,6 +72,7 @@ __device__ void load_row(UpdateArgs const& args, RowId row, std::uint32_t quad, 
   if constexpr (num_states(kKind) > 1) update.second = read_quad(args.rows.state(row) + dim, quad, dim);
 }
 
+/// Adds the weight decay to the gradient.
 __device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
 #pragma unroll
   for (std::uint32_t j = 0; j < 4; ++j) {
@@ -75,6 +80,7 @@ __device__ void add_decay(UpdateArgs const& args, QuadUpdate& update) {
   }
 }
 
+/// Applies the optimizer to four columns, and writes weights (rounded stochastically in bfloat16 rows) and states.
 template <kernels::OptimizerKind kKind>
 __device__ void apply_update(UpdateArgs const& args, RowId row, std::uint32_t i, std::uint32_t quad, float row_rate,
                              QuadUpdate update) {
@@ -97,8 +103,7 @@ __device__ void apply_update(UpdateArgs const& args, RowId row, std::uint32_t i,
   if constexpr (num_states(kKind) > 1) write_quad(args.rows.state(row) + dim, quad, dim, second);
 }
 
-/// Adds each of the values up over all lanes of a row, in an order that is always the same. Their shuffles are under
-/// way together.
+/// Sums each value over all lanes of a row, in a fixed order. The shuffles of the values overlap.
 template <std::uint32_t kCount>
 __device__ void add_up_over(RowLanes lanes, float (&values)[kCount]) {
   for (std::uint32_t distance = lanes.count() / 2; distance > 0; distance /= 2) {
@@ -111,7 +116,7 @@ __device__ float squares_of(Quad const& values) {
   return values[0] * values[0] + values[1] * values[1] + values[2] * values[2] + values[3] * values[3];
 }
 
-/// The next value of the one number that a row-wise optimizer keeps, and the rate of the row's weights.
+/// Updates the state of a row-wise optimizer (one float per row). @returns the learning rate of the row's weights
 template <kernels::OptimizerKind kKind>
 __device__ float row_rate(kernels::UpdateFactors const& by, float& row_state, float mean_of_squares) {
   if constexpr (kKind == kernels::OptimizerKind::kRowWiseAdagrad) {
@@ -121,22 +126,23 @@ __device__ float row_rate(kernels::UpdateFactors const& by, float& row_state, fl
   }
 }
 
-/// Rows of a thread, whose loads are under way at a time. On an H200 four of row-wise Adagrad take 5% longer, one of
-/// Adam 4%; so does Adam where registers hold three blocks instead of four.
+/// Rows per thread whose loads overlap. Measured on an H200: with 4 rows, row-wise Adagrad takes 5% longer. With 1 row,
+/// Adam takes 4% longer; so it does if registers allow 3 blocks per SM instead of 4.
 constexpr std::uint32_t kRows = 2;
 
-/// Terms of a gradient whose loads are under way at a time; registers do not hold more beside the state of Adam.
+/// Terms of a gradient whose loads overlap. Beside the states of Adam, registers do not hold more.
 template <kernels::OptimizerKind kKind>
 constexpr std::uint32_t kTerms = num_states(kKind) > 0 ? 2 : 4;
 
-/// What one lane finds for all lanes of a row.
+/// A row that one lane looked up for all lanes of the row (shared memory).
 template <class Gradients>
 struct FoundRow {
   RowId id;
-  float state;  ///< Of a row-wise optimizer.
+  float state;  ///< State of a row-wise optimizer, else 0.
   typename Gradients::Segment gradient;
 };
 
+/// Looks up the row and gradient of key `i`. Counts a dropped gradient if the key has no row.
 template <kernels::OptimizerKind kKind, class Gradients>
 __device__ FoundRow<Gradients> find_row(UpdateArgs const& args, Gradients const& gradients, std::uint32_t i) {
   RowId const id = RowLimits(*args.state).checked(args.row_ids[i], *args.state);
@@ -148,7 +154,7 @@ __device__ FoundRow<Gradients> find_row(UpdateArgs const& args, Gradients const&
   return {.id = id, .state = state, .gradient = gradients.segment(i)};
 }
 
-/// Four columns with all that there is of them, and the decay.
+/// Loads gradient, weights and states of four columns, and adds the decay.
 template <kernels::OptimizerKind kKind, class Gradients>
 __device__ QuadUpdate load_whole(UpdateArgs const& args, Gradients const& gradients, FoundRow<Gradients> const& row,
                                  std::uint32_t quad) {
@@ -158,9 +164,9 @@ __device__ QuadUpdate load_whole(UpdateArgs const& args, Gradients const& gradie
   return update;
 }
 
-// The lanes of a row find the rows of some keys, and then update a few at a time, for which they load the first columns
-// of all before they wait for one; but a gradient of several terms is added up before, while registers are free. Those
-// beyond the batch go along, as lanes add up with each other.
+// The lanes of a row look up the rows of a group of keys (KeyGroups), then update them kRows at a time. They load the
+// first quad of columns of all kRows rows before they wait for one of them. A gradient of several terms is summed
+// before that, while registers are free. Lanes beyond the batch take part: add_up_over() shuffles among all lanes.
 template <kernels::OptimizerKind kKind, class Gradients>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     update_kernel(__grid_constant__ UpdateArgs const args, __grid_constant__ Gradients const gradients,
@@ -220,7 +226,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
       if (ids[r] == RowId::kNone || lane >= num_quads) continue;
       apply_update<kKind>(args, ids[r], first + key + r, lane, rates[r], updates[r]);
     }
-    // Further columns, when registers have no first ones any more.
+    // Further columns, after the registers of the first ones are free.
     for (std::uint32_t quad = lane + lanes.count(); quad < num_quads; quad += lanes.count()) {
 #pragma unroll
       for (std::uint32_t r = 0; r < kRows; ++r) {

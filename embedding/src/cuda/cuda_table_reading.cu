@@ -1,4 +1,5 @@
-// What a table on a device finds, and what it copies out of rows.
+// Reads of a table on the GPU: find(), gather() and gather_bags(). None of them changes the table. A key without a row
+// gets its initial vector, so that it has the same vector before and after its insertion.
 
 #include "cuda/bag_range.cuh"
 #include "cuda/cuda_call.hpp"
@@ -31,14 +32,14 @@ void CudaTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatu
 
 namespace {
 
+/// Arguments of gather_kernel; also part of those of gather_bags_kernel.
 struct GatherArgs {
   RowsView rows;
   TableState* state;
   KeysView keys;
   RowId const* row_ids;
   InitialValues initial_values;
-  std::uint32_t const*
-      numbers;  ///< (vectors) Whose vector is wanted; nullptr: one after the other, all that are known.
+  std::uint32_t const* numbers;  ///< (vectors) Unique key of each vector to copy; nullptr: vector i is that of key i.
   std::uint32_t num_vectors;
   float* out;  ///< (vectors or bags, dim)
 
@@ -46,13 +47,14 @@ struct GatherArgs {
   [[nodiscard]] __device__ std::uint32_t number(std::uint32_t i) const { return numbers == nullptr ? i : numbers[i]; }
 };
 
+/// Four columns of a key's initial vector. Not inlined, as kernels need it only for keys without a row.
 __device__ __noinline__ Quad initial_quad(GatherArgs const& args, std::uint32_t number, std::uint32_t quad) {
   return args.initial_values.of(args.keys.key(number), quad);
 }
 
-// Some lanes of a warp copy four rows together, with all reads of a column before the writes. With dim 64 lanes 0 to 15
-// copy rows 0 to 3, and lanes 16 to 31 rows 4 to 7. The last blocks come first: the rows that an insertion has written
-// last are still in the cache.
+// The lanes of a row copy four rows together; a thread issues all four loads before it stores. With dim 64, lanes 0 to
+// 15 copy rows 0 to 3, and lanes 16 to 31 rows 4 to 7. Blocks go through the batch from its end: the rows that an
+// insertion has written last are still in the cache.
 __global__ void __launch_bounds__(kBlockThreads)
     gather_kernel(__grid_constant__ GatherArgs const args, RowLanes lanes) {
   constexpr std::uint32_t kRows = 4;
@@ -81,6 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
+/// Arguments of gather_bags_kernel.
 struct BagArgs {
   GatherArgs gather;
   std::int64_t const* offsets;  ///< nullptr: each key is a bag.
@@ -88,12 +91,12 @@ struct BagArgs {
   std::uint32_t num_bags;
 };
 
-/// What one lane finds for all lanes of a bag.
+/// A vector that one lane looked up for all lanes of a bag (shared memory).
 struct FoundVector {
-  float const* hot;  ///< The vector, if it is float32.
+  float const* hot;  ///< The vector if it is float32, else nullptr.
   float weight;
   RowId id;
-  std::uint32_t number;
+  std::uint32_t number;  ///< Unique key, for its initial vector if `id` is kNone.
 };
 
 __device__ FoundVector find_vector(BagArgs const& args, RowLimits const& limits, std::uint32_t key) {
@@ -107,9 +110,9 @@ __device__ FoundVector find_vector(BagArgs const& args, RowLimits const& limits,
           .number = number};
 }
 
-// Some lanes of a warp have a bag together: each finds the row of another key, and then all read their columns of these
-// rows, a few at a time, and add them in order. With offsets 0 0 2 and numbers 5 3 row 0 of `out` is zero, and row 1
-// the vector of key 5 and that of key 3.
+// The lanes of a row share a bag. Each lane looks up another key of the bag; then all read their columns of these rows,
+// kRows at a time, and add them in order. With offsets 0 0 2 and numbers 5 3, row 0 of `out` is zero, and row 1 is the
+// vector of key 5 plus that of key 3.
 __global__ void __launch_bounds__(kBlockThreads, 4)
     gather_bags_kernel(__grid_constant__ BagArgs const args, RowLanes lanes) {
   constexpr std::uint32_t kRows = 8;
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
       __syncwarp(lanes.mask());
       for (std::uint32_t key = 0; key < num_keys && quad < num_quads; key += kRows) {
         Quad values[kRows];
-        if (!have_rows) {  // Those first, so that nothing is under way while a function is called.
+        if (!have_rows) {  // Initial vectors come first, so that no load is pending during the function call.
 #pragma unroll
           for (std::uint32_t r = 0; r < kRows; ++r) {
             if (key + r >= num_keys || found[key + r].id != RowId::kNone) continue;

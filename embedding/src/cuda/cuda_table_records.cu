@@ -1,4 +1,5 @@
-// What a table on a device gives to checkpoints.
+// Checkpoints of a table on the GPU: lists of keys by virtual bucket, and export of records. All calls wait for the
+// device. Import is in cuda_table_insertion.cu.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"

@@ -1,4 +1,10 @@
-// What goes from a table on a device, but for rows that are too many.
+// Removal on the GPU: erase(), expiry, and halve_counts() with demotion. Eviction is in cuda_table_eviction.cu; the
+// erasure of all keys that match a predicate is in erasure.cuh.
+//
+// Erasing given keys takes one thread per key. It probes for the key and replaces its word by compare-and-swap, so of
+// several threads with the same key only one erases it and gives the row back. Expired rows are removed in two ways: a
+// step sweeps one of 64 stripes for each step that passed, and an insertion first removes the expired rows of its keys.
+// Lookups see both as absent before that.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
@@ -15,19 +21,21 @@ namespace headway::embedding {
 
 namespace {
 
-/// Takes a key out.
+/// Frees a slot whose word the calling thread has already set to kErased, and counts that.
 __device__ void empty_slot(WideBucket& bucket, std::size_t slot, std::uint32_t stripe, TableState& state) {
   bucket.words[slot] = word_without_key(bucket);
   atomicSub(&state.live[stripe], 1U);
   if (bucket.words[slot] == RowWord::kEmpty) atomicSub(&state.used[stripe], 1U);
 }
 
+/// Puts a row on the free list, and counts that.
 __device__ void give_up_row(TableState& state, FreeLists const& lists, RowId row) {
   free_row(state, lists, row);
   atomicSub(&state.num_rows, 1U);
   if (precision_of(row) == Precision::kBfloat16) atomicSub(&state.num_cold, 1U);
 }
 
+/// Predicate of erasures: the key has a row, and it is expired.
 struct IsExpired {
   RowsView rows;
   Expiry expiry;
@@ -37,6 +45,7 @@ struct IsExpired {
   __device__ bool operator()(Key /*key*/, RowWord word) const { return (*this)(word); }
 };
 
+/// Predicate of erasures: every key.
 struct IsAny {
   __device__ bool operator()(RowWord /*word*/) const { return true; }
 };
@@ -64,7 +73,7 @@ void CudaTable::erase_keys_async(Keys const& keys, Goes goes, std::uint64_t Tabl
           }
           RowWord const word = bucket.word(slot);
           if (!goes(word)) return;
-          // Of threads with the same key one takes it out.
+          // If the key repeats in the batch, only the thread that wins the compare-and-swap erases it.
           auto* const at = reinterpret_cast<std::uint32_t*>(&walk.bucket()->words[static_cast<std::size_t>(slot)]);
           auto const before = static_cast<std::uint32_t>(word);
           if (atomicCAS(at, before, static_cast<std::uint32_t>(RowWord::kErased)) != before) return;
@@ -135,8 +144,8 @@ struct HalvingArgs {
   std::uint32_t step, oldest_in_use, hot_count;
 };
 
-// A row of the grid for each stripe. A warp halves the counts of 32 slots, and then moves those rows together that
-// become cold.
+// blockIdx.y is the stripe. A warp halves the counts of 32 slots, one per lane. Then its lanes together copy each row
+// that becomes cold to a bfloat16 row.
 __global__ void __launch_bounds__(kBlockThreads) halve_counts_kernel(__grid_constant__ HalvingArgs const args) {
   StripeView const stripe = args.stripes[blockIdx.y];
   std::uint64_t const i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, number = i / WideBucket::kNumSlots;
@@ -191,7 +200,7 @@ void CudaTable::halve_counts() {
                                                            .hot_count = options_.hot_count});
   check_launch("halve_counts_kernel");
   settle_free_rows_async(state_.data(), rows_.free_lists(), stream);
-  mirror_.record(state_.data(), num_hot, stream);  // As many rows may be new ones.
+  mirror_.record(state_.data(), num_hot, stream);  // Each hot row may have taken a new bfloat16 row.
 }
 
 }  // namespace headway::embedding

@@ -10,8 +10,7 @@
 
 namespace headway::embedding {
 
-/// Memory of a device that is taken and given back in the order of a stream, from the pool of the CUDA runtime. Its
-/// contents are undefined at first.
+/// Stream-ordered device memory from the default pool of the CUDA runtime. Its contents are undefined at first.
 template <class T>
 class DeviceBuffer {
  public:
@@ -34,7 +33,7 @@ class DeviceBuffer {
   [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
   [[nodiscard]] std::size_t size() const { return size_; }
   [[nodiscard]] std::span<T> span() const { return {data(), size_}; }
-  /// It will be given back in the order of this stream.
+  /// The destructor will free the memory in the order of this stream.
   void use_on(cudaStream_t stream) { stream_ = stream; }
 
  private:
@@ -43,7 +42,7 @@ class DeviceBuffer {
   cudaStream_t stream_ = nullptr;
 };
 
-/// @returns once the stream has `values`, which may go then
+/// Copies host memory to a new buffer. Waits for the copy, so `values` may go afterwards.
 template <class T>
 DeviceBuffer<T> copy_to_device(std::span<T const> values, cudaStream_t stream) {
   DeviceBuffer<T> buffer(values.size(), stream);
@@ -54,7 +53,7 @@ DeviceBuffer<T> copy_to_device(std::span<T const> values, cudaStream_t stream) {
   return buffer;
 }
 
-/// Waits for the stream. `values` may be shorter than the buffer.
+/// Copies a buffer to host memory, and waits for the stream. `values` may be shorter than the buffer.
 template <class T>
 void copy_to_host(DeviceBuffer<T> const& buffer, std::span<T> values, cudaStream_t stream) {
   if (!values.empty()) {

@@ -7,6 +7,7 @@ namespace headway::embedding {
 
 namespace {
 
+/// Bytes by which memory grows: rows, and the smaller arrays beside them.
 constexpr std::size_t kRowChunk = std::size_t{32} << 20, kNoteChunk = std::size_t{4} << 20;
 
 }  // namespace

@@ -11,8 +11,8 @@
 
 namespace headway::embedding {
 
-/// Memory of the rows of a table on a device, of both precisions, that grows without moving: vectors with their state,
-/// and apart from them what lookups change, so that rows lie on whole cache lines.
+/// Row store of a table on a device, for both precisions. It grows without moving rows. Counts and steps are in arrays
+/// of their own, apart from vectors and states, so that rows lie on whole cache lines.
 class DeviceRows {
  public:
   /// @throws comm::SystemError
@@ -20,21 +20,22 @@ class DeviceRows {
 
   [[nodiscard]] RowsView const& view() const { return view_; }
   [[nodiscard]] FreeLists free_lists() const;
-  /// Makes room for rows with numbers below `end`, and a chunk ahead. @throws std::bad_alloc; std::length_error
+  /// Makes room for rows with numbers below `end`. @throws std::bad_alloc; std::length_error
   void grow(Precision precision, std::size_t end);
-  /// Makes room for lists of all rows, before a call that frees some.
+  /// Makes room for all rows in the free lists. Call it before kernels that free rows.
   void grow_lists();
-  /// Rows of both precisions that there is room for.
+  /// Capacity in rows, over both precisions.
   [[nodiscard]] std::size_t num_rows() const { return memory_[0]->num_rows + memory_[1]->num_rows; }
-  /// Nobody uses any row any more.
+  /// Frees all memory. The device must have finished with all rows.
   void clear();
 
-  /// Of a row, with all that is known of it.
+  /// Bytes of a row with its count, step and row-wise state.
   [[nodiscard]] std::size_t row_bytes(Precision precision) const;
-  /// That lists of free rows have.
+  /// Bytes of the free lists.
   [[nodiscard]] std::size_t list_bytes() const;
 
  private:
+  /// Arrays of one precision, indexed by row number.
   struct Memory {
     Memory(int device, std::size_t most_rows, std::size_t row_bytes);
     GrowableMemory rows, notes, row_states, list;
@@ -42,7 +43,7 @@ class DeviceRows {
   };
 
   RowsView view_;
-  std::array<std::unique_ptr<Memory>, 2> memory_;
+  std::array<std::unique_ptr<Memory>, 2> memory_;  ///< By Precision.
 };
 
 }  // namespace headway::embedding

@@ -1,5 +1,20 @@
 #pragma once
 
+// Erasure on the GPU: removes all keys of some stripes that match a predicate (eviction, expiry).
+//
+// Idea: one thread per bucket. A slot that loses its key becomes kEmpty if its bucket has an empty slot, since then no
+// probe ever went past the bucket; else it becomes kErased. Rows go to the free lists. Table counters and free lists
+// are a few words that all threads would contend for. So a block counts in shared memory, one thread adds the sums to
+// the table and reserves places in the free lists, and then each thread writes the numbers of its rows there.
+//
+// Example: a block erases three float32 rows and one pending key, and the free list has 5 numbers (num_listed).
+//   TableState::live drops by 4, num_rows by 3, num_pending by 1; `used` drops by the slots that became kEmpty.
+//   The block reserves places 5, 6 and 7 of the list for its rows.
+//
+// Invariants: `goes` must not depend on erasures of the same launch. Freed rows lie behind num_listed until
+//   settle_free_rows_async(). A kErased slot can be claimed again, and disappears when its stripe grows.
+// Complexity: one pass over the buckets; per 256 buckets in which a key goes, at most eight atomics on table counters.
+
 #include "cuda/cuda_table.hpp"
 #include "cuda/for_each_bucket.cuh"
 #include "cuda/free_rows.cuh"
@@ -11,28 +26,27 @@
 
 namespace headway::embedding {
 
-/// What a slot becomes that loses its key: empty if no probe ever went on from the bucket.
+/// Word for a slot that loses its key: kEmpty if no probe ever went past the bucket, else kErased.
 __device__ inline RowWord word_without_key(WideBucket const& bucket) {
   bool has_empty = false;
   for (RowWord const word : bucket.words) has_empty = has_empty || word == RowWord::kEmpty;
   return has_empty ? RowWord::kEmpty : RowWord::kErased;
 }
 
-/// What a block takes out of its stripe.
+/// Keys that a block has erased, in shared memory.
 struct ErasedCounts {
-  std::uint32_t live, used, pending;
-  std::uint32_t rows[2];         ///< By precision.
-  std::uint32_t first_place[2];  ///< In the list of free rows, of those of the block.
+  std::uint32_t live, used, pending;  ///< Keys; slots that became kEmpty; pending keys.
+  std::uint32_t rows[2];              ///< Rows by Precision.
+  std::uint32_t first_place[2];       ///< First place of the block in each free list.
 };
 
-/// Erases the keys of a block's buckets for which `goes(key, word)`, and adds their number to a counter. `goes` must
-/// not depend on what is erased meanwhile; is_idle() says that no key goes at all.
+/// Visitor of for_each_bucket_async(): erases the keys for which `goes(key, word)`. goes.is_idle(): no key goes at all.
 template <class Goes>
 struct Erasure {
   Goes goes;
   FreeLists lists;
   TableState* state;
-  std::uint64_t* counter;  ///< On the device.
+  std::uint64_t* counter;  ///< Statistic that counts the erased keys, in device memory.
 
   __device__ void operator()(std::uint32_t stripe, WideBucket* bucket) const {
     constexpr std::uint32_t kNumSlots = WideBucket::kNumSlots;
@@ -68,11 +82,11 @@ struct Erasure {
       auto const precision = static_cast<std::uint32_t>(precision_of(rows[slot]));
       lists.numbers[precision][counts.first_place[precision] + ranks[slot]] = plain_number(rows[slot]);
     }
-    __syncthreads();  // The next buckets have the same counts.
+    __syncthreads();  // The block reuses `counts` for its next buckets.
   }
 
  private:
-  /// For all of the block at once: its threads would meet at few words of memory.
+  /// Adds the counts of the block to the table, and reserves its places in the free lists. One thread calls it.
   __device__ void settle(std::uint32_t stripe, ErasedCounts& counts) const {
     atomicSub(&state->live[stripe], counts.live);
     atomicSub(&state->used[stripe], counts.used);
@@ -88,7 +102,6 @@ struct Erasure {
   }
 };
 
-/// Erases the keys of some stripes for which `goes(key, word)`.
 template <class Goes>
 void CudaTable::erase_if(StripeRange const& range, Goes goes, std::uint64_t TableStatistics::*counter,
                          cudaStream_t stream) {

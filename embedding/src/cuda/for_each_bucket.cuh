@@ -8,8 +8,8 @@
 
 namespace headway::embedding {
 
-// A row of the grid for each stripe: of stripes with 512 and 1,024 buckets the blocks (0, 0) and (1, 0) have the first,
-// and blocks (0, 1) to (3, 1) the second.
+// blockIdx.y is the stripe; its blocks stride over the buckets. Example: two stripes of 512 and 1,024 buckets. Blocks
+// (0, 0) and (1, 0) visit the first stripe, blocks (0, 1) to (3, 1) the second one.
 template <class Visit>
 __global__ void __launch_bounds__(kBlockThreads)
     for_each_bucket_kernel(StripeView const* stripes, std::uint32_t first_stripe, __grid_constant__ Visit const visit) {
@@ -22,11 +22,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-/// Calls `visit(stripe, bucket)` for each bucket, a thread each. Blocks are always whole, so that their threads may
-/// work together: those beyond the stripe come with nullptr.
+/// Calls `visit(stripe, bucket)` for each bucket, one thread per bucket. All threads of a block call it equally often,
+/// so it may be block-collective: threads beyond the stripe pass nullptr.
 template <class Visit>
 void for_each_bucket_async(StripeRange const& stripes, Visit visit, cudaStream_t stream, char const* name) {
-  constexpr std::uint32_t kMostBlocks = 64;  // Of a stripe: with 64 stripes all that a device can have at a time.
+  constexpr std::uint32_t kMostBlocks = 64;  // Per stripe. With 64 stripes that is all a device can run at a time.
   dim3 const grid(std::min(num_blocks(stripes.most_buckets), kMostBlocks), stripes.count);
   for_each_bucket_kernel<<<grid, kBlockThreads, 0, stream>>>(stripes.views, stripes.first, visit);
   check_launch(name);

@@ -4,8 +4,8 @@ namespace headway::embedding {
 
 namespace {
 
-// A block for each precision. Of a list with 5 numbers from which 2 were taken while 3 were freed, the 3 behind it move
-// down by 2, a block's width at a time.
+// One block per precision. Example: from a list of 5 numbers a call took 2, and it freed 3, which lie behind the list
+// at places 5 to 7. They move down by 2, to places 3 to 5, one block width at a time.
 __global__ void __launch_bounds__(1024) settle_kernel(TableState* state, FreeLists lists) {
   auto& rows = state->free_rows[blockIdx.x];
   std::uint32_t* const list = lists.numbers[blockIdx.x];

@@ -14,14 +14,15 @@ namespace headway::embedding {
 namespace {
 
 struct BeginsArgs {
-  std::uint32_t const* sorted;  ///< (members) Their groups.
+  std::uint32_t const* sorted;  ///< (members) Groups of the sorted members, ascending.
   DeviceCount num_members;
   DeviceCount num_groups;
   std::uint32_t* begins;
 };
 
-// A thread for each member, and one for the end. Groups 0 0 2, of 4: thread 0 sets begins[0] = 0; thread 2 sets
-// begins[1] = begins[2] = 2; thread 3, beyond the members, sets begins[3] = begins[4] = 3.
+// One thread per member and one for the end. A thread writes the begins of the groups after its predecessor's group, up
+// to its own. Members of groups 0 0 2, 4 groups: thread 0 sets begins[0] = 0; thread 2 sets begins[1] = begins[2] = 2;
+// thread 3, beyond the members, sets begins[3] = begins[4] = 3.
 __global__ void __launch_bounds__(kBlockThreads) find_begins_kernel(BeginsArgs args) {
   std::uint32_t const i = thread_number(), num_members = args.num_members();
   if (i > num_members) return;
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(kBlockThreads) find_begins_kernel(BeginsArgs a
   for (std::uint32_t group = first; group <= last; ++group) args.begins[group] = i;
 }
 
+/// Sorts the members by group with a stable radix sort over the bits of `last_group`.
 void sort_members_async(GroupingArgs const& args, std::uint32_t* sorted, cudaStream_t stream) {
   std::uint32_t const size = args.num_members.most;
   int const num_bits = std::max<int>(1, std::bit_width(args.last_group));

@@ -15,7 +15,7 @@ namespace {
 
 std::size_t round_up(std::size_t size, std::size_t unit) { return (size + unit - 1) / unit * unit; }
 
-/// The driver's functions for mapping memory, from the library that the runtime has loaded.
+/// Functions of the CUDA driver for mapping memory, looked up through the runtime, so that nothing links to libcuda.
 struct Driver {
   decltype(&cuMemAddressReserve) reserve;
   decltype(&cuMemAddressFree) free_addresses;
@@ -49,6 +49,7 @@ struct Driver {
   }
 };
 
+/// @throws std::bad_alloc if memory is short; comm::SystemError for other errors, with the name of the call
 void check_driver(CUresult result, char const* call) {
   if (result == CUDA_SUCCESS) return;
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw std::bad_alloc();
@@ -62,7 +63,7 @@ GrowableMemory::GrowableMemory(int device, std::size_t most_bytes, std::size_t c
       chunk_bytes_(chunk_bytes),
       num_reserved_(round_up(std::max<std::size_t>(most_bytes, 1), chunk_bytes)) {
   DeviceScope const scope(device);
-  check(cudaFree(nullptr), "cudaFree");  // There is a context from now on.
+  check(cudaFree(nullptr), "cudaFree");  // Creates the primary context, which the driver calls need.
   CUdeviceptr begin = 0;
   check_driver(Driver::get().reserve(&begin, num_reserved_, 0, 0, 0), "cuMemAddressReserve");
   begin_ = begin;

@@ -6,35 +6,37 @@
 
 namespace headway::embedding {
 
-/// Memory of a device that grows without moving: a range of addresses is reserved, and chunks are mapped as they are
-/// needed.
+/// Device memory that grows without moving: reserves an address range, and maps physical memory into it as needed.
 class GrowableMemory {
  public:
-  /// Nothing is mapped yet. `most_bytes`: that it will ever have; `chunk_bytes`: a multiple of 2 MiB.
+  /// Reserves addresses only.
+  /// @param most_bytes upper limit of the size
+  /// @param chunk_bytes unit of growth, a multiple of 2 MiB
   /// @throws comm::SystemError
   GrowableMemory(int device, std::size_t most_bytes, std::size_t chunk_bytes);
   GrowableMemory(GrowableMemory const&) = delete;
   GrowableMemory& operator=(GrowableMemory const&) = delete;
   ~GrowableMemory();
 
-  /// Maps what is missing to `num_bytes`, in whole chunks.
-  /// @throws std::bad_alloc; std::length_error beyond what was reserved
+  /// Maps memory up to at least `num_bytes`, in whole chunks. New memory is not initialised.
+  /// @throws std::bad_alloc; std::length_error beyond the reserved range
   void grow(std::size_t num_bytes);
-  /// Gives all memory back; the device must not use it any more.
+  /// Unmaps and frees all memory. The device must have finished with it.
   void clear();
 
   [[nodiscard]] std::byte* data() const { return reinterpret_cast<std::byte*>(begin_); }
   [[nodiscard]] std::size_t num_bytes() const { return num_mapped_; }
 
  private:
+  /// One physical allocation, mapped behind the previous one.
   struct Chunk {
-    std::uint64_t handle;
+    std::uint64_t handle;  ///< CUmemGenericAllocationHandle.
     std::size_t num_bytes;
   };
 
   int device_;
-  std::uint64_t begin_ = 0;
-  std::size_t chunk_bytes_, num_reserved_, num_mapped_ = 0;
+  std::uint64_t begin_ = 0;                                  ///< Start of the reserved range (CUdeviceptr).
+  std::size_t chunk_bytes_, num_reserved_, num_mapped_ = 0;  ///< Bytes.
   std::vector<Chunk> chunks_;
 };
 

@@ -1,5 +1,22 @@
 #pragma once
 
+// Insertion into the key index on the GPU: two kernels, claim and settle. All keys of a batch differ.
+//
+// Idea: one thread per key. claim_kernel looks the key up. If it has a row, it counts the lookup. If it is absent, it
+// claims a free slot by one compare-and-swap of its word from kEmpty or kErased to kClaimed, then writes the key there.
+// settle_insertion_kernel follows on the stream and gives each claimed or pending slot its word: a new pending count or
+// a row. A block takes all its rows with one atomic per precision, and its threads fill these rows together.
+//
+// Example: min_count 1, keys 7, 8, 9. Key 7 has row 3; 8 and 9 are new and find the same free slot.
+//   Claim: 7 is kFound in row 3. 8 wins the slot. 9 loses, probes again past L1, and claims the next free slot.
+//   Settle: 8 and 9 take rows 12 and 13 and get their initial vectors; their words become 12 and 13.
+//
+// Invariants: only one thread inserts a given key, so no thread waits for another one's claim.
+//   While claim_kernel runs, no key leaves and no row moves. So a row seen in a stale L1 line is still the right one.
+//   The end of claim_kernel orders its writes before settle_insertion_kernel, after which no slot is kClaimed.
+// Complexity: one probe per key, one more per lost compare-and-swap. A block adds to each counter of the table once.
+// Source: docs/decisions/cuda_tables.md, "Keys that are all different need no locks".
+
 #include "cuda/free_rows.cuh"
 #include "cuda/index_view.cuh"
 #include "cuda/launch.cuh"
@@ -15,43 +32,45 @@
 
 namespace headway::embedding {
 
-/// Found, and to be given float32.
+/// Internal status between the kernels: found in a bfloat16 row that has to move to float32.
 inline constexpr KeyStatus kToPromote{0xff};
-/// No lookup of a key makes it get a row.
+/// Value of Decisions::crossings: no lookup of the batch gives the key a row.
 inline constexpr std::uint32_t kNever = 0xffffffff;
 
-/// What was decided on the keys of a batch beforehand, where one by one will not do: keys came more than once, or there
-/// is no room for all. Without it all members are nullptr.
+/// Plan of a batch, per unique key, for batches with duplicates or near a row limit (insert_carefully()). All pointers
+/// are nullptr if there is no plan; then each key decides on its own.
 struct Decisions {
-  std::uint32_t const* crossings = nullptr;        ///< Of its lookups in the batch, the one by which a key gets a row.
-  std::uint32_t const* crossing_counts = nullptr;  ///< Lookups by then.
-  std::uint32_t const* firsts = nullptr;           ///< Its first lookup in the batch.
-  std::uint32_t const* first_counts = nullptr;     ///< That it stands for.
-  std::uint8_t const* are_refused = nullptr;       ///< There is no room for its row.
+  std::uint32_t const* crossings = nullptr;        ///< Batch position at which the key reaches min_count, or kNever.
+  std::uint32_t const* crossing_counts = nullptr;  ///< Lookups of the key up to that position.
+  std::uint32_t const* firsts = nullptr;           ///< First batch position of the key.
+  std::uint32_t const* first_counts = nullptr;     ///< Lookups of one occurrence: the first, or the last (last_holds).
+  std::uint8_t const* are_refused = nullptr;       ///< 1: there is no room for a row of the key.
 };
 
+/// Arguments of both insertion kernels.
 struct InsertionArgs {
   IndexView index;
   RowsView rows;
   FreeLists free_lists;
   TableState* state;
-  KeysView keys;  ///< All different.
+  KeysView keys;  ///< No duplicates.
   Decisions decisions;
   InitialValues initial_values;
-  float initial_state;
-  bool fills_vectors;
+  float initial_state;  ///< Initial value of each float of the optimizer state.
+  bool fills_vectors;   ///< Write initial vectors; false: the caller writes the vectors.
   std::uint32_t step, min_count, hot_count;
   RowId* row_ids;       ///< (keys)
   KeyStatus* statuses;  ///< (keys)
-  RowWord** words;      ///< (keys) What is settled after it was claimed; unset where a key is absent or found.
+  RowWord** words;      ///< (keys) Slot to settle, or nullptr; not set for keys that are kAbsent or kFound.
 
   [[nodiscard]] __device__ bool is_cold(std::uint32_t count) const { return count < hot_count; }
 };
 
-/// Counts a lookup of a row that was there.
+/// Counts a lookup of an existing row.
+/// @returns kToPromote if a bfloat16 row becomes hot and this step did not look it up before; else kFound
 __device__ inline KeyStatus touch_row(InsertionArgs const& args, std::uint32_t i, RowId id) {
-  // Both words at once, and round the cache of the multiprocessor: one that is written while a line with the other is
-  // on its way holds up all accesses behind it (measured: 520 instead of 75 us for 2^20 keys).
+  // Loads and stores both words at once and bypasses L1. With separate accesses, a store meets its own line in flight
+  // and stalls all accesses behind it (measured: 520 instead of 75 us for 2^20 keys).
   auto* const notes = reinterpret_cast<uint2*>(&args.rows.notes(id));
   uint2 const words = __ldcg(notes);
   DeviceRowNotes const before{.count = words.x, .step = words.y};
@@ -62,7 +81,7 @@ __device__ inline KeyStatus touch_row(InsertionArgs const& args, std::uint32_t i
   return args.is_cold(saturating_sum(before.count, added)) ? KeyStatus::kFound : kToPromote;
 }
 
-/// What becomes of a key without a row that was looked up `count` times before.
+/// Status of a key without a row that was looked up `count` times before this batch.
 __device__ inline KeyStatus status_without_row(InsertionArgs const& args, std::uint32_t i, std::uint32_t count) {
   auto const& decisions = args.decisions;
   if (decisions.crossings == nullptr) {
@@ -72,12 +91,12 @@ __device__ inline KeyStatus status_without_row(InsertionArgs const& args, std::u
   return decisions.are_refused[i] != 0 ? KeyStatus::kNoRoom : KeyStatus::kInserted;
 }
 
-/// What was counted of a stripe's slots by a block.
+/// Slots that a block has claimed, by stripe (shared memory). `used`: from kEmpty; `live`: all.
 struct SlotCounts {
   std::uint32_t used[StripeMap::kCount], live[StripeMap::kCount];
 };
 
-/// Puts a key that is not there in a free slot; another thread may be faster. @returns whether this one was
+/// Claims a free slot for an absent key. @returns false if another thread has claimed the slot first
 __device__ inline bool claim(Place const& place, Key key, std::uint32_t stripe, SlotCounts& counts) {
   auto* const word = reinterpret_cast<std::uint32_t*>(place.address());
   auto const expected = static_cast<std::uint32_t>(place.word);
@@ -88,21 +107,21 @@ __device__ inline bool claim(Place const& place, Key key, std::uint32_t stripe, 
   return true;
 }
 
-/// Puts a key that has no row in the key structure, if it is to be there.
-/// @param place where an older view of the structure has it, or room for it. No key leaves while this kernel runs, so a
-/// key that was not there then comes by this thread alone, and claim() sees whether the slot is still free.
+/// Decides on a key without a row, and claims a slot for it if it has to be in the index.
+/// @param place slot of the key or a free slot, from an L1 view that may be stale. If the key was absent in that view,
+/// only this thread can insert it; claim() checks that the slot is still free.
 __device__ inline void claim_key(InsertionArgs const& args, std::uint32_t i, Key key, Hash hash, Place place,
                                  SlotCounts& counts) {
   auto status = KeyStatus::kNoRoom;
   RowWord* word = nullptr;
   for (;; place = find_place(args.index.walk(hash), key, LoadNewest())) {
-    if (place.bucket == nullptr) {  // Only ids that were made to have one hash fill a stripe.
+    if (place.bucket == nullptr) {  // Stripe full: only ids that were constructed to collide can cause this.
       if (args.decisions.crossings == nullptr) count_one(&args.state->statistics.refused);
       break;
     }
     bool const is_there = is_live(place.word);
     status = status_without_row(args, i, is_there ? pending_count_of(place.word) : 0);
-    // One that has no room is not remembered, unless it waited before, be it in this batch.
+    // A refused key gets no slot, unless it was pending before or becomes pending earlier in this batch.
     bool const is_forgotten =
         !is_there && status == KeyStatus::kNoRoom && args.decisions.crossings[i] == args.decisions.firsts[i];
     if (is_forgotten) break;
@@ -116,10 +135,11 @@ __device__ inline void claim_key(InsertionArgs const& args, std::uint32_t i, Key
   args.words[i] = word;
 }
 
+/// Looks key `i` up, and claims a slot for it if it needs one.
 __device__ inline void find_or_claim(InsertionArgs const& args, std::uint32_t i, SlotCounts& counts) {
   Key const key = args.keys.key(i);
   Hash const hash = hash_of(key);
-  // Keys that had rows before keep them as long as this kernel runs, so what is cached is good enough to find those.
+  // Rows do not change while this kernel runs, so a stale L1 line is good enough to find them.
   auto const place = find_place(args.index.walk(hash), key, LoadCached());
   if (!is_row(place.word)) {
     claim_key(args, i, key, hash, place, counts);
@@ -132,7 +152,7 @@ __device__ inline void find_or_claim(InsertionArgs const& args, std::uint32_t i,
   if (status == kToPromote) args.words[i] = place.address();
 }
 
-// A thread finds a key or claims a slot for it: of 4 slots of 16 bytes, in one bucket after the other.
+// One thread per key finds it or claims a slot. Keys beyond the known ones get kAbsent.
 __global__ void __launch_bounds__(kBlockThreads) claim_kernel(__grid_constant__ InsertionArgs const args) {
   __shared__ SlotCounts counts;
   for (std::uint32_t i = threadIdx.x; i < StripeMap::kCount; i += blockDim.x) counts.used[i] = counts.live[i] = 0;
@@ -151,25 +171,26 @@ __global__ void __launch_bounds__(kBlockThreads) claim_kernel(__grid_constant__ 
   }
 }
 
-/// A key that gets a row, while its block fills the row. Without initial values, as shared memory has none.
+/// A key that gets a row, in shared memory while its block fills the row. No member initialisers: __shared__ variables
+/// cannot have them.
 struct Newcomer {
   std::uint64_t id;
   std::uint32_t table;
-  RowId before, row;  ///< `before`: kNone, or the row that its values come from.
+  RowId before, row;  ///< `before`: the row that is promoted, or kNone for a new key.
 
   [[nodiscard]] __device__ Key key() const { return {.id = id, .table = table}; }
 };
 
-/// What a block of settle_insertion_kernel counts and shares. Counters of the whole table have one address each: the
-/// block adds to them once.
+/// Counters of one block of settle_insertion_kernel, in shared memory. The block adds them to the table's counters
+/// once, since all blocks contend for those.
 struct SettlingBlock {
-  std::uint32_t num_wanted[2], first_ticket[2];  ///< Rows, by precision.
+  std::uint32_t num_wanted[2], first_ticket[2];  ///< Rows to take and the first ticket of the block, by Precision.
   std::uint32_t num_newcomers, num_promoted, num_new_cold;
-  std::uint32_t more_pending;  ///< Modulo 2^32.
+  std::uint32_t more_pending;  ///< Change of the number of pending keys, modulo 2^32.
   Newcomer newcomers[kBlockThreads];
 };
 
-/// The place of this thread among those of its block that want one, in any order; all lanes of a warp call it.
+/// Gives each thread with `is_wanted` its own index within the block, in any order. All lanes of a warp call it.
 __device__ inline std::uint32_t take_place(bool is_wanted, std::uint32_t& num_taken) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
@@ -178,7 +199,7 @@ __device__ inline std::uint32_t take_place(bool is_wanted, std::uint32_t& num_ta
   return __shfl_sync(kAllLanes, first, 0) + static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
 }
 
-/// Takes the rows that a block wants, and tells the table's counters; one thread calls it.
+/// Takes the rows that a block wants and updates the table's counters. One thread of the block calls it.
 __device__ inline void take_rows(TableState& state, SettlingBlock& block) {
   for (int precision = 0; precision < 2; ++precision) {
     std::uint32_t const wanted = block.num_wanted[precision];
@@ -196,8 +217,8 @@ __device__ inline void take_rows(TableState& state, SettlingBlock& block) {
   add(&state.num_pending, block.more_pending);
 }
 
-/// The cells of a table of rows that a thread of a block visits, one in 256, row by row. With 100 columns thread 7 has
-/// row 0, column 7, then row 2, column 63.
+/// Block-stride loop over the cells (row, column) of a matrix: this thread visits each 256th cell in row-major order,
+/// without a division per step. With 100 columns, thread 7 visits (0, 7), then (2, 63).
 class BlockCells {
  public:
   __device__ explicit BlockCells(std::uint32_t num_columns)
@@ -221,8 +242,7 @@ class BlockCells {
   std::uint32_t num_columns_, rows_, columns_, row_, column_;
 };
 
-/// Writes the values and the optimizer's state of a block's new rows. Neighbouring threads have neighbouring columns,
-/// of one row after the other.
+/// Writes vectors and optimizer states of a block's new rows. Neighbouring threads write neighbouring columns.
 __device__ inline void fill_rows(InsertionArgs const& args, SettlingBlock const& block) {
   std::uint32_t const num_quads = args.rows.num_quads(), state_size = args.rows.state_size;
   if (args.fills_vectors || block.num_promoted != 0) {
@@ -244,7 +264,7 @@ __device__ inline void fill_rows(InsertionArgs const& args, SettlingBlock const&
   }
 }
 
-/// Writes what a row has besides its values, of its own thread.
+/// Writes count, step and row-wise optimizer state of a row. The thread of its key calls it.
 __device__ inline void write_notes(InsertionArgs const& args, Newcomer const& one, std::uint32_t count) {
   bool const is_new = one.before == RowId::kNone;
   args.rows.notes(one.row) = is_new ? DeviceRowNotes{.count = count, .step = args.step} : args.rows.notes(one.before);
@@ -253,8 +273,8 @@ __device__ inline void write_notes(InsertionArgs const& args, Newcomer const& on
   }
 }
 
-// A block looks at 256 keys, a thread at each. Those that get a row take it with one step for the block, and then all
-// threads fill the rows together.
+// One thread per key. The block takes the rows of its keys with one atomic per precision, then all its threads fill
+// these rows together. Blocks without anything to settle return at once.
 __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_constant__ InsertionArgs const args) {
   __shared__ SettlingBlock block;
   std::uint32_t const i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -285,7 +305,7 @@ __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_
       auto const* const crossing_counts = args.decisions.crossing_counts;
       is_wanted_cold = gets_row && args.is_cold(crossing_counts == nullptr ? count : crossing_counts[i]);
       if (is_wanted_cold) atomicAdd(&block.num_new_cold, 1U);
-      // A key waits for a row that did not, or no longer.
+      // Pending keys: one more if a new key gets no row, one less if a pending key gets one.
       if (gets_row != is_new) atomicAdd(&block.more_pending, is_new ? 1U : ~0U);
     }
   }

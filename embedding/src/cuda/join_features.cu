@@ -1,3 +1,9 @@
+// Concatenates the jagged features of a batch on the GPU (features.hpp): ids, tables, bag offsets and weights.
+//
+// Prefix sums over list lengths and bag lengths give the offsets. One thread per id then finds its feature by binary
+// search, and copies id, table and weight. Example: features of 3 and 2 ids have first_id 0 and 3, so thread 4 copies
+// the second id of the second feature.
+
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
 #include "cuda/device_buffer.hpp"
@@ -18,7 +24,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// A feature, and where its ids, lists and bags begin among those of all.
+/// A feature, and the index of its first id, list and bag in the concatenation.
 struct FeatureView {
   Integers ids, lengths;
   float const* weights;  ///< nullptr: 1.
@@ -27,12 +33,12 @@ struct FeatureView {
   std::uint32_t first_id, first_list, first_bag;
 };
 
-/// The features of a batch, and one more that begins where they end.
+/// The features of a batch, and a sentinel whose first id, list and bag are the totals.
 struct FeaturesView {
-  FeatureView const* features;
+  FeatureView const* features;  ///< (count + 1)
   std::uint32_t count;
 
-  /// The one whose part of all ids, lists or bags has this one.
+  /// Feature that id, list or bag `i` belongs to. @param first which of the three `i` is
   [[nodiscard]] __device__ FeatureView const& feature_of(std::uint32_t FeatureView::*first, std::uint32_t i) const {
     std::uint32_t begin = 0, end = count;
     while (end - begin > 1) {
@@ -43,7 +49,7 @@ struct FeaturesView {
   }
 };
 
-/// The length of a list; 0 of the one beyond all.
+/// Number of ids of a list; 0 for the index after the last list.
 struct LengthOfList {
   FeaturesView all;
 
@@ -54,7 +60,7 @@ struct LengthOfList {
   }
 };
 
-/// The number of ids of a bag.
+/// Number of ids of a bag; 0 for the index after the last bag.
 struct LengthOfBag {
   FeaturesView all;
 
@@ -65,7 +71,7 @@ struct LengthOfBag {
   }
 };
 
-/// (count + 1): where each of so many begins, and where the last one ends.
+/// Writes (count + 1) offsets: the exclusive prefix sum of `length`.
 template <class Length>
 void find_offsets_async(Length const& length, std::size_t count, std::int64_t* offsets, cudaStream_t stream) {
   auto const lengths = thrust::make_transform_iterator(thrust::counting_iterator<std::uint32_t>(0), length);
@@ -75,6 +81,7 @@ void find_offsets_async(Length const& length, std::size_t count, std::int64_t* o
   });
 }
 
+/// Asserts that lengths are not negative, and that those of each feature add up to its number of ids.
 struct ExpectFitting {
   FeaturesView all;
   std::int64_t const* offsets;
@@ -90,9 +97,10 @@ struct ExpectFitting {
   }
 };
 
+/// Writes ids and tables.
 struct JoinIds {
   FeaturesView all;
-  ExpectFitting expect_fitting;  ///< Of lists and features, as many as there are, in the same kernel.
+  ExpectFitting expect_fitting;  ///< Checks lists and features; the kernel has a thread for each of those too.
   std::uint64_t* ids;
   std::uint32_t* tables;
 
@@ -105,7 +113,7 @@ struct JoinIds {
   }
 };
 
-/// Of a feature that is a mean, weights have the length of the list, which is found among the offsets of its lists.
+/// Writes weights. For mean pooling it divides by the length of the id's list, found by binary search in the offsets.
 struct JoinWeights {
   FeaturesView all;
   std::int64_t const* offsets;
@@ -126,6 +134,7 @@ struct JoinWeights {
   }
 };
 
+/// Features with their places in the concatenation, and the sentinel.
 std::vector<FeatureView> views_of(std::span<Feature const> features) {
   std::vector<FeatureView> views;
   views.reserve(features.size() + 1);
@@ -158,7 +167,7 @@ void join_features(std::span<Feature const> features, JoinedFeatures const& out,
   cudaStream_t const stream = place.stream();
   auto const views = views_of(features);
   DeviceBuffer<FeatureView> const on_device(views.size(), stream);
-  // From memory that is not pinned: CUDA has it when this returns, and does not wait.
+  // `views` is pageable memory: CUDA has copied it when this call returns, so `views` may go, and nothing waits.
   check(cudaMemcpyAsync(on_device.data(), views.data(), views.size() * sizeof(FeatureView), cudaMemcpyHostToDevice,
                         stream),
         "cudaMemcpyAsync");

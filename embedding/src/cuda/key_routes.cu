@@ -13,11 +13,11 @@ namespace {
 struct OwnersArgs {
   KeysView keys;
   std::uint32_t num_ranks;
-  std::uint32_t* owners;    ///< (keys) `num_ranks` for those that are not known.
-  std::uint32_t* in_order;  ///< (keys) 0, 1 and so on.
+  std::uint32_t* owners;    ///< (keys) Owner rank; `num_ranks` for keys beyond Keys::num_known.
+  std::uint32_t* in_order;  ///< (keys) 0, 1, 2, ...
 };
 
-// A thread for each key.
+// One thread per key.
 __global__ void __launch_bounds__(kBlockThreads) find_owners_kernel(OwnersArgs args) {
   std::uint32_t const i = thread_number();
   if (i >= args.keys.size.most) return;
@@ -32,7 +32,7 @@ struct RankCountsArgs {
   std::int64_t* counts;
 };
 
-// A thread for each rank: begins 0 3 3 5 are counts 3 0 2.
+// One thread per rank. Begins 0 3 3 5 give counts 3 0 2.
 __global__ void __launch_bounds__(kBlockThreads) count_keys_of_ranks_kernel(RankCountsArgs args) {
   std::uint32_t const rank = thread_number();
   if (rank < args.num_ranks) args.counts[rank] = args.begins[rank + 1] - args.begins[rank];

@@ -9,9 +9,9 @@
 
 namespace headway::embedding {
 
-/// What route() does, on a device. Keys that are not known come last in `order`, and are not counted.
+/// Device version of route(). Keys beyond Keys::num_known come last in `order`, and are not counted.
 /// @param order (keys)
-/// @param counts (ranks) from 1 to kNumVirtualBuckets
+/// @param counts (ranks), between 1 and kNumVirtualBuckets ranks
 void route_keys_async(Keys const& keys, std::span<std::uint32_t> order, std::span<std::int64_t> counts,
                       cudaStream_t stream);
 

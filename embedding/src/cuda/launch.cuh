@@ -12,11 +12,12 @@ namespace headway::embedding {
 inline constexpr std::uint32_t kBlockThreads = 256;
 inline constexpr std::uint32_t kWarp = 32, kAllLanes = 0xffffffff;
 
+/// Blocks of kBlockThreads for `num_threads` threads.
 inline std::uint32_t num_blocks(std::uint64_t num_threads) {
   return static_cast<std::uint32_t>((num_threads + kBlockThreads - 1) / kBlockThreads);
 }
 
-/// The number of this thread in its grid.
+/// Index of this thread in a one-dimensional grid.
 __device__ inline std::uint32_t thread_number() { return blockIdx.x * kBlockThreads + threadIdx.x; }
 
 template <class Visit>
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (i < count) visit(i);
 }
 
-/// Calls `visit(i)` for each i below `count`, a thread each.
+/// Calls `visit(i)` for each i < count, one thread per i. @param name of the kernel, for errors
 template <class Visit>
 void for_each_async(std::uint64_t count, Visit visit, cudaStream_t stream, char const* name) {
   if (count == 0) return;
@@ -34,41 +35,41 @@ void for_each_async(std::uint64_t count, Visit visit, cudaStream_t stream, char 
   check_launch(name);
 }
 
-/// 2^n lanes of a warp for each row: as many as a row has groups of four columns, if there are so many.
+/// Lanes of a warp that share one row: one per quad of columns, rounded up to a power of two, at most 32.
 struct RowLanes {
   explicit RowLanes(std::uint32_t num_quads) : shift(std::bit_width(std::bit_ceil(std::min(num_quads, kWarp))) - 1) {}
 
-  int shift;
+  int shift;  ///< log2 of the number of lanes.
 
   [[nodiscard]] __host__ __device__ std::uint32_t count() const { return 1U << shift; }
 
-  /// Those of the row of this thread.
+  /// Mask of the lanes that share this thread's row.
   [[nodiscard]] __device__ std::uint32_t mask() const {
     return count() == kWarp ? kAllLanes : ((1U << count()) - 1) << (threadIdx.x % kWarp & ~(count() - 1));
   }
 };
 
-/// Keys by the lanes of a row: each lane finds something for one of them, and then all work on the rows of these keys
-/// together. With dim 32 lanes 0 to 7 have keys 0 to 7, and lanes 8 to 15 keys 8 to 15.
+/// Groups of keys for the lanes of a row: first each lane looks up one key of the group, then all lanes process the
+/// rows of these keys together. With dim 32, lanes 0 to 7 have keys 0 to 7, and lanes 8 to 15 have keys 8 to 15.
 struct KeyGroups {
-  /// If there are so many lanes. With more keys a small batch has too few warps.
+  /// Most keys of a group. With more, a small batch would have too few warps.
   static constexpr std::uint32_t kMostKeys = 16;
 
   explicit KeyGroups(std::uint32_t num_quads) : lanes(num_quads), num_keys(std::min(kMostKeys, lanes.count())) {}
 
   RowLanes lanes;
-  std::uint32_t num_keys;  ///< Of a group.
+  std::uint32_t num_keys;  ///< Keys per group.
 
-  /// For so many keys of less than 2^31.
+  /// Blocks for `size` keys, less than 2^31.
   [[nodiscard]] std::uint32_t blocks(std::uint32_t size) const {
     return num_blocks((std::uint64_t{size} + num_keys - 1) / num_keys << lanes.shift);
   }
   [[nodiscard]] __device__ std::uint32_t lane() const { return threadIdx.x & (lanes.count() - 1); }
-  /// Of the group of this thread, or of another one.
+  /// First key of the group that `thread` belongs to.
   [[nodiscard]] __device__ std::uint32_t first_key(std::uint32_t thread = thread_number()) const {
     return (thread >> lanes.shift) * num_keys;
   }
-  /// Whether no group of this warp has one of so many keys.
+  /// Are all keys of this warp's groups at or beyond `size`?
   [[nodiscard]] __device__ bool is_warp_beyond(std::uint32_t size) const {
     return first_key(thread_number() / kWarp * kWarp) >= size;
   }
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-/// Calls `visit(row, quad)` for each four columns of each row; neighbouring threads have neighbouring columns.
+/// Calls `visit(row, quad)` for each quad of columns of each row; neighbouring threads have neighbouring columns.
 template <class Visit>
 void for_each_quad_async(std::size_t num_rows, std::uint32_t num_quads, Visit visit, cudaStream_t stream,
                          char const* name) {
@@ -97,7 +98,7 @@ void for_each_quad_async(std::size_t num_rows, std::uint32_t num_quads, Visit vi
   check_launch(name);
 }
 
-/// One atomic addition for all threads of a warp that come here together.
+/// Adds 1 to `*counter` per calling thread, with one atomic for the converged threads of a warp.
 template <class T>
 __device__ inline void count_one(T* counter) {
   std::uint32_t const active = __activemask();

@@ -1,4 +1,4 @@
-// In the place of tables on CUDA devices where this build has no CUDA.
+// Stubs of the CUDA functions for builds without CUDA. They throw.
 
 #include "headway/comm/status.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"

@@ -5,17 +5,18 @@
 
 namespace headway::embedding {
 
-/// Four columns of a row.
+/// Four neighbouring columns of a row, in registers.
 using Quad = std::array<float, 4>;
 
-/// How four columns are read.
+/// Ordinary load.
 struct Load {
   template <class T>
   __device__ T operator()(T const* at) const {
     return *at;
   }
 };
-/// Of memory that no thread writes meanwhile. A compiler then knows that it is global, wherever the pointer was.
+/// Load of global memory that no thread writes during the kernel. It also tells the compiler that the memory is global,
+/// if the pointer itself comes from shared memory.
 struct LoadConstant {
   template <class T>
   __device__ T operator()(T const* at) const {
@@ -23,7 +24,8 @@ struct LoadConstant {
   }
 };
 
-/// Four columns of a row of float32 from 4 * `quad` on; what is beyond dim is 0.
+/// Reads columns 4 * `quad` to 4 * `quad` + 3 of a float32 row; columns from `dim` on are 0. One 16-byte load if the
+/// row is aligned and `dim` is a multiple of 4.
 template <class From = Load>
 [[nodiscard]] __device__ Quad read_quad(float const* row, std::uint32_t quad, std::uint32_t dim, From load = {}) {
   float const* const from = row + 4 * quad;
@@ -39,6 +41,7 @@ template <class From = Load>
   return values;
 }
 
+/// Writes the same columns; columns from `dim` on are not written.
 __device__ inline void write_quad(float* row, std::uint32_t quad, std::uint32_t dim, Quad const& values) {
   float* const to = row + 4 * quad;
   if (dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(row) % sizeof(float4) == 0) {

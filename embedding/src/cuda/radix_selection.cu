@@ -1,3 +1,19 @@
+// Radix selection: finds the k-th least of n 64-bit values. k and n are known to the device only.
+//
+// Idea: most significant digit first, as in a radix sort, but following only the values that share all digits found so
+// far. Six passes take 11 bits each (the last one 9). A pass counts the digits of the remaining values. The last block
+// to finish scans the counts and finds the digit in which the k-th value falls; k becomes its rank within that digit.
+//
+// Example: k = 3, digits of the first pass 0, 0, 2, 2, 2, 2, 2 (counts 2, 0, 5). The third value has digit 2. The next
+//   pass looks at the five values with digit 2 and looks for the first of them.
+//
+// Invariants: after pass p, Selected::value has the highest 11 (p + 1) bits, known_bits masks them, and num_wanted is
+//   the rank, from 1, among the values that have these bits. After the last pass, that many equal values are wanted.
+//   num_wanted = 0 means that nothing is wanted: all passes return and leave zeros behind.
+// Complexity: six passes over the values, each with 2,048 shared counters per block. No value moves.
+// Memory order: a block adds its counts, then fences, then adds to num_done_blocks; the block that completes the number
+//   fences again before it reads the counts.
+
 #include "cuda/cuda_check.hpp"
 #include "cuda/launch.cuh"
 #include "cuda/radix_selection.hpp"
@@ -10,7 +26,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// The bits that a pass looks at: from the 11 highest of 64 to the 9 lowest.
+/// Bits of one pass: pass 0 has the 11 highest of 64 bits, the last pass the 9 lowest.
 struct Digit {
   std::uint32_t shift, mask;
 
@@ -36,8 +52,8 @@ struct PassArgs {
   }
 };
 
-/// Goes on with the digit of the last value that is wanted; for a whole block, when all counts are there. With 3 wanted
-/// of digits that came 2, 0 and 5 times it is the third, of which 1 is wanted.
+/// Finds the digit in which the last wanted value falls. The whole block calls it, after all blocks have counted. With
+/// num_wanted 3 and counts 2, 0, 5 it is digit 2, of which 1 value is wanted.
 __device__ void choose_digit(PassArgs const& args, Selected const& before) {
   using Scan = cub::BlockScan<std::uint32_t, kBlockThreads>;
   constexpr std::uint32_t kOwn = Selection::kNumDigits / kBlockThreads;
@@ -64,13 +80,13 @@ __device__ void choose_digit(PassArgs const& args, Selected const& before) {
   }
 }
 
-// Counts the digits of those values that have the bits known so far; the block that is the last to end chooses.
+// Counts the digits of the values that have the bits known so far. The last block to finish calls choose_digit().
 __global__ void __launch_bounds__(kBlockThreads) select_digit_kernel(PassArgs args) {
   __shared__ std::uint32_t counts[Selection::kNumDigits];
   __shared__ bool is_last;
   auto& selection = *args.selection;
   Selected const before = args.before();
-  if (before.num_wanted == 0) return;  // In all blocks.
+  if (before.num_wanted == 0) return;  // The same in all blocks, so none waits for another.
   for (std::uint32_t d = threadIdx.x; d < Selection::kNumDigits; d += kBlockThreads) counts[d] = 0;
   __syncthreads();
   Digit const digit(args.pass);
@@ -83,12 +99,12 @@ __global__ void __launch_bounds__(kBlockThreads) select_digit_kernel(PassArgs ar
   for (std::uint32_t d = threadIdx.x; d < Selection::kNumDigits; d += kBlockThreads) {
     if (counts[d] != 0) atomicAdd(selection.counts[args.pass] + d, counts[d]);
   }
-  __threadfence();  // Counts come before the number of blocks that are done.
+  __threadfence();  // Orders the counts before the increment of num_done_blocks.
   __syncthreads();
   if (threadIdx.x == 0) is_last = atomicAdd(selection.num_done_blocks + args.pass, 1U) == gridDim.x - 1;
   __syncthreads();
   if (!is_last) return;
-  __threadfence();  // Pairs with that of the other blocks.
+  __threadfence();  // Pairs with the fence of the other blocks.
   choose_digit(args, before);
 }
 

@@ -9,40 +9,39 @@
 
 namespace headway::embedding {
 
-/// What is known of the last value that is wanted: some of its highest bits, in the end all.
+/// Last wanted value, as far as it is known: some of its highest bits, after the last pass all.
 struct Selected {
-  std::uint64_t value;       ///< With zeros for those that are not known.
-  std::uint64_t known_bits;  ///< As a mask.
-  std::uint32_t num_wanted;  ///< Of the values that have these bits; 0: none is wanted at all.
+  std::uint64_t value;       ///< Unknown bits are 0.
+  std::uint64_t known_bits;  ///< Mask of the known bits.
+  std::uint32_t num_wanted;  ///< Wanted values among those that have the known bits; 0: nothing is wanted at all.
 };
 
-/// The state of a selection, on the device; all zeros at first.
+/// State of a selection, in device memory; all zeros at first.
 struct Selection {
   static constexpr std::uint32_t kDigitBits = 11, kNumDigits = 1U << kDigitBits, kNumPasses = 6;
 
-  std::uint32_t num_values;
-  std::uint32_t num_done_blocks[kNumPasses];
-  std::uint32_t counts[kNumPasses][kNumDigits];  ///< Of values by their digit.
-  Selected after[kNumPasses];
+  std::uint32_t num_values;                      ///< Values collected.
+  std::uint32_t num_done_blocks[kNumPasses];     ///< Blocks of a pass that have added their counts.
+  std::uint32_t counts[kNumPasses][kNumDigits];  ///< Values per digit, among those with the known bits.
+  Selected after[kNumPasses];                    ///< Result of each pass.
 };
 
-/// Values that kernels add, in any order, and as many as there is room for.
+/// Output of the kernels that collect values, in any order. They must not add more than the selection has room for.
 struct Collected {
   std::uint64_t* values;
   std::uint32_t* num_values;
 };
 
-/// Finds the least of some values without the host, which knows neither how many values there are nor how many are
-/// wanted: digit by digit from the highest, as a radix sort would, but following only the values that have the digits
-/// of the last one that is wanted.
+/// Finds the k least of n values on the device; the host knows neither k nor n. See radix_selection.cu. Usage: collect
+/// values with kernels, call select_async(), then compare values with last() in a kernel.
 class RadixSelection {
  public:
   RadixSelection(std::size_t most_values, cudaStream_t stream);
 
   [[nodiscard]] Collected collected() const { return {values_.data(), &selection_.data()->num_values}; }
-  /// Once values are collected. @param num_wanted on the device; with more than there are values all are wanted
+  /// Selects among the collected values. @param num_wanted k, in device memory; if it exceeds n, all values are wanted
   void select_async(std::uint32_t const* num_wanted, cudaStream_t stream) const;
-  /// On the device, after select_async(): the last value that is wanted, and how many that are equal to it.
+  /// Result of select_async(), in device memory: the last wanted value, and how many values equal to it are wanted.
   [[nodiscard]] Selected const* last() const { return &selection_.data()->after[Selection::kNumPasses - 1]; }
 
  private:

@@ -8,13 +8,13 @@
 
 namespace headway::embedding {
 
-/// The rows that there are, to check what callers give.
+/// Range of row numbers in use, to check row ids that callers pass.
 struct RowLimits {
   std::uint32_t next_hot, next_cold;
 
   __device__ explicit RowLimits(TableState const& state)
       : next_hot(state.free_rows[0].next), next_cold(state.free_rows[1].next) {}
-  /// kNone, and counted, unless a row is of this table.
+  /// `id` if it is kNone or in range. Otherwise counts a bad row, which CudaTable::wait() reports, and returns kNone.
   __device__ RowId checked(RowId id, TableState& state) const {
     if (id == RowId::kNone) return id;
     std::uint32_t const next = precision_of(id) == Precision::kFloat32 ? next_hot : next_cold;

@@ -10,7 +10,7 @@
 
 namespace headway::embedding {
 
-/// A row for each lane of a warp that wants one of this precision; all lanes call it.
+/// Takes a free row of this precision for each lane with `is_wanted`. All lanes of a warp call it.
 __device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool is_wanted, Precision precision) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
@@ -25,8 +25,8 @@ __device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool
   return row_id(precision, taken_row(rows, lists.numbers[number], first + rank));
 }
 
-/// Copies all of a row to one of another precision, the lanes of a warp together; `key` and `step` choose the bits for
-/// rounding.
+/// Copies a row (vector, states, count, step) to a row of another precision. All lanes of a warp call it with the same
+/// arguments. `key` and `step` seed the stochastic rounding.
 __device__ inline void copy_row(RowsView const& rows, RowId from, RowId to, Key key, std::uint64_t step) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   for (std::uint32_t quad = lane; quad < rows.num_quads(); quad += kWarp) {

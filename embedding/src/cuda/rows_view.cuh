@@ -13,24 +13,24 @@
 
 namespace headway::embedding {
 
-/// What is known of a row besides its values.
+/// Metadata of a row. 8 bytes, so that a kernel reads and writes it in one access.
 struct alignas(8) DeviceRowNotes {
   std::uint32_t count;  ///< Lookups.
-  std::uint32_t step;   ///< Of the last lookup.
+  std::uint32_t step;   ///< Step of the last lookup.
 };
 
-/// Where rows of one precision are. A row has its vector, and then its state.
+/// Rows of one precision, indexed by row number. A row is its vector, followed by its optimizer state.
 struct StoreView {
   std::byte* rows = nullptr;
   DeviceRowNotes* notes = nullptr;
-  float* row_states = nullptr;  ///< Of a row-wise optimizer.
-  std::uint32_t row_bytes = 0, state_begin = 0;
+  float* row_states = nullptr;                   ///< One float per row, for row-wise optimizers.
+  std::uint32_t row_bytes = 0, state_begin = 0;  ///< Stride of rows; offset of the state within a row. Bytes.
 };
 
 /// The rows of a table, for kernels.
 struct RowsView {
-  StoreView hot{}, cold{};  ///< float32 and bfloat16.
-  std::uint32_t dim = 0, state_size = 0;
+  StoreView hot{}, cold{};                ///< float32 and bfloat16 vectors.
+  std::uint32_t dim = 0, state_size = 0;  ///< Floats per vector; floats of optimizer state within a row.
   bool is_row_wise = false;
 
   [[nodiscard]] HEADWAY_HOST_DEVICE StoreView const& store(Precision precision) const {
@@ -48,14 +48,14 @@ struct RowsView {
     bool const is_hot = precision_of(id) == Precision::kFloat32;
     return reinterpret_cast<float*>(row(id) + (is_hot ? hot.state_begin : cold.state_begin));
   }
-  /// Of a row-wise optimizer.
+  /// State of a row-wise optimizer: one float per row.
   [[nodiscard]] __device__ float& row_state(RowId id) const {
     return (precision_of(id) == Precision::kFloat32 ? hot.row_states : cold.row_states)[plain_number(id)];
   }
   [[nodiscard]] __device__ float* vector(RowId id) const { return reinterpret_cast<float*>(row(id)); }
   [[nodiscard]] __device__ Bfloat16* cold_vector(RowId id) const { return reinterpret_cast<Bfloat16*>(row(id)); }
 
-  /// Columns from 4 * `quad` on; what is beyond dim is 0.
+  /// Reads columns 4 * `quad` to 4 * `quad` + 3 as float32; columns from `dim` on are 0.
   [[nodiscard]] __device__ Quad read(RowId id, std::uint32_t quad) const {
     if (precision_of(id) == Precision::kFloat32) return read_quad(vector(id), quad, dim);
     Quad values{};
@@ -65,7 +65,7 @@ struct RowsView {
     }
     return values;
   }
-  /// Rounds by `round(value, i)` where the row is cold.
+  /// Writes the same columns. In a cold row, `round(value, i)` converts column i of the quad to bfloat16.
   template <class Round>
   __device__ void write(RowId id, std::uint32_t quad, Quad const& values, Round round) const {
     if (precision_of(id) == Precision::kFloat32) {
@@ -77,18 +77,18 @@ struct RowsView {
       if (4 * quad + i < dim) cold_vector(id)[4 * quad + i] = round(values[i], i);
     }
   }
-  /// To the nearest where it is cold.
+  /// Writes; rounds to nearest in a cold row.
   __device__ void write(RowId id, std::uint32_t quad, Quad const& values) const {
     write(id, quad, values, [](float value, std::uint32_t) { return round_to_nearest(value); });
   }
-  /// By words that depend on key, step and column alone where it is cold.
+  /// Writes; rounds stochastically in a cold row, by random words that depend on key, step and column alone.
   __device__ void write_at_random(RowId id, std::uint32_t quad, Key key, std::uint64_t step, Quad const& values) const {
     if (precision_of(id) == Precision::kFloat32) {
       write_quad(vector(id), quad, dim, values);
       return;
     }
     auto words = rounding_words(key, quad / 2, step);
-    if (quad % 2 == 1) words = {words[2], words[3]};  // Without an index that is not known, words are in registers.
+    if (quad % 2 == 1) words = {words[2], words[3]};  // No dynamic index: `words` stays in registers.
     write(id, quad, values,
           [&](float value, std::uint32_t i) { return round_stochastically(value, rounding_bits(words, i)); });
   }

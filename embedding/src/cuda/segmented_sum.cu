@@ -1,3 +1,21 @@
+// Segmented sum on the GPU: for each unique key, the weighted sum of the values of its members' bags. It reduces the
+// gradients of bags to gradients of rows (add_up(), update_bags()).
+//
+// Idea: the members of a unique key are a segment of all members. A short segment (at most kChunkMembers) is summed by
+// the kernel that needs its sum (SegmentedSumView). A long one is summed beforehand, so that one frequent key does not
+// keep a single thread busy. All members are cut into chunks of kChunkMembers; sum_parts_kernel sums the part of a long
+// segment in each chunk; then the parts are added in order. Segments over at most kWindow + 1 chunks take one thread
+// per column (sum_short_segments_kernel); longer ones take one block (sum_long_segments_kernel), in kPieces pieces.
+//
+// Example: chunks of 4, numbers of the members 0 0 1 2 | 2 2 2 2 | 2 3. Only segment 2 is long, with 6 members:
+//   tail of chunk 0 (1 member), head of chunk 1 (4), head of chunk 2 (1). Their sum goes to row sum(0).
+//
+// Invariants: a chunk has at most one long segment that comes from before (head), and at most one that begins in it and
+//   goes on beyond it (tail), so three rows per chunk are enough (ChunkRows).
+//   Chunks, windows and pieces depend on positions alone, so results have the same bits in every run.
+// Complexity: O(members * dim); 3 * dim floats of scratch memory per 64 members.
+// Source: docs/decisions/cuda_tables.md, "Sums of gradients of keys with more than 64 members".
+
 #include "cuda/bag_of_keys.hpp"
 #include "cuda/cuda_check.hpp"
 #include "cuda/launch.cuh"
@@ -8,19 +26,20 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kWindow = 32;  ///< Chunks. Segments of more are added up by a block.
-constexpr std::uint32_t kPieces = 32;  ///< What a block divides them into.
-constexpr std::uint32_t kPartialsInFlight = 8;
+constexpr std::uint32_t kWindow = 32;           ///< Chunks per window. A block sums segments that go on for longer.
+constexpr std::uint32_t kPieces = 32;           ///< Pieces into which a block divides such a segment.
+constexpr std::uint32_t kPartialsInFlight = 8;  ///< Partial sums that a thread loads at a time.
 
+/// Arguments of the kernels for long segments.
 template <class Vector>
 struct Segments {
   MemberRows terms;
-  VectorRows<Vector const> values;
-  VectorRows<Vector> chunks;  ///< ChunkRows of each.
+  VectorRows<Vector const> values;  ///< (bags)
+  VectorRows<Vector> chunks;        ///< (chunks * ChunkRows::kCount)
 };
 
-// A thread for a column of a chunk adds up its part of long segments, which its first member is of, or its last. Were
-// chunks of 4 members, the numbers 0 0 1 2  2 2 2 2  2 3 would give, of segment 2: tail 0, head 1 and head 2.
+// One thread per chunk and column sums the chunk's parts of long segments: that of its first member, and that of its
+// last member.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads, 4) sum_parts_kernel(Segments<Vector> segments) {
   constexpr std::uint32_t kInFlight = 4;  // With more, registers hold half as many warps.
@@ -44,12 +63,13 @@ __global__ void __launch_bounds__(kBlockThreads, 4) sum_parts_kernel(Segments<Ve
   if (unique.begins[first + 1] < end) sum_part(unique.numbers[unique.members[end - 1]]);
 }
 
-/// A long segment by its chunks.
+/// First and last chunk of a segment.
 struct ChunkRange {
   std::uint32_t first, last;
 };
 
-/// That of the last member of a chunk, after which there are others; of one that is not long both are the same.
+/// Chunks of the segment of the last member of `chunk`, which must not be the last chunk. If the segment is not long,
+/// `first` and `last` are equal.
 __device__ ChunkRange segment_at_end(UniqueView const& unique, std::uint32_t chunk) {
   std::uint32_t const number = unique.numbers[unique.members[(chunk + 1) * kChunkMembers - 1]];
   std::uint32_t const begin = unique.begins[number], end = unique.begins[number + 1];
@@ -57,7 +77,7 @@ __device__ ChunkRange segment_at_end(UniqueView const& unique, std::uint32_t chu
   return {first, end - begin > kChunkMembers ? (end - 1) / kChunkMembers : first};
 }
 
-/// The sum of the partial sums of a segment in chunks from `begin` to `end`.
+/// Sum of a segment's partial sums in chunks [begin, end). `first_chunk`: the chunk in which the segment begins.
 template <class Vector>
 __device__ Vector sum_partials(Segments<Vector> const& segments, std::uint32_t first_chunk, std::uint32_t begin,
                                std::uint32_t end, std::uint32_t column) {
@@ -71,8 +91,8 @@ __device__ Vector sum_partials(Segments<Vector> const& segments, std::uint32_t f
   return sum;
 }
 
-// A thread for a column of a chunk adds up the long segment that begins in it, of no more chunks than a window. Of the
-// example above, chunk 0: tail 0 + head 1 + head 2.
+// One thread per chunk and column sums the long segment that begins in the chunk, if it ends at most kWindow chunks
+// later. In the example above, chunk 0: tail 0 + head 1 + head 2.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads) sum_short_segments_kernel(Segments<Vector> segments) {
   std::uint32_t const column = column_of_thread(), chunk = row_of_thread();
@@ -83,8 +103,9 @@ __global__ void __launch_bounds__(kBlockThreads) sum_short_segments_kernel(Segme
   *segments.chunks.at(ChunkRows::sum(chunk), column) = sum_partials(segments, first, first, last + 1, column);
 }
 
-// A block for a column of a window of chunks adds up the segment that begins in it and goes on for longer: it is that
-// of the window's last member. Each row of threads adds up a piece of it, and the first adds up the pieces.
+// One block per window and up to 32 columns sums the segment that begins in the window and is longer than
+// sum_short_segments_kernel takes. There is at most one: that of the window's last member. Each row of threads sums one
+// piece, and the first row adds the pieces.
 template <class Vector>
 __global__ void __launch_bounds__(32 * kPieces) sum_long_segments_kernel(Segments<Vector> segments) {
   std::uint32_t const column = column_of_thread(), window = blockIdx.x, piece = threadIdx.y;
@@ -114,15 +135,16 @@ void sum_long_async(Segments<Vector> const& segments, std::uint64_t num_chunks, 
   check_launch("sum_parts_kernel");
   sum_short_segments_kernel<Vector><<<grid.blocks, grid.threads, 0, stream>>>(segments);
   check_launch("sum_short_segments_kernel");
-  auto const num_windows = static_cast<unsigned>(num_chunks / kWindow);  // What is in the last chunks is not longer.
+  // A segment that begins in the last, incomplete window is shorter than a window.
+  auto const num_windows = static_cast<unsigned>(num_chunks / kWindow);
   if (num_windows == 0) return;
   sum_long_segments_kernel<Vector>
       <<<dim3(num_windows, grid.blocks.y), dim3(grid.threads.x, kPieces), 0, stream>>>(segments);
   check_launch("sum_long_segments_kernel");
 }
 
-// The lanes of a row find the segments of some keys, and then write the sums of a few at a time: first those that must
-// wait for members, and then with the loads of the others under way together.
+// The lanes of a row look up the segments of a group of keys (KeyGroups), then write their sums, kRows at a time: first
+// the sums of several terms, which wait for their members, then the single terms, whose loads overlap.
 __global__ void __launch_bounds__(kBlockThreads, 4)
     write_sums_kernel(__grid_constant__ SegmentedSumView const view, float* sums, KeyGroups groups) {
   constexpr std::uint32_t kRows = 4;

@@ -14,18 +14,19 @@
 
 namespace headway::embedding {
 
-/// The members of a unique key are a segment of all members. Those of no more members than a chunk are added up where
-/// their sum is wanted, others beforehand, chunk by chunk.
+/// Members per chunk. The members of a unique key are a segment of all members. A segment of at most this length is
+/// summed where its sum is needed; longer ones are summed beforehand, chunk by chunk (segmented_sum.cu).
 inline constexpr std::uint32_t kChunkMembers = 64;
 
-/// What members of unique keys have: a row for each bag.
+/// Terms of the sums: each member of a unique key contributes its weight times the row of its bag.
 struct MemberRows {
   UniqueView unique;
-  std::uint32_t const* bag_of;  ///< (keys) None: each key is a bag.
-  float const* weights;         ///< (keys) None: 1.
+  std::uint32_t const* bag_of;  ///< (keys) Bag of each key; nullptr: each key is a bag of its own.
+  float const* weights;         ///< (keys) nullptr: 1.
   float const* values;          ///< (bags, dim)
   std::uint32_t dim;
 
+  /// Term of the member at place `at` of unique.members.
   [[nodiscard]] __device__ Term term(std::uint32_t at) const {
     std::uint32_t const key = unique.members[at];
     return {bag_of == nullptr ? key : bag_of[key], weights == nullptr ? 1 : weights[key]};
@@ -33,8 +34,8 @@ struct MemberRows {
   [[nodiscard]] __device__ float const* row(std::uint32_t number) const { return values + std::uint64_t{number} * dim; }
 };
 
-/// The rows of each chunk, of dim floats, for segments that are longer: in a chunk in which one goes on its partial sum
-/// is the head, where it begins the tail, and its sum is beside that.
+/// Scratch rows of dim floats, three per chunk. Head: partial sum of a long segment that began in an earlier chunk.
+/// Tail: partial sum of a long segment that begins in the chunk. Sum: total of the segment that begins in the chunk.
 struct ChunkRows {
   static constexpr std::uint32_t kCount = 3;
 
@@ -43,26 +44,27 @@ struct ChunkRows {
   [[nodiscard]] static __device__ std::uint32_t sum(std::uint32_t chunk) { return kCount * chunk + 2; }
 };
 
-/// The sums of what the members of unique keys have, for kernels.
+/// The sums of a SegmentedSum, for kernels.
 struct SegmentedSumView {
   MemberRows terms;
-  float const* chunk_rows;
+  float const* chunk_rows;  ///< (chunks * ChunkRows::kCount, dim)
 
-  /// Terms of a key: the first, and members for more. No values at first, as it is put in shared memory.
+  /// Terms of the sum of one key. No member initialisers: __shared__ variables cannot have them.
   struct Segment {
-    float const* row;
-    float weight;
-    std::uint32_t next, end;
+    float const* row;         ///< Row of the first term.
+    float weight;             ///< Weight of the first term.
+    std::uint32_t next, end;  ///< Places in unique.members of the further terms.
 
     [[nodiscard]] __device__ bool has_one_term() const { return next == end; }
-    /// Multiplies the first one, and not in one operation with what comes after.
+    /// Multiplies the first term by its weight. The product is rounded before it is added to anything (no fused
+    /// multiply-add).
     __device__ void weigh(Quad& values) const {
 #pragma unroll
       for (float& value : values) value = __fmul_rn(value, weight);
     }
   };
 
-  /// Of a key whose members are many it has their sum alone.
+  /// Segment of a unique key. A long segment has one term: its precomputed sum.
   [[nodiscard]] __device__ Segment segment(std::uint32_t number) const {
     std::uint32_t const begin = terms.unique.begins[number], end = terms.unique.begins[number + 1];
     if (end - begin > kChunkMembers) {
@@ -76,7 +78,7 @@ struct SegmentedSumView {
   [[nodiscard]] __device__ Quad first_of(Segment const& segment, std::uint32_t quad) const {
     return read_quad(segment.row, quad, terms.dim, LoadConstant());
   }
-  /// Four columns of the sum, in the order of the members; the loads of `kInFlight` terms are under way at a time.
+  /// Four columns of the sum, in the order of the members. The loads of `kInFlight` terms overlap.
   template <std::uint32_t kInFlight>
   [[nodiscard]] __device__ Quad sum_of(Segment const& segment, std::uint32_t quad) const {
     Quad sum = first_of(segment, quad);
@@ -84,7 +86,7 @@ struct SegmentedSumView {
     for (std::uint32_t first = segment.next; first < segment.end; first += kInFlight) {
       Term others[kInFlight];
       Quad values[kInFlight];
-      // Beyond the end a term is read again: without a branch no load waits for one before.
+      // Reads the last term again beyond the end: without a branch, no load waits for an earlier one.
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) others[i] = terms.term(min(first + i, segment.end - 1));
 #pragma unroll
@@ -102,9 +104,8 @@ struct SegmentedSumView {
   }
 };
 
-/// The sums of what the members of unique keys have, weight * values[bag], in the order of the stream. Members are
-/// added up in their order within pieces whose ends depend only on where in all members they are, and then the pieces
-/// in their order.
+/// For each unique key, the sum of weight * values[bag] over its members. Stream-ordered. Members are added in order
+/// within pieces whose ends depend on positions in `members` alone, then the pieces in order: deterministic.
 class SegmentedSum {
  public:
   /// @param bags of all keys of the batch
@@ -120,7 +121,7 @@ class SegmentedSum {
   MemberRows terms_;
 };
 
-/// sums[number] = the sum of each unique key.
+/// Writes sums[number] for each unique key.
 /// @param sums (unique keys or more, dim)
 void write_sums_async(SegmentedSumView const& view, std::span<float> sums, cudaStream_t stream);
 

@@ -1,3 +1,5 @@
+// Late copies of a table's counters on the host. See state_mirror.hpp.
+
 #include "cuda/cuda_check.hpp"
 #include "cuda/state_mirror.hpp"
 
@@ -23,7 +25,7 @@ void StateMirror::record(TableState const* state, std::size_t num_keys, cudaStre
   num_keys_after_last_ += num_keys;
   num_unknown_keys_ += num_keys;
   static_cast<void>(known());
-  if (num_under_way_ == kNumCopies) return;  // The device is far behind; a later call makes a copy again.
+  if (num_under_way_ == kNumCopies) return;  // The device is far behind; the next copy will count these keys too.
   auto& copy = copies_[(first_ + num_under_way_) % kNumCopies];
   check(cudaMemcpyAsync(copy.state, state, sizeof(TableState), cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
   check(cudaEventRecord(copy.is_there, stream), "cudaEventRecord");

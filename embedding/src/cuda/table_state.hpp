@@ -8,20 +8,21 @@
 
 namespace headway::embedding {
 
-/// Rows of one precision that no key has. Within a call rows are either taken or freed, and then settled.
+/// Free rows of one precision: the numbers in a list, and all numbers from `next` on. A call takes rows from the end of
+/// the list, then from `next`, and appends freed rows behind the list. settle_free_rows_async() then closes the gap.
 struct FreeRows {
-  std::uint32_t num_listed = 0;                ///< Free rows in the list; beyond it all rows from `next` on are free.
-  std::uint32_t next = 1;                      ///< 0 is RowId::kNone.
-  std::uint32_t num_taken = 0, num_freed = 0;  ///< By the call that runs.
+  std::uint32_t num_listed = 0;                ///< Numbers in the list.
+  std::uint32_t next = 1;                      ///< First number that was never used; 0 is RowId::kNone.
+  std::uint32_t num_taken = 0, num_freed = 0;  ///< Rows taken and freed by the call that runs.
 };
 
-/// What a table on a device counts, in its memory. The host has copies that may be a few calls old.
+/// Counters of a table on a device, in device memory. The host has late copies (StateMirror).
 struct TableState {
-  std::uint32_t used[StripeMap::kCount] = {};  ///< Slots of each stripe that are not empty.
-  std::uint32_t live[StripeMap::kCount] = {};  ///< Those with a key.
-  FreeRows free_rows[2];
+  std::uint32_t used[StripeMap::kCount] = {};  ///< Slots of each stripe that are not kEmpty, erased ones included.
+  std::uint32_t live[StripeMap::kCount] = {};  ///< Slots of each stripe with a key.
+  FreeRows free_rows[2];                       ///< By Precision.
   std::uint32_t num_rows = 0, num_cold = 0, num_pending = 0;
-  std::uint32_t num_bad_rows = 0;  ///< That callers gave, but the table does not have.
+  std::uint32_t num_bad_rows = 0;  ///< Row ids passed by callers that the table does not have.
   TableStatistics statistics;
 };
 

@@ -4,7 +4,7 @@
 
 namespace headway::embedding {
 
-/// A row that is to be added to a sum.
+/// A term of a sum: weight times a row of values.
 struct Term {
   std::uint32_t row = 0;
   float weight = 1;

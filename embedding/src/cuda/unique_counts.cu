@@ -1,3 +1,13 @@
+// Third stage of deduplication: how many lookups each unique key stands for.
+//
+// Idea: without Keys::counts it is the number of members, begins[u + 1] - begins[u]. With counts, an exclusive prefix
+// sum over the counts in the order of `members` gives each sum as the difference of two entries.
+//
+// Example: members 0 1 | 2 with counts 4 5 | 6. The prefix sum is 0 4 9 15: the counts are 9 - 0 and 15 - 9.
+//
+// Invariants: sums are 64 bits wide and exact; the result saturates at 2^32 - 1.
+// Complexity: O(keys), 8 bytes of scratch memory per key if there are counts.
+
 #include "cuda/batch_view.cuh"
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
@@ -13,6 +23,7 @@ namespace headway::embedding {
 
 namespace {
 
+/// Input of the prefix sum: lookups of the key at place `at` of `members`; 0 beyond the known keys.
 struct CountOfMember {
   std::uint32_t const* members;
   std::uint32_t const* counts;
@@ -23,13 +34,12 @@ struct CountOfMember {
 
 struct CountArgs {
   std::uint32_t const* begins;
-  std::uint64_t const* counts_before;  ///< (members + 1) Sums of the counts of members; none: each counts once.
+  std::uint64_t const* counts_before;  ///< (members + 1) Prefix sum of the members' counts; nullptr: one lookup each.
   DeviceCount size;
   std::uint32_t* counts;
 };
 
-// A thread for each unique key. Those of members 0 1 and 2, with counts 4 5 6: before them are 0 4 9 15, so that their
-// counts are 9 - 0 and 15 - 9.
+// One thread per unique key.
 __global__ void __launch_bounds__(kBlockThreads) count_keys_kernel(CountArgs args) {
   std::uint32_t const number = thread_number();
   if (number >= args.size()) return;

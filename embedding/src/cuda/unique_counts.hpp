@@ -7,7 +7,7 @@
 
 namespace headway::embedding {
 
-/// Sets the counts of unique keys, whose members are known: the sums of those of the members, as far as they fit.
+/// Sets unique.counts to the sum of the lookups of each key's members, saturated at 2^32 - 1. Needs members and begins.
 void count_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cudaStream_t stream);
 
 }  // namespace headway::embedding

@@ -1,3 +1,17 @@
+// First stage of deduplication: finds the first occurrence of each key, and numbers the unique keys.
+//
+// Idea: a hash table with linear probing. A slot holds a batch position, which stands for all positions with that key.
+// A thread claims an empty slot with compare-and-swap, and lowers the position in the slot of its key with atomicMin.
+// At the end, the slot of a key holds its first position. Equal keys of a warp go through one leader lane. An exclusive
+// prefix sum over "is a first position" then numbers the unique keys in order of first occurrence.
+//
+// Example: batch 7 9 7 8. First positions 0 1 0 3; the prefix sum at those is 0, 1, 2: numbers 0 1 0 2.
+//
+// Invariants: a slot never changes its key, and its position only decreases. So a stale L1 line shows either an empty
+//   slot, which the compare-and-swap then corrects, or a position of the same key.
+//   The result does not depend on the order of threads: the minimum is unique.
+// Complexity: O(1) expected probes per key, since at most half the slots are used; two 4-byte buffers per key besides.
+
 #include "cuda/batch_view.cuh"
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
@@ -15,22 +29,22 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kEmpty = 0xffffffff;
+constexpr std::uint32_t kEmpty = 0xffffffff;  ///< Slot without a key.
 
-/// A hash table with linear probing. A slot has the number of a key of the batch, which stands for all that are the
-/// same; in the end it is the first of them.
+/// Hash table from keys to their first batch position.
 struct FirstKeys {
   KeysView keys;
-  std::uint32_t* slots;    ///< (mask + 1) At least twice as many as keys, kEmpty at first.
-  std::uint32_t* slot_of;  ///< (keys)
+  std::uint32_t* slots;    ///< (mask + 1) Batch positions; at least twice as many slots as keys, kEmpty at first.
+  std::uint32_t* slot_of;  ///< (keys) Slot of each key.
   std::uint32_t mask;
 
+  /// First position of the key at position `i`, once all keys are in the table.
   [[nodiscard]] __device__ std::uint32_t first_of(std::uint32_t i) const { return slots[slot_of[i]]; }
 
-  /// The slot of key `i`, which is not less than the number in it.
+  /// Puts position `i` into the slot of its key. @returns the slot, whose position is then at most `i`
   [[nodiscard]] __device__ std::uint32_t put(std::uint32_t i, Key key) const {
     for (auto at = static_cast<std::uint32_t>(hash_of(key).low) & mask;; at = (at + 1) & mask) {
-      // Most duplicates find the first here, in L1. It may be an old value, which is of the same key or empty.
+      // Most duplicates end here, in L1. A stale value is empty or an older position of the same key.
       std::uint32_t found = __ldca(&slots[at]);
       if (found == kEmpty) found = atomicCAS(&slots[at], kEmpty, i);
       if (found == kEmpty) return at;
@@ -41,8 +55,8 @@ struct FirstKeys {
   }
 };
 
-// A thread for each key. Of the keys 7 9 7 7, whose slots are 2 5 2 2, those of lanes 0, 2 and 3 are the same: lane 0
-// puts 0 into slot 2 for all three, and lane 1 puts 1 into slot 5.
+// One thread per key. Keys 7 9 7 7 with slots 2 5 2 2: lanes 0, 2 and 3 have the same key, so lane 0 puts position 0
+// into slot 2 for all three. Lane 1 puts position 1 into slot 5.
 __global__ void __launch_bounds__(kBlockThreads) find_first_keys_kernel(FirstKeys firsts) {
   std::uint32_t const i = thread_number();
   bool const is_known = i < firsts.keys.size();
@@ -51,7 +65,7 @@ __global__ void __launch_bounds__(kBlockThreads) find_first_keys_kernel(FirstKey
   Key const key = firsts.keys.key(i);
   unsigned same = __match_any_sync(active, key.id);
   if (firsts.keys.tables != nullptr) same &= __match_any_sync(active, key.table);
-  // The lowest lane has the lowest number.
+  // The lowest lane has the lowest position.
   unsigned const leader = static_cast<unsigned>(__ffs(static_cast<int>(same))) - 1;
   std::uint32_t slot = 0;
   if (threadIdx.x % 32 == leader) slot = firsts.put(i, key);
@@ -59,6 +73,7 @@ __global__ void __launch_bounds__(kBlockThreads) find_first_keys_kernel(FirstKey
   firsts.slot_of[i] = __shfl_sync(active, slot, static_cast<int>(leader));
 }
 
+/// Input of the prefix sum: 1 if position `i` is the first of its key.
 struct IsFirst {
   FirstKeys firsts;
 
@@ -69,7 +84,7 @@ struct IsFirst {
 
 struct NumberArgs {
   FirstKeys firsts;
-  std::uint32_t const* firsts_before;  ///< (keys) How many keys before are the first of their kind.
+  std::uint32_t const* firsts_before;  ///< (keys) First positions before each position.
   std::uint64_t* ids;
   std::uint32_t* tables;
   std::uint32_t* numbers;
@@ -77,8 +92,7 @@ struct NumberArgs {
   std::uint32_t* size;
 };
 
-// A thread for each key. Of 7 9 7 8 the first ones are 0 1 0 3, before which there are 0 1 - 2: the numbers are 0 1
-// 0 2.
+// One thread per key. The first position of a key also writes its id and table.
 __global__ void __launch_bounds__(kBlockThreads) number_keys_kernel(NumberArgs args) {
   auto const& keys = args.firsts.keys;
   std::uint32_t const i = thread_number(), num_keys = keys.size();

@@ -1,3 +1,15 @@
+// Permutes unique keys, for example into the order of their owner ranks.
+//
+// Idea: `order` gives the old number of each new key, and a kernel inverts it (`places`). A prefix sum over the member
+// counts in the new order gives the new `begins`. Each member then moves to the new begin of its key plus its offset
+// within the key.
+//
+// Example: keys 7 9 7, members 0 2 | 1, begins 0 2 3, order 1 0. New keys 9 7, members 1 | 0 2, begins 0 1 3.
+//   Batch position 2, the second member of key 7, moves from place 1 to 1 + (1 - 0) = 2.
+//
+// Invariants: members stay ascending within each key. `order` must be a permutation; nothing checks that on the device.
+// Complexity: O(keys), 4 bytes of scratch memory per key.
+
 #include "cuda/batch_view.cuh"
 #include "cuda/cub_scratch.hpp"
 #include "cuda/cuda_check.hpp"
@@ -16,15 +28,15 @@ namespace {
 
 struct KeyOrderArgs {
   KeysView from;
-  std::uint32_t const* order;  ///< (unique keys) The old number of each new one.
-  std::uint32_t* places;       ///< (unique keys) The new number of each old one.
+  std::uint32_t const* order;  ///< (unique keys) Old number of each new key.
+  std::uint32_t* places;       ///< (unique keys) New number of each old key.
   std::uint64_t* ids;
   std::uint32_t* tables;
   std::uint32_t* counts;
   std::uint32_t* size;
 };
 
-// A thread for each key. With the order 2 0 1 the places are 1 2 0.
+// One thread per unique key. Order 2 0 1 gives places 1 2 0.
 __global__ void __launch_bounds__(kBlockThreads) reorder_keys_kernel(KeyOrderArgs args) {
   auto const& from = args.from;
   std::uint32_t const i = thread_number(), size = from.size();
@@ -37,6 +49,7 @@ __global__ void __launch_bounds__(kBlockThreads) reorder_keys_kernel(KeyOrderArg
   args.counts[i] = from.counts[number];
 }
 
+/// Input of the prefix sum: number of members of new key `i`.
 struct NumMembers {
   UniqueView from;
   std::uint32_t const* order;
@@ -48,14 +61,13 @@ struct NumMembers {
 
 struct MemberOrderArgs {
   UniqueView from;
-  std::uint32_t const* places;  ///< (unique keys) As above.
-  std::uint32_t const* begins;  ///< (unique keys + 1) Of the new ones.
+  std::uint32_t const* places;  ///< (unique keys) New number of each old key.
+  std::uint32_t const* begins;  ///< (unique keys + 1) New begins.
   std::uint32_t* numbers;
   std::uint32_t* members;
 };
 
-// A thread for each member. Of the keys 7 9 7 members are 0 2 1, and begins 0 2 3. With the order 1 0 they become
-// 1 0 2, and 0 1 3: that of thread 1, the second of key 7, goes to 1 + (1 - 0).
+// One thread per member.
 __global__ void __launch_bounds__(kBlockThreads) reorder_members_kernel(MemberOrderArgs args) {
   auto const& from = args.from;
   std::uint32_t const at = thread_number();

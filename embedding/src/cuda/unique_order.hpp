@@ -9,8 +9,8 @@
 
 namespace headway::embedding {
 
-/// What reorder() does, on a device.
-/// @param order (unique keys or more) The number of each in `unique`, every number once.
+/// Device version of reorder().
+/// @param order (unique keys or more) the number in `unique` of each new key; a permutation, not checked
 void reorder_unique_keys_async(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
                                CudaUniqueKeys const& reordered, cudaStream_t stream);
 

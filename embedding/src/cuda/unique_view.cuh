@@ -8,12 +8,12 @@
 
 namespace headway::embedding {
 
-/// Unique keys and their members, as kernels see them.
+/// Unique keys and their CSR map, for kernels (fields as in UniqueKeys).
 struct UniqueView {
-  std::uint32_t const* numbers;
-  std::uint32_t const* members;
-  std::uint32_t const* begins;
-  DeviceCount size;
+  std::uint32_t const* numbers;  ///< (keys)
+  std::uint32_t const* members;  ///< (keys)
+  std::uint32_t const* begins;   ///< (unique keys + 1)
+  DeviceCount size;              ///< Number of unique keys.
 
   explicit UniqueView(CudaUniqueKeys const& unique)
       : numbers(unique.numbers.data()),
@@ -26,7 +26,7 @@ struct UniqueView {
         begins(of_keys.begins.data()),
         size(num_keys) {}
 
-  /// Where the members of the last end: those of keys that are not known come after them.
+  /// Number of members. Entries of `members` from here on belong to keys beyond Keys::num_known.
   [[nodiscard]] __device__ std::uint32_t num_known() const { return begins[size()]; }
 };
 

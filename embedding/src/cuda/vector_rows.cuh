@@ -11,7 +11,7 @@
 
 namespace headway::embedding {
 
-/// Rows of as many vectors (float, or float4) each, in memory of a device.
+/// A matrix in device memory whose rows consist of `num_vectors` elements of type float or float4.
 template <class Vector>
 struct VectorRows {
   Vector* data;
@@ -22,6 +22,7 @@ struct VectorRows {
   }
 };
 
+/// View of rows of `dim` floats as rows of `Vector`.
 template <class Vector>
 VectorRows<Vector const> rows_of(float const* data, std::size_t dim) {
   return {reinterpret_cast<Vector const*>(data), static_cast<std::uint32_t>(dim * sizeof(float) / sizeof(Vector))};
@@ -32,7 +33,8 @@ VectorRows<Vector> rows_of(float* data, std::size_t dim) {
   return {reinterpret_cast<Vector*>(data), static_cast<std::uint32_t>(dim * sizeof(float) / sizeof(Vector))};
 }
 
-/// Calls `call.operator()<Vector>()` with the widest vector that rows of `dim` floats at these addresses are made of.
+/// Calls `call.operator()<Vector>()`. Vector is float4 if `dim` is a multiple of 4 and all `rows` are 16-byte aligned,
+/// else float.
 template <class Call>
 void with_widest_vector(std::size_t dim, std::initializer_list<float const*> rows, Call const& call) {
   bool const are_aligned = std::ranges::all_of(
@@ -44,8 +46,8 @@ void with_widest_vector(std::size_t dim, std::initializer_list<float const*> row
   }
 }
 
-/// Threads for rows: those of a row (x, at most a warp, a power of two) have a vector of it each, and rows wider than
-/// that have several blocks (y of the grid). A block has several rows (y).
+/// Launch shape for rows. threads.x lanes (a power of two, at most 32) share a row, one vector each; threads.y rows per
+/// block. Rows wider than that take several blocks (blocks.y).
 struct RowGrid {
   dim3 blocks, threads;
 
@@ -59,10 +61,10 @@ struct RowGrid {
   }
 };
 
-/// The column of a row that this thread of a RowGrid has, in vectors.
+/// Column of this thread in a RowGrid, in vectors. May be beyond the row.
 __device__ inline std::uint32_t column_of_thread() { return blockIdx.y * blockDim.x + threadIdx.x; }
 
-/// The row that it has, where it has one.
+/// Row of this thread in a RowGrid with one row per thread. May be beyond the last row.
 __device__ inline std::uint32_t row_of_thread() { return blockIdx.x * blockDim.y + threadIdx.y; }
 
 __device__ inline void add_weighted(float& sum, float value, float weight) { sum += weight * value; }
@@ -74,9 +76,9 @@ __device__ inline void add_weighted(float4& sum, float4 value, float weight) {
   add_weighted(sum.w, value.w, weight);
 }
 
-/// Calls `take(position, value, weight)` for a column of the terms from `begin` to `end`, in order. By all threads that
-/// have a column of the row: each looks for terms of its own, which all are then told, and the loads of `kInFlight`
-/// vectors are under way at a time.
+/// Calls `take(position, value, weight)` for one column of the terms [begin, end), in order. All threads that have a
+/// column of the row must call it: each looks up some terms and shares them by shuffles. The loads of `kInFlight`
+/// vectors overlap.
 /// @param term_of (position) -> Term
 template <std::uint32_t kInFlight, class Vector, class TermOf, class Take>
 __device__ void for_each_term(std::uint32_t begin, std::uint32_t end, VectorRows<Vector const> rows,
@@ -90,7 +92,7 @@ __device__ void for_each_term(std::uint32_t begin, std::uint32_t end, VectorRows
     for (std::uint32_t first = batch; first < batch_end; first += kInFlight) {
       Term terms[kInFlight];
       Vector values[kInFlight];
-      // Beyond the end a term is read again: without a branch no load waits for one before.
+      // Reads the last term again beyond the end: without a branch, no load waits for an earlier one.
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
         auto const lane = static_cast<int>(min(first + i, batch_end - 1) - batch);
