@@ -8,14 +8,14 @@
 
 namespace headway::embedding {
 
-/// The CPU if none is given; of a CUDA device without a number the current one.
-/// @throws comm::UsageError for any other kind
+/// The CPU if no device is given; the current CUDA device if a CUDA device has no index.
+/// @throws comm::UsageError for any other kind of device
 at::Device resolve(std::optional<at::Device> device);
 
-/// A CUDA device, with torch's current stream there.
+/// A CUDA device with torch's current stream on it.
 CudaPlace place_of(at::Device device);
 
-/// For messages.
+/// Name of a device in error messages.
 std::string name_of(at::Device device);
 
 }  // namespace headway::embedding

@@ -10,7 +10,7 @@ namespace headway::embedding {
 
 namespace {
 
-// Without streams of characters: where a toolchain links those statically, they break in an extension beside others.
+// Does not use std::ostream: toolchains that link it statically break it in an extension that is loaded beside others.
 std::string type_and_shape_of(at::Tensor const& tensor) {
   std::string shape;
   for (auto const size : tensor.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
@@ -35,7 +35,7 @@ JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vecto
   std::size_t const count = names_.size();
   comm::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
                 "not one tensor of values, lengths and weights for each of " + std::to_string(count) + " features");
-  std::vector<at::Tensor> held;  // Those that had to be made contiguous.
+  std::vector<at::Tensor> held;  // Keeps contiguous copies alive until the features are joined.
   held.reserve(3 * count);
   std::vector<Feature> features(count);
   std::vector<std::int64_t> num_bags(count);

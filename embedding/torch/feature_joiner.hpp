@@ -10,25 +10,26 @@
 
 namespace headway::embedding {
 
-/// The features of a batch, one after the other, as tensors.
+/// The concatenated features of a batch, as tensors.
 struct JoinedTensors {
   KeyTensors keys;
-  std::optional<at::Tensor> offsets;   ///< (bags + 1,) int64, or none where each id is a bag.
-  std::optional<at::Tensor> weights;   ///< (K,) float32, or none where all are 1.
-  std::vector<std::int64_t> num_bags;  ///< By feature.
+  std::optional<at::Tensor> offsets;   ///< (bags + 1,) int64, or none if each id is a bag.
+  std::optional<at::Tensor> weights;   ///< (K,) float32, or none if all are 1.
+  std::vector<std::int64_t> num_bags;  ///< Bags per feature.
 };
 
-/// Puts features together that are looked up in the same table.
+/// Concatenates jagged features that are looked up in the same (merged) table.
 class FeatureJoiner {
  public:
-  /// All of one length, the number of features.
-  /// @param tables their numbers in keys
+  /// All vectors have one element per feature.
+  /// @param tables table of each feature (Key::table)
   FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables, std::vector<Pooling> poolings,
                 at::Device device);
 
-  /// @param ids one tensor (K,) for each feature, int64 or int32
-  /// @param lengths one tensor (B,) for each feature, int64 or int32
-  /// @param weights one tensor (K,) for each feature, or none
+  /// Concatenates the features of a batch. On CUDA it is stream-ordered and never waits.
+  /// @param ids one tensor (K,) per feature, int64 or int32
+  /// @param lengths one tensor (B,) per feature, int64 or int32: ids per list
+  /// @param weights one tensor (K,) per feature, or none
   /// @throws comm::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
   [[nodiscard]] JoinedTensors join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                    std::vector<std::optional<at::Tensor>> const& weights) const;

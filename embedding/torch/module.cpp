@@ -47,18 +47,18 @@ kernels::OptimizerOptions make_optimizer(std::string const& kind, double eps, do
       .initial_accumulator = initial_accumulator_value,
       .weight_decay = weight_decay,
       .decay = decoupled_weight_decay ? kernels::WeightDecay::kDecoupled : kernels::WeightDecay::kL2};
-  return kernels::RowOptimizer(options).options();  // Which refuses what is out of range.
+  return kernels::RowOptimizer(options).options();  // The constructor throws if an option is out of range.
 }
 
-/// Threads as Python holds them.
+/// A thread pool, as a Python object.
 struct Workers {
   std::shared_ptr<WorkerPool> pool;
 };
 
 std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
 
-/// A table on the CPU evicts a few rows a step from its queues. One whose eviction looks at all rows does so rarely,
-/// and goes down to the low water: on a device, and where rows that expire change the order.
+/// Default of `eviction_batch`. A CPU table evicts a few rows per step from its queues. An eviction that scans all rows
+/// should be rare, so it goes down to the low water at once: on a device, and if expiry changes the order of eviction.
 std::size_t default_eviction_batch(at::Device device, EvictionPolicy policy, std::uint32_t time_to_live) {
   constexpr std::size_t kFewRows = 128;
   bool const expires_by_count = policy == EvictionPolicy::kLeastFrequentlyUsed && time_to_live > 0;
@@ -109,7 +109,7 @@ std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
           {"promoted", counts.promoted}, {"demoted", counts.demoted}, {"dropped_gradients", counts.dropped_gradients}};
 }
 
-/// A function of Table as one of what Python has.
+/// Wraps a member function of Table for TensorTable. Functions that are not const count as changes.
 template <class Result, class... Arguments>
 auto of_table(Result (Table::*function)(Arguments...)) {
   return [function](TensorTable& table, Arguments... arguments) {
@@ -194,7 +194,7 @@ void define_table(py::module_& module) {
       .def("evict_beyond_limit", of_table(&Table::evict_beyond_limit), WithoutGil());
 }
 
-// Duplicates and routes
+// Deduplication and routing
 
 std::unique_ptr<TensorDeduplicator> make_deduplicator(at::Device device, Workers const& workers = {}) {
   return device.is_cpu() ? make_host_deduplicator(workers.pool) : make_device_deduplicator(device);

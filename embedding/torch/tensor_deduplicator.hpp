@@ -11,28 +11,29 @@
 
 namespace headway::embedding {
 
-/// Unique keys as Python has them. On a CUDA device tensors are as long as the batch, and only the device knows how
-/// many keys there are, until narrow() is told.
+/// Unique keys as a Python object. On a CUDA device, tensors have the length of the batch, and only the device knows
+/// the number of unique keys until narrow() sets it.
 struct UniqueTensors {
-  KeyTensors room;                   ///< What keys are the first of.
-  std::optional<std::int64_t> size;  ///< None: only the device knows.
-  at::Tensor numbers;                ///< (K,) int32
+  KeyTensors room;                   ///< Buffers whose first entries are the unique keys.
+  std::optional<std::int64_t> size;  ///< Number of unique keys; none: only the device knows it.
+  at::Tensor numbers;                ///< (K,) int32, unique key of each batch position.
 
-  std::shared_ptr<UniqueKeys const> on_host{};       ///< On the CPU: what the tensors are views of.
-  at::Tensor members{}, begins{}, size_on_device{};  ///< On a device: what else CudaUniqueKeys has.
+  std::shared_ptr<UniqueKeys const> on_host{};       ///< CPU only: owner of the memory of the tensors.
+  at::Tensor members{}, begins{}, size_on_device{};  ///< CUDA only: the other fields of CudaUniqueKeys.
 
+  /// The unique keys: exactly `size`, or all of `room` with the number in Keys::num_known.
   [[nodiscard]] KeyTensors keys() const;
-  /// @throws comm::UsageError unless they are on `device`
+  /// CSR map from unique keys to batch positions. @throws comm::UsageError unless the keys are on `device`
   [[nodiscard]] Members of_keys(at::Device device) const;
-  /// Rows of what belongs to the keys: as many as there are, or may be.
+  /// Rows of tensors with one row per unique key: their number, or its upper bound if only the device knows it.
   [[nodiscard]] std::int64_t num_rows() const { return size.value_or(room.ids.numel()); }
-  /// How many there are; waits for a device that alone knows.
+  /// Number of unique keys. Waits for the device if only it knows.
   [[nodiscard]] std::int64_t wait_for_size() const;
-  /// The same with `known_size` keys, which must be how many there are.
+  /// The same unique keys with their number set. `known_size` must be the true number.
   [[nodiscard]] UniqueTensors narrow(std::int64_t known_size) const;
 };
 
-/// Bags of keys as tensors, either of which may be missing.
+/// Bags as optional tensors.
 struct BagTensors {
   std::optional<at::Tensor> const& offsets;  ///< (B + 1,) int64
   std::optional<at::Tensor> const& weights;  ///< (K,)
@@ -40,7 +41,8 @@ struct BagTensors {
   [[nodiscard]] Bags view(at::Device device) const;
 };
 
-/// Deduplicator and CudaDeduplicator as Python has them.
+/// Deduplicator or CudaDeduplicator on tensors, for Python. K keys of the batch, B bags, D columns, R ranks; `rows` is
+/// UniqueTensors::num_rows().
 class TensorDeduplicator {
  public:
   TensorDeduplicator() = default;
@@ -58,7 +60,8 @@ class TensorDeduplicator {
   /// @returns (rows, D)
   [[nodiscard]] virtual at::Tensor add_up(UniqueTensors const& unique, BagTensors const& bags,
                                           at::Tensor const& values) = 0;
-  /// @returns (K,) int32 the order, and (R,) int64 the counts
+  /// Groups keys by owner rank.
+  /// @returns (K,) int32 batch positions, rank by rank, and (R,) int64 keys per rank
   [[nodiscard]] virtual std::pair<at::Tensor, at::Tensor> route(KeyTensors const& keys, std::uint32_t num_ranks) = 0;
 };
 

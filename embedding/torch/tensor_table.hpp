@@ -12,21 +12,22 @@
 
 namespace headway::embedding {
 
-/// A table as Python has it: tensors are on its device, but for those of records, which are on the CPU.
+/// A Table on tensors, for Python. Tensors are on the table's device, except those of records, which are on the CPU.
+/// K keys, B bags, D columns. Rows are int32, statuses uint8.
 class TensorTable {
  public:
   using RowsAndStatuses = std::pair<at::Tensor, at::Tensor>;
-  /// counts, steps, vectors, states
+  /// Columns of Records: counts, steps, vectors, states.
   using RecordTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
   TensorTable(TableOptions const& options, at::Device device);
 
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Table const& table() const { return *table_; }
-  /// Calls that changed the table: each counts when it begins and when it ends. What was read between two equal numbers
-  /// is of one state.
+  /// Version counter: each call that changes the table increments it at its begin and at its end. If it is the same
+  /// before and after some reads, no change began or ended in between.
   [[nodiscard]] std::uint64_t num_changes() const { return num_changes_; }
-  /// Calls `change(table)`.
+  /// Calls `change(table)`, and counts the change.
   template <class Change>
   decltype(auto) change(Change change) {
     Changing const changing(num_changes_);
@@ -42,8 +43,8 @@ class TensorTable {
                                        BagTensors const& bags) const;
   void update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients, double learning_rate,
               std::uint64_t step);
-  /// @param keys those of `unique`, or fewer known ones
-  /// @param rows of the keys
+  /// @param keys the keys of `unique`, or a known prefix of them
+  /// @param rows (keys,)
   /// @param gradients (B, D)
   void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
                    at::Tensor const& gradients, double learning_rate, std::uint64_t step);
@@ -58,6 +59,7 @@ class TensorTable {
   void import_pending(KeyTensors const& keys);
 
  private:
+  /// Scope of a change: increments `num_changes_` at both ends.
   class Changing {
    public:
     explicit Changing(std::atomic<std::uint64_t>& number) : number_(number) { ++number_; }

@@ -27,7 +27,7 @@ std::optional<at::Tensor> copy_to(std::optional<at::Tensor> const& tensor, at::D
 
 template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name) {
-  // Messages are put together only for those who get them: a step has some forty tensors.
+  // Builds the message only in the error case: a step checks about forty tensors.
   if (tensor.scalar_type() != type || !tensor.is_contiguous() || tensor.device() != device) {
     throw comm::UsageError(std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " +
                            name_of(device) + ", not " + at::toString(tensor.scalar_type()) + " on " +

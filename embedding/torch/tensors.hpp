@@ -12,21 +12,24 @@
 
 namespace headway::embedding {
 
-/// What `tensor` holds. @throws comm::UsageError unless it is of `type`, contiguous and on `device`
+/// View of the elements of `tensor`. @param name of the tensor in the error
+/// @throws comm::UsageError unless it is of `type`, contiguous and on `device`
 template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name);
 
+/// span_of() a float32 tensor.
 std::span<float const> floats_of(at::Tensor const& tensor, at::Device device, char const* name);
 
-/// How many columns `values` has. @throws comm::UsageError unless it has two dimensions
+/// Number of columns of `values`. @throws comm::UsageError unless it has two dimensions
 std::int64_t width_of(at::Tensor const& values);
 
-/// Keys as tensors, all on one device. Torch's integers have a sign, ours none: the bits are the same.
+/// Keys as tensors, all on one device. Tensors hold signed integers, the C++ side unsigned ones with the same bits.
 struct KeyTensors {
   /// @param ids (K,) int64
-  /// @param tables (K,) int32, or one number for all
-  /// @param counts (K,) int32, or none: one lookup each
-  /// @param num_known (1,) int32, of keys on a CUDA device: how many of `ids` there are; none: all
+  /// @param tables (K,) int32, or none: all keys are of `table`
+  /// @param counts (K,) int32 lookups per key, or none: one each
+  /// @param are_unique the caller guarantees that no key repeats
+  /// @param num_known (1,) int32, CUDA only: number of valid `ids`, a prefix; none: all
   /// @throws comm::UsageError if a tensor is of another type, shape or device
   KeyTensors(at::Tensor ids, std::optional<at::Tensor> tables, std::int64_t table, std::optional<at::Tensor> counts,
              bool are_unique = false, std::optional<at::Tensor> num_known = std::nullopt);
@@ -39,15 +42,15 @@ struct KeyTensors {
   std::optional<at::Tensor> num_known;
 
   [[nodiscard]] at::Device device() const { return ids.device(); }
-  /// @throws comm::UsageError unless they are on `device`
+  /// View for calls of Table. @throws comm::UsageError unless the keys are on `device`
   [[nodiscard]] Keys view(at::Device device) const;
-  /// The first `size` of them, all of which are there.
+  /// The first `size` keys, without `num_known`.
   [[nodiscard]] KeyTensors narrow(std::int64_t size) const;
-  /// A copy, or the same ones if they are there.
+  /// The keys on another device: a copy, or the same tensors if they are there already.
   [[nodiscard]] KeyTensors to(at::Device other) const;
 };
 
-/// A tensor over the memory of `values`, which `owner` keeps.
+/// A tensor that shares the memory of `values`. `owner` keeps that memory alive.
 template <class T>
 at::Tensor view_of(std::vector<T> const& values, std::shared_ptr<void const> owner, at::ScalarType type) {
   return at::from_blob(
@@ -55,13 +58,14 @@ at::Tensor view_of(std::vector<T> const& values, std::shared_ptr<void const> own
       at::TensorOptions(type));
 }
 
-/// A tensor that takes `values` over.
+/// A tensor that owns `values`, without a copy.
 template <class T>
 at::Tensor tensor_of(std::vector<T> values, at::ScalarType type) {
   auto owner = std::make_shared<std::vector<T>>(std::move(values));
   return view_of(*owner, owner, type);
 }
 
+/// An uninitialised tensor.
 inline at::Tensor empty(at::IntArrayRef shape, at::ScalarType type, at::Device device) {
   return at::empty(shape, at::TensorOptions(type).device(device));
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// What this folder needs of torch, read by the compiler once (precompiled).
+// The torch headers of this folder, as one precompiled header.
 
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
