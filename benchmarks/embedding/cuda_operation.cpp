@@ -11,11 +11,11 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Of each four bytes: a float that is no value of a vector that is checked.
+/// Fill byte of `out`. Four of them make a float that no checked vector contains.
 constexpr int kUntouchedByte = 0x40;
-/// Of the vectors of a batch so many are looked at, at most.
+/// Most vectors of a batch that a check compares.
 constexpr std::size_t kMostChecked = 10'000;
-/// What a system that evicts may have lost of a batch, by its other ids.
+/// Share of a batch that a system with eviction may have lost.
 constexpr double kMostEvicted = 0.05;
 
 }  // namespace

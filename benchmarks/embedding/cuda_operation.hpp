@@ -12,26 +12,29 @@
 
 namespace headway::benchmarks {
 
+/// Operations that are measured.
 enum class CudaOperation : std::uint8_t { kFind, kFindAddresses, kInsertOrAssign, kFindOrInsert };
 
 inline constexpr std::array kCudaOperations{CudaOperation::kFind, CudaOperation::kFindAddresses,
                                             CudaOperation::kInsertOrAssign, CudaOperation::kFindOrInsert};
 
 std::string_view name_of(CudaOperation operation);
+/// Does the operation insert absent ids?
 bool inserts(CudaOperation operation);
-/// Whether the vectors of all ids are read and written.
+/// Does the operation read and write the vectors of all ids?
 bool moves_vectors(CudaOperation operation);
 
-/// Calls one operation, and knows what has to come out.
+/// Runs one operation on a system and checks its results.
 class CudaOperationRunner {
  public:
   CudaOperationRunner(CudaOperation operation, std::size_t batch, std::size_t dim, std::uint64_t seed);
 
-  /// Overwrites what was found before, and thereby empties the caches of the device. Waits.
+  /// Overwrites the results of the run before, which also flushes the caches of the device. Waits.
   void prepare() const;
-  /// @param vectors of `ids`, for insert_or_assign
+  /// Runs the operation once. @param vectors (ids, dim), for insert_or_assign
   void run(CudaTableSystem& system, std::span<std::uint64_t const> ids, std::span<float const> vectors) const;
-  /// Looks at some of the keys of the run that was the last. @throws std::runtime_error if one is wrong
+  /// Checks a sample of the results of the last run.
+  /// @throws std::runtime_error if one is wrong; a system with eviction may have lost some ids
   void check(NamedCudaSystem& system, IdBatch const& batch) const;
 
  private:
@@ -41,7 +44,7 @@ class CudaOperationRunner {
   CudaOperation operation_;
   std::size_t batch_, dim_;
   std::uint64_t seed_;
-  DeviceArray<float> out_;
+  DeviceArray<float> out_;  ///< (batch, dim)
 };
 
 }  // namespace headway::benchmarks

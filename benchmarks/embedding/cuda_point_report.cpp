@@ -19,7 +19,7 @@ std::vector<double> seconds(std::span<CallDuration const> durations, double Call
   return seconds;
 }
 
-/// Time of the reference over that of a system, of each round.
+/// Speed-up of a system over the reference, per round.
 std::vector<double> ratios(std::span<double const> reference_s, std::span<double const> system_s) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < system_s.size(); ++i) ratios.push_back(reference_s[i] / system_s[i]);
@@ -33,7 +33,7 @@ std::string_view notes_on(CudaCase const& measured) {
   return "HierarchicalKV evicts an id for each new one; Headway grows; both are restored between rounds";
 }
 
-/// What an id takes besides itself and its vector.
+/// Bytes per row beside the id and the vector.
 double overhead_per_row(double num_bytes, std::size_t num_rows, std::size_t dim) {
   return num_bytes / static_cast<double>(num_rows) - static_cast<double>(sizeof(std::uint64_t) + dim * sizeof(float));
 }
@@ -93,7 +93,7 @@ void CudaPointReport::print(CudaCase const& measured, std::span<NamedCudaSystem 
 void CudaPointReport::print_memory(double load, std::span<NamedCudaSystem const> systems, std::size_t num_rows) const {
   for (auto const& each : systems) {
     auto const own = each.system->bytes();
-    // What a table that does not count itself has taken from the device, since it was made and first filled.
+    // If a system does not report its memory: what it has taken from the device since it was made, fills included.
     double const num_bytes =
         own ? static_cast<double>(own->key_bytes + own->row_bytes) : static_cast<double>(each.device_bytes);
     double const overhead = overhead_per_row(num_bytes, num_rows, settings_.dim);

@@ -13,23 +13,25 @@
 
 namespace headway::benchmarks {
 
-/// Under what an operation was measured.
+/// Conditions of a measurement.
 struct CudaCase {
   CudaOperation operation;
-  double load;
-  double hit_rate;
+  double load;      ///< Ids in the table over the capacity.
+  double hit_rate;  ///< Share of the ids of a batch that are in the table.
   std::size_t num_rows;
 };
 
-/// Prints a table, and writes the same as points.
+/// Prints results as a table, and writes them as JSON points.
 class CudaPointReport {
  public:
-  /// Prints what all cases have in common. All arguments outlive it.
+  /// Prints the settings that all cases share, and the header. Keeps references: all arguments must outlive it.
   CudaPointReport(CudaTableSettings const& settings, CudaPoints const& points, double copy_bytes_per_s);
 
-  /// @param durations of each system, in the order of rounds
+  /// Prints one case. The last system is the reference of ratios.
+  /// @param durations (systems, rounds)
   void print(CudaCase const& measured, std::span<NamedCudaSystem const> systems,
              std::span<std::vector<CallDuration> const> durations) const;
+  /// Prints the memory of each system.
   void print_memory(double load, std::span<NamedCudaSystem const> systems, std::size_t num_rows) const;
 
  private:

@@ -8,11 +8,11 @@
 
 namespace headway::benchmarks {
 
-/// Writes points to a file, each with the commit and the device.
+/// Writes JSON points to a file, one per line, each with the commit and the name of the device.
 class CudaPoints {
  public:
-  /// @param file none if empty
-  /// @throws std::system_error
+  /// @param file path; empty: write() does nothing
+  /// @throws std::system_error if the file cannot be opened
   CudaPoints(std::string const& file, std::string commit, int device);
 
   void write(JsonObject point) const;

@@ -6,12 +6,13 @@
 
 namespace headway::benchmarks {
 
+/// Duration of a call, in seconds.
 struct CallDuration {
-  double device_s = 0;  ///< Between two events around the call on the stream.
-  double wall_s = 0;    ///< Until the host has seen the end.
+  double device_s = 0;  ///< Time between two events around the call on the stream.
+  double wall_s = 0;    ///< Host time from the call until the host has seen its end.
 };
 
-/// A stream, and what times calls on it. The stream is idle when a call begins.
+/// Owns a stream and times calls on it. The device is idle when a timed call begins.
 class CudaStopwatch {
  public:
   CudaStopwatch();
@@ -28,7 +29,7 @@ class CudaStopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// Bytes that the device reads and writes a second while it copies `num_bytes` within its memory; the median of some.
+/// Memory bandwidth of device-to-device copies of `num_bytes`: bytes read plus bytes written per second, median.
 double measure_copy_bytes_per_s(CudaStopwatch const& stopwatch, std::size_t num_bytes);
 
 }  // namespace headway::benchmarks

@@ -70,7 +70,7 @@ class HeadwayCudaSystem final : public CudaTableSystem {
   std::unique_ptr<embedding::Table> table_;
 };
 
-/// What is free goes down while it is made.
+/// Makes a system, and charges it for the device memory that its construction took.
 NamedCudaSystem made(std::string name, std::function<std::unique_ptr<CudaTableSystem>()> const& make) {
   auto const before = static_cast<std::int64_t>(free_device_bytes());
   auto system = make();

@@ -12,23 +12,24 @@
 
 namespace headway::benchmarks {
 
-/// What a system says of its memory.
+/// Memory that a system reports.
 struct TableBytes {
   std::size_t key_bytes = 0;
   std::size_t row_bytes = 0;
 };
 
+/// Options of all systems.
 struct CudaSystemOptions {
-  std::size_t capacity = 0;  ///< Slots of a system that does not grow.
-  std::size_t batch = 0;     ///< Ids of a call at most.
+  std::size_t capacity = 0;  ///< Slots, for systems that do not grow.
+  std::size_t batch = 0;     ///< Most ids per call.
   std::size_t dim = 0;
   std::uint64_t seed = 0;
   int device = 0;
   cudaStream_t stream = nullptr;
 };
 
-/// What finds vectors by id on a device: ids and vectors are in its memory, and no id comes twice in a call. Calls go
-/// to the stream of the options. Each system gets the same ones.
+/// Interface of the compared tables on a CUDA device. Ids and vectors are in device memory; the ids of a call are
+/// unique. Calls are enqueued on CudaSystemOptions::stream. Each system gets the same calls.
 class CudaTableSystem {
  public:
   CudaTableSystem() = default;
@@ -36,36 +37,38 @@ class CudaTableSystem {
   CudaTableSystem& operator=(CudaTableSystem const&) = delete;
   virtual ~CudaTableSystem() = default;
 
-  /// The vectors of ids. `out`: (ids, dim); of those that are not there see gives_initial_vectors().
+  /// Copies the vectors of ids. `out`: (ids, dim); see gives_initial_vectors() for absent ids.
   virtual void find(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
-  /// Where the vectors are, which it keeps.
+  /// Finds the rows (or addresses) of ids, without their vectors, and keeps the result for found().
   virtual void find_addresses(std::span<std::uint64_t const> ids) = 0;
   virtual void insert_or_assign(std::span<std::uint64_t const> ids, std::span<float const> vectors) = 0;
-  /// Inserts what is not there, with its initial vector, or with what `out` has.
+  /// Copies the vectors of ids. Inserts absent ids, with their initial vector or with the present contents of `out`.
   virtual void find_or_insert(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
   virtual void erase(std::span<std::uint64_t const> ids) = 0;
   virtual void clear() = 0;
 
-  /// Which ids of the last find_addresses() were there; in memory of the host. Waits, as do those below.
+  /// 1 for each id that the last find_addresses() found, else 0; host memory. Waits for the stream.
   [[nodiscard]] virtual std::vector<std::uint8_t> found(std::size_t count) const = 0;
   [[nodiscard]] virtual std::size_t size() const = 0;
+  /// Memory in use, if the system reports it.
   [[nodiscard]] virtual std::optional<TableBytes> bytes() const = 0;
-  /// Ids may go when others come.
+  /// Can an insertion evict other ids?
   [[nodiscard]] virtual bool evicts() const = 0;
-  /// Of ids that are not there; else nothing is written.
+  /// Does find() write the initial vector of absent ids? Otherwise it writes nothing for them.
   [[nodiscard]] virtual bool gives_initial_vectors() const = 0;
 };
 
+/// A system with its name.
 struct NamedCudaSystem {
   std::string name;
   std::unique_ptr<CudaTableSystem> system;
-  std::int64_t device_bytes = 0;  ///< By which the free memory of the device went down.
+  std::int64_t device_bytes = 0;  ///< Device memory that the system has taken, by the drop of free memory.
 };
 
-/// Headway's table, and HierarchicalKV if this program was built with it, all empty.
+/// Headway's table, and HierarchicalKV if the program was built with it; all empty.
 std::vector<NamedCudaSystem> make_cuda_systems(CudaSystemOptions const& options);
 
-/// Bytes of the device that are free, when all that it was given to do is done.
+/// Free bytes of the current device. Waits for the device first.
 std::size_t free_device_bytes();
 
 }  // namespace headway::benchmarks

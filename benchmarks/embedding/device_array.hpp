@@ -9,13 +9,13 @@
 
 namespace headway::benchmarks {
 
-/// @throws std::runtime_error with the name of the call
+/// Checks the result of a CUDA call. @throws std::runtime_error with the name of the call
 inline void check_cuda(cudaError_t error, char const* call) {
   if (error == cudaSuccess) return;
   throw std::runtime_error(std::string(call) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 
-/// Memory of the current device, of a fixed size.
+/// Array of fixed size in the memory of the current device. Its contents are undefined at first.
 template <class T>
 class DeviceArray {
  public:
@@ -31,7 +31,8 @@ class DeviceArray {
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] std::span<T> first(std::size_t count) const { return std::span<T>(data_, size_).first(count); }
 
-  /// Copies from memory of the host, after all that the device does, and waits. @returns what was copied
+  /// Copies host memory to the begin of the array. Waits for the device before and for the copy.
+  /// @returns the elements that were copied, in device memory
   std::span<T> set(std::span<T const> source) const {
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     check_cuda(cudaMemcpy(data_, source.data(), source.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");

@@ -9,7 +9,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Calls f with one part of `ids` after the other.
+/// Calls f with consecutive parts of `ids`, of at most `most` ids each.
 template <class F>
 void for_parts(std::span<std::uint64_t const> ids, std::size_t most, F f) {
   for (std::size_t first = 0; first < ids.size(); first += most) {
@@ -52,7 +52,8 @@ void FilledTables::fill(double load) {
 }
 
 std::vector<std::uint64_t> FilledTables::fill_one_that_evicts(CudaTableSystem& system, std::size_t num_ids) {
-  constexpr double kNearEnough = 0.001;  // Of the capacity: that of HierarchicalKV's own benchmark.
+  // Tolerated gap to `num_ids`, as a share of the capacity. HierarchicalKV's own benchmark uses the same.
+  constexpr double kNearEnough = 0.001;
   auto const enough =
       num_ids - std::min(num_ids, static_cast<std::size_t>(kNearEnough * static_cast<double>(capacity_)));
   auto ids = batches_.make_new(num_ids);

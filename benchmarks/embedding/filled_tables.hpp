@@ -12,30 +12,32 @@
 
 namespace headway::benchmarks {
 
-/// All systems with the same ids, each with its initial vector.
+/// All systems, filled with the same ids and their initial vectors.
 class FilledTables {
  public:
   FilledTables(CudaTableSettings const& settings, cudaStream_t stream);
 
-  /// Empties them, and gives them `load` times the capacity; ids that a system evicts meanwhile no system has.
+  /// Empties all systems and fills them with `load` * capacity ids. Ids that one system evicts meanwhile go into none.
   void fill(double load);
-  /// Takes the new ids of the batch out of a system, and puts back what went for them, outside of what is timed.
+  /// Undoes the insertions of a batch in one system: erases the new ids, and re-inserts the ids evicted for them. Not
+  /// part of the timed call.
   void restore(NamedCudaSystem& system, IdBatch const& batch);
 
   [[nodiscard]] std::span<NamedCudaSystem> systems() { return systems_; }
   [[nodiscard]] std::size_t num_rows() const { return batches_.known().size(); }
+  /// Makes a batch of which `hit_rate` are in the tables. Valid until the next batch.
   IdBatch const& next_batch(double hit_rate);
-  /// Computes the vectors of ids on the device. They are good until the next call of this object.
+  /// Computes the initial vectors of ids on the device. Valid until the next call to this object.
   std::span<float const> vectors_of(std::span<std::uint64_t const> ids);
 
  private:
-  /// Memory that the device has less, or more, after the call is that of the system.
+  /// Runs `call`, and adds the change of free device memory to system.device_bytes.
   void charge(NamedCudaSystem& system, std::function<void()> const& call) const;
-  /// Inserts ids until there are `num_ids`, almost. @returns those that are there
+  /// Inserts new ids until about `num_ids` are in a system with eviction. @returns the ids in the system
   std::vector<std::uint64_t> fill_one_that_evicts(CudaTableSystem& system, std::size_t num_ids);
   void insert(CudaTableSystem& system, std::span<std::uint64_t const> ids);
-  /// Those of `ids` of which `system` has a row, or has none.
   enum class Presence : std::uint8_t { kAbsent, kThere };
+  /// The ids that `system` has (kThere) or does not have (kAbsent).
   std::vector<std::uint64_t> select(CudaTableSystem& system, std::span<std::uint64_t const> ids, Presence presence);
 
   std::size_t capacity_, batch_, dim_;

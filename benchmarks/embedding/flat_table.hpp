@@ -13,7 +13,7 @@
 
 namespace headway::benchmarks {
 
-/// Memory in huge pages for std::vector.
+/// Allocator that asks for huge pages (MADV_HUGEPAGE).
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
@@ -31,12 +31,14 @@ struct HugePageAllocator {
   friend bool operator==(HugePageAllocator const&, HugePageAllocator const&) { return true; }
 };
 
-/// The least that a hash table of vectors has to do: open addressing with linear probing and batched prefetch, for one
-/// thread. It cannot erase, evict, count lookups, hold id 0, or grow without a copy of everything.
+/// Lower bound for the cost of an embedding table: open addressing with linear probing and batched prefetch. Lookups
+/// may run on several threads, insertion on one. It cannot erase, evict, count lookups or store id 0, and growth copies
+/// everything.
 class FlatTable {
  public:
   explicit FlatTable(std::size_t dim) : dim_(dim), slots_(kFirstSlots) {}
 
+  /// Inserts new ids with their vectors; ids that are already in the table are ignored. `vectors`: (ids, dim).
   void insert(std::span<std::uint64_t const> ids, std::span<float const> vectors) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (2 * num_rows_ >= slots_.size()) grow();
@@ -47,12 +49,12 @@ class FlatTable {
       values_.insert(values_.end(), vector.begin(), vector.end());
     }
   }
-  /// The rows of ids that are there.
+  /// Finds the rows of ids, all of which must be in the table.
   void find_rows(std::span<std::uint64_t const> ids, std::span<std::uint32_t> rows) const {
     in_groups(
         ids, [&](std::size_t i, Slot const& slot) { rows[i] = slot.row; }, [](std::size_t, std::size_t) {});
   }
-  /// The vectors of ids that are there.
+  /// Copies the vectors of ids, all of which must be in the table. `out`: (ids, dim).
   void find_vectors(std::span<std::uint64_t const> ids, std::span<float> out) const {
     std::array<float const*, kGroup> vectors;
     in_groups(
@@ -70,7 +72,7 @@ class FlatTable {
 
  private:
   struct Slot {
-    std::uint64_t id = 0;  ///< 0: there is none.
+    std::uint64_t id = 0;  ///< 0: the slot is empty.
     std::uint64_t row = 0;
   };
   static constexpr std::size_t kFirstSlots = 1024, kGroup = 32, kValuesPerLine = 16;
@@ -86,7 +88,7 @@ class FlatTable {
     while (slots_[at].id != id && slots_[at].id != 0) at = (at + 1) & (slots_.size() - 1);
     return at;
   }
-  /// Calls `visit(i, slot)` for each id, whose slot was fetched before, and `finish(first, end)` after each group.
+  /// Calls `visit(i, slot)` for each id after prefetching the slots of its group, and `finish(first, end)` per group.
   template <class Visit, class Finish>
   void in_groups(std::span<std::uint64_t const> ids, Visit visit, Finish finish) const {
     std::array<std::uint64_t, kGroup> hashes;

@@ -11,7 +11,7 @@ class HierarchicalKvSystem final : public CudaTableSystem {
  public:
   explicit HierarchicalKvSystem(CudaSystemOptions const& options)
       : stream_(options.stream), found_(options.batch), addresses_(options.batch) {
-    // Beside the vectors: capacity is rounded up to whole buckets.
+    // Memory limit beyond the vectors, since HierarchicalKV rounds the capacity up to whole buckets.
     constexpr std::size_t kSpareBytes = std::size_t{1} << 30;
     nv::merlin::HashTableOptions of_table;
     of_table.init_capacity = options.capacity;

@@ -6,7 +6,7 @@
 
 namespace headway::benchmarks {
 
-/// NVIDIA's HierarchicalKV, all in memory of the device, evicting the least recently used.
+/// NVIDIA's HierarchicalKV, entirely in device memory, with least-recently-used eviction.
 std::unique_ptr<CudaTableSystem> make_hierarchical_kv_system(CudaSystemOptions const& options);
 
 }  // namespace headway::benchmarks

@@ -7,7 +7,7 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// A bijection, by the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+/// Bijection from counters to ids that look random: finaliser of SplitMix64 (Steele, Lea and Flood 2014).
 std::uint64_t mixed(std::uint64_t counter) {
   std::uint64_t id = counter * 0x9e3779b97f4a7c15U;
   id = (id ^ (id >> 30)) * 0xbf58476d1ce4e5b9U;

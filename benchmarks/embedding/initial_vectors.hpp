@@ -6,7 +6,7 @@
 
 namespace headway::benchmarks {
 
-/// What the vectors of all systems are as long as they are measured.
+/// Initial vectors of the ids in all systems. No measured operation changes them.
 inline embedding::Initializer initial_vectors(std::uint64_t seed) {
   return embedding::Initializer::uniform(-1, 1, seed);
 }

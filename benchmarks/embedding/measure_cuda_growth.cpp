@@ -24,7 +24,7 @@ namespace {
 using embedding::Keys;
 using embedding::RowId;
 
-/// Between the two nearest of sorted durations.
+/// Quantile of sorted durations, interpolated between the two nearest ones.
 double quantile(std::span<double const> sorted_s, double share) {
   double const position = share * static_cast<double>(sorted_s.size() - 1);
   auto const below = static_cast<std::size_t>(position);
@@ -32,7 +32,7 @@ double quantile(std::span<double const> sorted_s, double share) {
   return std::lerp(sorted_s[below], sorted_s[above], position - static_cast<double>(below));
 }
 
-/// A table, and training steps of it.
+/// A CUDA table that grows, and timed training steps on it.
 class GrowingTable {
  public:
   explicit GrowingTable(CudaTableSettings const& settings)
@@ -58,6 +58,7 @@ class GrowingTable {
     }
     batches_.set_known(ids);
   }
+  /// Times a step with `num_old` known and `num_new` new ids. The new ids are known afterwards.
   CallDuration time_step(std::size_t num_old, std::size_t num_new) {
     auto const& batch = batches_.next(num_old, num_new);
     auto const duration = stopwatch_.time([&] { train(batch.device_ids); });
@@ -70,6 +71,7 @@ class GrowingTable {
   }
 
  private:
+  /// One training step without a model: insert, gather, and update with zero gradients.
   void train(std::span<std::uint64_t const> ids) {
     Keys const keys{.ids = ids, .are_unique = true};
     auto const rows = rows_.first(ids.size());

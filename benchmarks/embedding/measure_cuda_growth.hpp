@@ -4,7 +4,7 @@
 
 namespace headway::benchmarks {
 
-/// Times training steps of a table on a device that bring new ids each. @returns the exit status
+/// Times training steps of a CUDA table, each of which brings new ids. @returns the exit status
 int measure_cuda_growth(CudaTableSettings const& settings);
 
 }  // namespace headway::benchmarks

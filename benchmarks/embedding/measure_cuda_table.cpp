@@ -16,10 +16,10 @@ namespace headway::benchmarks {
 namespace {
 
 constexpr std::size_t kCopyBytes = std::size_t{2} << 30;
-/// With one id each, as HierarchicalKV chooses its kernels anew with every seventh call.
+/// Untimed calls with one id. HierarchicalKV chooses its kernels anew with every seventh call.
 constexpr int kFirstCalls = 9;
 
-/// Systems in an order that is turned round each time.
+/// Indices of the systems, in an order that alternates between rounds.
 std::vector<std::size_t> turns(std::size_t count, int round) {
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -34,7 +34,7 @@ void call_with_one_id(FilledTables& tables, CudaOperationRunner const& runner) {
   }
 }
 
-/// The durations of each system.
+/// Measures one operation at one hit rate. @returns (systems, rounds)
 std::vector<std::vector<CallDuration>> measure_point(CudaTableSettings const& settings, CudaStopwatch const& stopwatch,
                                                      FilledTables& tables, CudaOperation operation, double hit_rate) {
   CudaOperationRunner const runner(operation, settings.batch, settings.dim, settings.seed);
@@ -55,7 +55,7 @@ std::vector<std::vector<CallDuration>> measure_point(CudaTableSettings const& se
   return durations;
 }
 
-/// All operations at all hit rates with tables that nothing was erased from before.
+/// Measures all operations at all hit rates. Refills the tables after points that erased ids.
 void measure_load(CudaTableSettings const& settings, CudaStopwatch const& stopwatch, FilledTables& tables, double load,
                   CudaPointReport const& report) {
   tables.fill(load);

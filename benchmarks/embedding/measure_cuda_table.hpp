@@ -4,7 +4,7 @@
 
 namespace headway::benchmarks {
 
-/// Measures every operation at every load and hit rate. @returns the exit status
+/// Measures all operations at all loads and hit rates. @returns the exit status
 int measure_cuda_table(CudaTableSettings const& settings);
 
 }  // namespace headway::benchmarks

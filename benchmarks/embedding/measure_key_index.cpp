@@ -1,5 +1,5 @@
-// bench_key_index: the key structure alone, with keys of any table and id (wide) and of one table (packed), and its
-// probes; one stripe of a table, one thread. Prints one JSON line a kind and operation.
+// bench_key_index: measures the CPU key index alone (one stripe, one thread). Buckets hold keys of any table (wide) or
+// of one table (packed), each with odd-step and linear probing. Prints one JSON line per kind and operation.
 
 #include "cpu/key_index.hpp"
 #include "json_object.hpp"
@@ -26,13 +26,14 @@ using embedding::Key;
 using embedding::RowWord;
 using Clock = std::chrono::steady_clock;
 
+/// Settings of bench_key_index.
 struct KeyIndexSettings {
   std::size_t rows = 4'000'000;
   std::size_t batch = 1'000'000;
   int rounds = 7;
 };
 
-/// Nanoseconds a key of one round.
+/// Nanoseconds per key of each operation, in one round.
 struct Round {
   double insert_ns, hit_ns, miss_ns, erase_ns;
 };
@@ -44,6 +45,7 @@ double ns_per_key(std::size_t count, Call call) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / static_cast<double>(count);
 }
 
+/// Fills an index with `ids`, then times hits, misses and erasures of `batch` random keys.
 template <class Index>
 Round measure(std::vector<std::uint64_t> const& ids, std::size_t batch, std::uint64_t seed) {
   embedding::SegmentPool pool;
@@ -102,7 +104,7 @@ int measure_all(KeyIndexSettings const& settings) {
                                       {"packed, linear probe", measure<KeyIndex<PackedBucket, LinearProbe>>}};
   std::mt19937_64 random(1);
   std::vector<std::uint64_t> ids(settings.rows);
-  for (auto& id : ids) id = random() >> 1;  // So that no id is another one's complement.
+  for (auto& id : ids) id = random() >> 1;  // Top bit 0, so the complement of an id is always a miss.
   std::vector<std::vector<Round>> rounds(kinds.size());
   for (int round = 0; round < settings.rounds; ++round) {
     for (std::size_t i = 0; i < kinds.size(); ++i) {

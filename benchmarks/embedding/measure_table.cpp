@@ -18,12 +18,12 @@ namespace headway::benchmarks {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Durations = std::vector<std::vector<double>>;  ///< By system and call, in seconds.
+using Durations = std::vector<std::vector<double>>;  ///< (systems, calls), seconds.
 
-/// Of an id in any of the systems, and of the space that a vector leaves free when it grows.
+/// Estimate of the bytes per row beside the vector, in any system: key index, and spare space of growing vectors.
 constexpr std::size_t kBytesBesideVector = 64;
 
-/// What the vector of an id begins with.
+/// First column of the vector of an id.
 float first_value(std::uint64_t id) { return static_cast<float>(id & 0xfffff); }
 
 template <class Call>
@@ -33,7 +33,7 @@ double seconds_of(Call call) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Systems in an order that is turned round each time.
+/// Indices of the systems, in an order that alternates between rounds.
 std::vector<std::size_t> turns(std::size_t count, int round) {
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -41,7 +41,8 @@ std::vector<std::size_t> turns(std::size_t count, int round) {
   return order;
 }
 
-/// What a virtual machine first has to get from its host would else be paid by whoever comes first.
+/// Touches memory before the measurement. In a virtual machine, the first system would else pay for pages that the
+/// guest has to get from its host.
 void warm_memory(std::size_t num_bytes) { std::vector<char> const touched(num_bytes, 1); }
 
 void print(TableSettings const& settings, std::string const& operation, std::span<NamedTableSystem const> systems,
@@ -67,8 +68,8 @@ void print(TableSettings const& settings, std::string const& operation, std::spa
   }
 }
 
-/// Calls `find(system)` for each system and round, in turns, after `prepare()`; then `check(system)`.
-/// @returns what each call took, by system
+/// For each round and system, in turns: calls `prepare()`, times `find(system)`, calls `check(system)`.
+/// @returns (systems, rounds), seconds
 template <class Prepare, class Find, class Check>
 Durations time_finds(int rounds, std::span<NamedTableSystem> systems, Prepare prepare, Find find, Check check) {
   Durations durations_s(systems.size());

@@ -4,7 +4,7 @@
 
 namespace headway::benchmarks {
 
-/// Prints two points a system: of insertions, and of finds. @returns the exit status
+/// Prints three JSON points per system: insert, find_rows and find_vectors. @returns the exit status
 int measure_table(TableSettings const& settings);
 
 }  // namespace headway::benchmarks

@@ -43,7 +43,7 @@ class HeadwayTable final : public TableSystem {
   std::vector<embedding::RowId> rows_;
 };
 
-/// Calls `find(first, end)` for a range of `count` ids on each thread.
+/// Divides [0, count) among `num_threads` threads, including the caller's, and calls `find(first, end)` on each.
 template <class Find>
 void in_ranges(std::size_t count, std::size_t num_threads, Find const& find) {
   std::vector<std::jthread> threads;
@@ -78,7 +78,7 @@ class FlatSystem final : public TableSystem {
   FlatTable table_;
 };
 
-/// A map from id to row, and rows in one vector. Threads find in a range each; one inserts.
+/// A hash map from ids to rows, and all rows in one std::vector. Lookups use all threads, insertion one.
 template <class Map>
 class MapAndRows final : public TableSystem {
  public:
