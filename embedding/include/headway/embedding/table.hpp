@@ -14,7 +14,8 @@
 
 namespace headway::embedding {
 
-/// Row in the row store. It does not move until its key is erased. Not a slot of the key index.
+/// Row in the row store; not a slot of the key index. Growth never moves rows. A key gets another row only if its
+/// precision changes (see generation()), or after it was erased.
 enum class RowId : std::uint32_t { kNone = 0 };
 
 /// Result of a lookup or insertion, per key.
