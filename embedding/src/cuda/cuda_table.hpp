@@ -97,8 +97,10 @@ class CudaTable final : public Table {
   [[nodiscard]] IndexView index() const {
     return {.stripes = stripe_views_.data(), .stripe_of_cell = stripe_of_cell_.data()};
   }
+  /// Stripes first to first + count - 1.
   [[nodiscard]] StripeRange stripes(std::size_t first, std::size_t count) const;
   [[nodiscard]] StripeRange all_stripes() const { return stripes(0, stripes_.size()); }
+  /// Gives every stripe an empty array of the smallest size.
   void make_stripes(cudaStream_t stream);
   /// Makes `buckets` the array of a stripe, for kernels enqueued from now on.
   void set_stripe(std::size_t number, DeviceBuffer<WideBucket> buckets, std::size_t num_buckets, cudaStream_t stream);
@@ -106,8 +108,11 @@ class CudaTable final : public Table {
   // Before insertions
   /// Makes room for up to `num_keys` new keys, in the key index and in the row store.
   void prepare(std::size_t num_keys, Rules const& rules, cudaStream_t stream);
+  /// Grows the stripes that `num_keys` new keys may overfill. Waits for the device if one seems to be full.
   void grow_stripes(std::size_t num_keys, cudaStream_t stream);
+  /// Re-inserts a stripe into a new array of `num_buckets` buckets. Erased slots disappear.
   void grow_stripe(std::size_t number, std::size_t num_buckets, cudaStream_t stream);
+  /// Maps memory for `num_keys` new rows of each precision in use, but not beyond the row limit.
   void grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream);
   /// Exact counts: waits for the stream. @throws comm::UsageError if a caller passed rows that are not of this table
   TableState const& wait(cudaStream_t stream) const;
@@ -121,13 +126,19 @@ class CudaTable final : public Table {
   }
 
   // Insertions
+  /// Inserts a batch: removes expired rows of its keys, makes room, then takes the direct or the planned path.
   void insert(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream);
   /// Plans the batch first: for batches that may have duplicates or may not fit below the row limit.
   void insert_carefully(Keys const& keys, Rules const& rules, Outcome const& outcome, cudaStream_t stream);
+  /// Launches the insertion kernels on keys without duplicates. @param plan nullptr: each key decides on its own
   void insert_unique(KeysView const& keys, Rules const& rules, Plan const* plan, Outcome const& outcome,
                      cudaStream_t stream);
+  /// Evicts for the planned keys if necessary, and marks those that still have no room.
   void refuse_what_has_no_room(Plan& plan, Rules const& rules, cudaStream_t stream);
+  /// Finds the last occurrence of each key of a batch.
   [[nodiscard]] LastOfEach last_of_each(Keys const& keys, cudaStream_t stream);
+  /// Writes the vectors of the keys for which `is_written(i)`; keys without a row are skipped.
+  /// @param vectors (keys, dim)
   void write_vectors(Keys const& keys, std::span<RowId const> rows, std::span<float const> vectors,
                      LastOfEach const& is_written, cudaStream_t stream);
 

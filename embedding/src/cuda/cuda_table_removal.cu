@@ -2,9 +2,9 @@
 // erasure of all keys that match a predicate is in erasure.cuh.
 //
 // Erasing given keys takes one thread per key. It probes for the key and replaces its word by compare-and-swap, so of
-// several threads with the same key only one erases it and gives the row back. Expired rows are removed in two ways: a
-// step sweeps one of 64 stripes for each step that passed, and an insertion first removes the expired rows of its keys.
-// Lookups see both as absent before that.
+// several threads with the same key only one erases it and gives the row back. Lookups report expired rows as absent.
+// They are removed in two ways: a step sweeps one of the 64 stripes for each step that passed, and an insertion first
+// removes the expired rows of its keys.
 
 #include "cuda/cuda_call.hpp"
 #include "cuda/cuda_table.hpp"
