@@ -10,6 +10,7 @@ namespace headway::embedding {
 
 namespace {
 
+/// CudaDeduplicator on CUDA tensors. Outputs have room for all keys of the batch to be unique; nothing waits.
 class DeviceDeduplicator final : public TensorDeduplicator {
  public:
   explicit DeviceDeduplicator(at::Device device)
@@ -65,6 +66,7 @@ class DeviceDeduplicator final : public TensorDeduplicator {
   }
 
  private:
+  /// Uninitialised tensors for the unique keys of `keys`.
   [[nodiscard]] UniqueTensors room_for(KeyTensors const& keys, bool are_unique) const {
     auto const num_keys = keys.ids.numel();
     auto const words = [&](std::int64_t size) { return empty(size, at::kInt, device_); };

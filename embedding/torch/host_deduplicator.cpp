@@ -8,6 +8,7 @@ namespace {
 
 at::Device const kHost(at::kCPU);
 
+/// Tensors that share the memory of `the_unique`, without a copy.
 UniqueTensors tensors_of(UniqueKeys the_unique, KeyTensors const& keys, bool are_unique) {
   auto unique = std::make_shared<UniqueKeys const>(std::move(the_unique));
   std::optional<at::Tensor> tables;
@@ -19,11 +20,13 @@ UniqueTensors tensors_of(UniqueKeys the_unique, KeyTensors const& keys, bool are
           .on_host = unique};
 }
 
+/// The unique keys behind tensors. @throws comm::UsageError if they are on a CUDA device
 UniqueKeys const& on_host(UniqueTensors const& unique) {
   comm::expects(unique.on_host != nullptr, "unique keys on " + unique.room.device().str() + " are not on the CPU");
   return *unique.on_host;
 }
 
+/// Deduplicator on CPU tensors.
 class HostDeduplicator final : public TensorDeduplicator {
  public:
   explicit HostDeduplicator(std::shared_ptr<WorkerPool> workers)

@@ -23,6 +23,7 @@ namespace {
 
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
+/// Looks up an enumerator by its Python name. @throws ValueError with `what` if there is none
 template <class Value>
 Value named(std::map<std::string, Value> const& values, std::string const& name, char const* what) {
   auto const found = values.find(name);

@@ -54,9 +54,11 @@ class TensorDeduplicator {
   [[nodiscard]] virtual UniqueTensors take_as_unique(KeyTensors const& keys) = 0;
   /// @param order (rows,) int32
   [[nodiscard]] virtual UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) = 0;
+  /// Expands values of unique keys to bags. @param values (rows, D)
   /// @returns (B, D)
   [[nodiscard]] virtual at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags,
                                             at::Tensor const& values) = 0;
+  /// Reduces values of bags to unique keys. @param values (B, D)
   /// @returns (rows, D)
   [[nodiscard]] virtual at::Tensor add_up(UniqueTensors const& unique, BagTensors const& bags,
                                           at::Tensor const& values) = 0;
@@ -65,6 +67,7 @@ class TensorDeduplicator {
   [[nodiscard]] virtual std::pair<at::Tensor, at::Tensor> route(KeyTensors const& keys, std::uint32_t num_ranks) = 0;
 };
 
+/// A deduplicator for tensors on the CPU, or on a CUDA device.
 [[nodiscard]] std::unique_ptr<TensorDeduplicator> make_host_deduplicator(std::shared_ptr<WorkerPool> workers);
 [[nodiscard]] std::unique_ptr<TensorDeduplicator> make_device_deduplicator(at::Device device);
 

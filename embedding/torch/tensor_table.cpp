@@ -23,6 +23,7 @@ std::span<KeyStatus> statuses_of(at::Tensor const& statuses, at::Device device) 
   return {reinterpret_cast<KeyStatus*>(words.data()), words.size()};
 }
 
+/// Allocates rows and statuses, and calls `look(keys, rows, statuses)`.
 template <class Look>
 TensorTable::RowsAndStatuses look_up(KeyTensors const& keys, at::Device device, Look look) {
   auto const view = keys.view(device);

@@ -34,13 +34,16 @@ class TensorTable {
     return change(*table_);
   }
 
+  /// @returns (K,) int32 rows and (K,) uint8 statuses, on the table's device
   [[nodiscard]] RowsAndStatuses find(KeyTensors const& keys) const;
   RowsAndStatuses find_or_insert(KeyTensors const& keys);
+  /// @returns (K, D)
   [[nodiscard]] at::Tensor gather(KeyTensors const& keys, at::Tensor const& rows) const;
   /// @param rows of the unique keys
   /// @returns (B, D)
   [[nodiscard]] at::Tensor gather_bags(UniqueTensors const& unique, at::Tensor const& rows,
                                        BagTensors const& bags) const;
+  /// @param gradients (K, D)
   void update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients, double learning_rate,
               std::uint64_t step);
   /// @param keys the keys of `unique`, or a known prefix of them
@@ -48,13 +51,17 @@ class TensorTable {
   /// @param gradients (B, D)
   void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
                    at::Tensor const& gradients, double learning_rate, std::uint64_t step);
+  /// @param vectors (K, D)
+  /// @returns (K,) uint8 statuses
   at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors);
   void erase(KeyTensors const& keys) {
     change([&](Table& table) { table.erase(keys.view(device_)); });
   }
   [[nodiscard]] KeyTensors list(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   [[nodiscard]] KeyTensors list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
+  /// @param keys on the CPU; likewise for imports
   [[nodiscard]] RecordTensors export_records(KeyTensors const& keys) const;
+  /// @returns (K,) uint8 statuses, on the CPU
   at::Tensor import_records(KeyTensors const& keys, RecordTensors const& tensors);
   void import_pending(KeyTensors const& keys);
 
