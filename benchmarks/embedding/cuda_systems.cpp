@@ -19,6 +19,7 @@ namespace {
 using embedding::Keys;
 using embedding::RowId;
 
+/// Headway's CUDA table. find_addresses() finds rows.
 class HeadwayCudaSystem final : public CudaTableSystem {
  public:
   explicit HeadwayCudaSystem(CudaSystemOptions const& options)

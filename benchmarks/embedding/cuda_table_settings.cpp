@@ -6,10 +6,12 @@ namespace headway::benchmarks {
 
 namespace {
 
+/// Option that takes any text.
 Setter text(std::string& field) {
   return [&field](std::string_view, std::string_view value) { field = value; };
 }
 
+/// @throws SettingsError if settings contradict each other
 void check(CudaTableSettings const& settings) {
   double const lowest_load = *std::ranges::min_element(settings.loads);
   if (static_cast<double>(settings.batch) > lowest_load * static_cast<double>(settings.capacity)) {

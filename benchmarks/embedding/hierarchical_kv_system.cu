@@ -7,6 +7,7 @@ namespace headway::benchmarks {
 
 namespace {
 
+/// HierarchicalKV. found_ and addresses_ hold the results of its last find.
 class HierarchicalKvSystem final : public CudaTableSystem {
  public:
   explicit HierarchicalKvSystem(CudaSystemOptions const& options)

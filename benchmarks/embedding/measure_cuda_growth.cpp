@@ -50,7 +50,9 @@ class GrowingTable {
     check_cuda(cudaMemset(gradients_.data(), 0, 2 * step_ * dim_ * sizeof(float)), "cudaMemset");
   }
 
+  /// Waits for the device.
   [[nodiscard]] std::size_t num_rows() const { return table_->size().rows; }
+  /// Inserts the first ids, with training steps that are not timed.
   void insert(std::size_t num_rows) {
     auto const ids = batches_.make_new(num_rows);
     for (std::size_t first = 0; first < num_rows; first += 2 * step_) {
@@ -88,6 +90,7 @@ class GrowingTable {
   std::unique_ptr<embedding::Table> table_;
 };
 
+/// Prints the quantiles of the steps, and writes a point with all of them.
 void report(CudaTableSettings const& settings, CudaPoints const& points, std::vector<double> const& wall_s) {
   auto sorted_s = wall_s;
   std::ranges::sort(sorted_s);

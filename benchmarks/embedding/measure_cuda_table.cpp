@@ -27,6 +27,7 @@ std::vector<std::size_t> turns(std::size_t count, int round) {
   return order;
 }
 
+/// Lets each system choose its kernels, before anything is timed.
 void call_with_one_id(FilledTables& tables, CudaOperationRunner const& runner) {
   auto const one = tables.next_batch(1).device_ids.first(1);
   for (auto& each : tables.systems()) {

@@ -74,6 +74,7 @@ Round measure(std::vector<std::uint64_t> const& ids, std::size_t batch, std::uin
   return round;
 }
 
+/// An index type with its name.
 struct NamedIndex {
   std::string name;
   std::function<Round(std::vector<std::uint64_t> const&, std::size_t, std::uint64_t)> measure;
@@ -95,6 +96,7 @@ void print(KeyIndexSettings const& settings, std::string const& system, std::str
                   .add("unit", "million keys/s"));
 }
 
+/// Measures all kinds of index, in an order that alternates between rounds. @returns the exit status
 int measure_all(KeyIndexSettings const& settings) {
   using embedding::KeyIndex, embedding::LinearProbe, embedding::OddStepProbe, embedding::PackedBucket,
       embedding::WideBucket;

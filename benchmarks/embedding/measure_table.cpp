@@ -45,6 +45,7 @@ std::vector<std::size_t> turns(std::size_t count, int round) {
 /// guest has to get from its host.
 void warm_memory(std::size_t num_bytes) { std::vector<char> const touched(num_bytes, 1); }
 
+/// Prints one JSON point per system. @param keys ids per call
 void print(TableSettings const& settings, std::string const& operation, std::span<NamedTableSystem const> systems,
            Durations const& durations_s, std::size_t keys) {
   for (std::size_t i = 0; i < systems.size(); ++i) {

@@ -20,6 +20,7 @@ namespace headway::benchmarks {
 
 namespace {
 
+/// Headway's CPU table. rows_ is scratch memory of find_vectors().
 class HeadwayTable final : public TableSystem {
  public:
   HeadwayTable(std::size_t dim, int num_threads)
@@ -54,6 +55,7 @@ void in_ranges(std::size_t count, std::size_t num_threads, Find const& find) {
   find(std::size_t{0}, std::min(each, count));
 }
 
+/// FlatTable. Lookups use all threads, insertion one.
 class FlatSystem final : public TableSystem {
  public:
   FlatSystem(std::size_t dim, int num_threads)
