@@ -34,7 +34,7 @@ test-rdma: build ## run the tests of RDMA in a guest that emulates a device (QEM
 test-rdma-torch: build ## the same for the process group and for DLRM inference (about 3 minutes)
 	@$(VENV)/python tools/rdma_guest/guest_suite.py --torch $(ARGS)
 
-lint: build ## clang-format, clang-tidy, ruff, mypy --strict, layer check
+lint: build ## clang-format, clang-tidy, ruff, mypy --strict, layer check, comments
 	@$(VENV)/python tools/run_ci.py --only lint $(ARGS)
 
 format: setup ## rewrite the sources with clang-format and ruff

@@ -67,6 +67,7 @@ def lint_stages() -> list[Stage]:
         Stage(name="ruff", group="lint", commands=[[_program("ruff"), "check", "."]], limit_s=60),
         Stage(name="mypy", group="lint", commands=[[_program("mypy")]], limit_s=300),
         Stage(name="layers", group="lint", commands=[[python, "tools/check_layers.py"]], limit_s=60),
+        Stage(name="comments", group="lint", commands=[[python, "tools/lint_comments.py"]], limit_s=60),
     ]
 
 

@@ -67,7 +67,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the checker found, with ``detail`` where that needs explaining."""
+    """The result of one search; ``detail`` explains it where its name does not."""
 
     found: str
     num_states: int = 0
