@@ -1,4 +1,4 @@
-"""Tables of embeddings for ids that nobody knows beforehand.
+"""Dynamic embedding tables: arbitrary 64-bit ids, row-wise sharded, trained by the formulas of ``torch.optim``.
 
 ::
 
@@ -7,7 +7,7 @@
     tables = HashTableCollection(
         tables=[TableConfig(name, dim=64, optimizer=Adam(lr=1e-3)) for name in ("user", "item")],
         features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")])
-    vectors = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # by feature, (batch, 64)
+    vectors = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # feature name -> (batch, 64)
     loss.backward()
     tables.optimizer.step()
 """

@@ -1,8 +1,8 @@
-"""Ranks compare how they make a collection, and fail together where they differ.
+"""Checks that all ranks construct a collection with the same settings, and fails on all of them if they do not.
 
 Ranks with another order of tables, another seed or learning rate would train wrong models without an error. Each rank
-sends a digest of its settings to all others. Only if digests differ, the settings themselves follow, and all ranks
-raise one error that names the differences. A rank that cannot make its collection at all sends its error instead.
+sends a digest of its settings to all others. If digests differ, the ranks exchange the settings, and all of them raise
+one error that names the differences. A rank that cannot construct its collection sends its error instead.
 
 Example: rank 1 of 2 has another seed. Both raise "HashTableCollection: ranks differ: seed is 0 on rank 0, 1 on rank 1".
 
@@ -22,19 +22,19 @@ import torch.distributed as dist
 
 from headway.embedding.config import FeatureConfig, TableConfig
 
-_MOST_DIFFERENCES = 5  #: named in one message
-_MOST_CHARACTERS = 200  #: of a value in a message
+_MOST_DIFFERENCES = 5  #: Differences that one message names at most.
+_MOST_CHARACTERS = 200  #: Characters of a value in a message; longer ones are cut.
 
 
 @contextmanager
 def agreement(what: str, group: dist.ProcessGroup | None) -> Iterator[dict[str, str]]:
-    """Compares the settings that the body puts into the dictionary with those of other ranks when the body ends.
+    """Gives a dictionary to fill with settings, and compares it with those of other ranks when the body ends.
 
     Args:
-        what: the thing that ranks make together, for messages.
-        group: all of its ranks run this; None, or a group of one rank: nothing is compared.
+        what: name of the object that ranks construct together, for messages.
+        group: the ranks, all of which run this; None, or a group of one rank: nothing is compared.
     Raises:
-        ValueError: settings differ, or the body raised on another rank. On all ranks.
+        ValueError: on all ranks, if settings differ or the body raised on another rank.
     """
     settings: dict[str, str] = {}
     alone = group is None or group.size() == 1
@@ -49,7 +49,7 @@ def agreement(what: str, group: dist.ProcessGroup | None) -> Iterator[dict[str, 
 
 
 def settings_of(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> dict[str, str]:
-    """The settings of tables and features that ranks must have in common, one entry for each field."""
+    """Returns the settings of tables and features that ranks must share, one entry per field."""
     settings = {"the order of tables": _names(tables), "the order of features": _names(features)}
     for kind, configs in (("table", tables), ("feature", features)):
         for config in configs:
@@ -64,8 +64,10 @@ def _names(configs: Sequence[TableConfig] | Sequence[FeatureConfig]) -> str:
 
 @dataclass(frozen=True)
 class _Outcome:
-    digest: str
-    error: str  #: empty where there is none
+    """Result of one rank's constructor."""
+
+    digest: str  #: SHA-256 of the settings.
+    error: str  #: Empty if there is none.
 
 
 def _expect_equal(what: str, settings: dict[str, str], group: dist.ProcessGroup | None) -> None:
@@ -89,7 +91,7 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _differences(settings_R: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """One phrase for each setting that is not the same on all ranks."""
+    """Yields one phrase for each setting that differs between ranks."""
     for name in dict.fromkeys(name for settings in settings_R for name in settings):
         ranks_of: dict[str, list[int]] = {}
         for rank, settings in enumerate(settings_R):

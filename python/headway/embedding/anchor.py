@@ -1,4 +1,4 @@
-"""What makes autograd call tables, and tells GradScaler of their gradients."""
+"""Dummy parameter that connects a merged table to autograd and to GradScaler."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class Anchor(torch.Tensor):
-    """A parameter of one number that is no weight.
+    """Dummy parameter of shape (1,). Autograd reaches a merged table through it.
 
-    Its gradient is None where there are none of the tables, 1 where they are finite, and else not a number. It is
-    worked out when somebody asks for it: a scaler, which may divide it. Nobody else pays for it.
+    ``torch.amp.GradScaler`` reads its gradient: None (the table has no gradient), 1 (finite) or NaN. The scaler may
+    multiply it in place. The gradient is computed when it is read, so training without a scaler does not pay for it.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    _shown: torch.Tensor | None  #: what was asked for
-    #: gradients that it does not tell of yet
+    _shown: torch.Tensor | None  #: The gradient as it was last read; None: not read since it was set to None.
+    #: Gradients that ``_shown`` does not cover yet: their values, and the number of valid rows.
     _unseen: list[tuple[Callable[[], torch.Tensor], torch.Tensor | None]]
 
     @staticmethod
@@ -27,7 +27,12 @@ class Anchor(torch.Tensor):
         return anchor
 
     def add_gradient(self, values_of: Callable[[], torch.Tensor], num_known: torch.Tensor | None = None) -> None:
-        """Tables have the gradients that ``values_of`` gives, (W, D); the first ``num_known`` rows if that is given."""
+        """Adds a gradient of the table.
+
+        Args:
+            values_of: returns the values, (W, D). Called when the gradient is read.
+            num_known: (1,) int32, the number of valid rows, which come first; None: all rows.
+        """
         self._unseen.append((values_of, num_known))
 
     @property
@@ -44,17 +49,20 @@ class Anchor(torch.Tensor):
 
     @property
     def factor(self) -> float:
-        """What the gradient was multiplied by since. Waits for the device only if somebody asked for the gradient."""
+        """Factor by which a scaler multiplied the gradient; 1 if nobody read the gradient, NaN if it is not finite.
+
+        Waits for the device only if the gradient was read.
+        """
         return 1.0 if self._shown is None else float(self._shown)
 
 
 def mark_of(values_WD: torch.Tensor, num_known: torch.Tensor | None = None) -> torch.Tensor:
-    """(1,): 1 if the first ``num_known`` rows, or all, are finite; else not a number."""
+    """Returns (1,): 1 if the first ``num_known`` rows (None: all rows) are finite, else NaN."""
     if values_WD.numel() == 0:
         return values_WD.new_ones(1)
     if num_known is not None:
         is_beyond = torch.arange(len(values_WD), device=values_WD.device) >= num_known
         values_WD = values_WD.masked_fill(is_beyond.unsqueeze(1), 0)
-    # Which are not a number if any value is none, and need no memory.
+    # aminmax() returns NaN if a value is NaN, and allocates nothing of the size of the values.
     lowest, highest = torch.aminmax(values_WD)
     return (1 + 0 * lowest + 0 * highest).view(1)

@@ -1,4 +1,4 @@
-"""Weights of the keys of a batch, by which vectors and gradients of their bags are multiplied.
+"""Weights of the keys of a batch. They multiply the embeddings and the gradients of bags.
 
 K keys of a batch.
 """
@@ -11,12 +11,14 @@ from headway._embedding import UniqueKeys
 
 
 def scaled_weights(weights_K: torch.Tensor | None, scale: float, unique: UniqueKeys) -> torch.Tensor | None:
-    """Weights with which sums come out ``scale`` times as large, without a pass over the sums.
+    """Multiplies the weights by ``scale``, which scales the sums of bags without a pass over the sums.
 
     Args:
-        weights_K: (K,); None: 1; so is what is returned.
+        weights_K: (K,) float32; None: all 1.
         scale: factor of the sums.
-        unique: of the keys.
+        unique: the unique keys of the batch; gives K and the device.
+    Returns:
+        (K,) float32; None: all 1.
     """
     if scale == 1:
         return weights_K

@@ -1,6 +1,6 @@
-"""Gradient clipping by a norm over the parameters of a model and its tables.
+"""Gradient clipping by the norm over the parameters of a model and its tables.
 
-``torch.nn.utils.clip_grad_norm_()`` sees parameters alone: the gradients of tables are no ``grad`` of any of them.
+``torch.nn.utils.clip_grad_norm_()`` sees parameters only. The gradients of tables are the ``grad`` of no parameter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 class TablesWithGradients(Protocol):
-    """Tables between a backward pass and the optimizer's step, as ``HashTableCollection``."""
+    """Interface of tables with pending gradients; ``HashTableCollection`` implements it."""
 
     def gradient_norm(self) -> torch.Tensor: ...
     def scale_gradients(self, factor: torch.Tensor | float) -> None: ...
@@ -27,18 +27,19 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scales all gradients so that their L2 norm is at most ``max_norm``, between ``backward()`` and ``step()``.
 
-    All ranks of the tables call it alike. With a GradScaler call ``unscale_()`` before, also with the optimizers of
-    the tables. It does not wait for the device, unless a GradScaler was there.
+    All ranks of the tables call it with the same arguments. With a GradScaler call ``unscale_()`` before, also for the
+    optimizers of the tables. It waits for the device only if a GradScaler read the gradients, or with
+    ``error_if_nonfinite``.
 
     Args:
-        parameters: those that are not in tables; their gradients are the same on all ranks, as those of DDP.
-        max_norm: of all gradients together.
+        parameters: the parameters outside of tables. Their gradients must be the same on all ranks, as with DDP.
+        max_norm: largest norm of all gradients together.
         tables: the collections of the model.
         error_if_nonfinite: raise if the norm is not finite.
     Returns:
-        (): the norm before.
+        the norm before clipping, ().
     Raises:
-        RuntimeError: ``error_if_nonfinite``, and the norm is not finite; gradients are as they were.
+        RuntimeError: ``error_if_nonfinite`` is set and the norm is not finite; the gradients are unchanged.
     """
     dense = [parameter for parameter in parameters if parameter.grad is not None]
     norms = [torch.nn.utils.get_total_norm([each.grad for each in dense if each.grad is not None])] if dense else []

@@ -1,4 +1,4 @@
-"""Tables of embeddings for the features of a model, as one module."""
+"""``HashTableCollection``: the dynamic embedding tables of a model, as one module."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.state_records import add_records, import_records, take_records, updates_of
 from headway.embedding.table_records import Listing, LiveRecords, TablePart
 
-#: Backward passes without a step after which we ask whether a step was forgotten.
+#: Number of backward passes without an optimizer step after which a warning asks whether step() is called.
 _MANY_GRADIENTS = 64
 
 
 class NoRoomError(RuntimeError):
-    """Ids got no row because a table was full."""
+    """Ids got no row because their table was full."""
 
 
 class HashTableCollection(nn.Module):
-    """Looks ids up in tables that take any 64-bit id, and learns their vectors.
+    """Dynamic embedding tables: looks up arbitrary 64-bit ids, inserts new ones, and trains their embeddings.
 
-    Tables of equal configuration without limits are merged; ranks of ``process_group`` share the ids out, and look up,
-    exchange and learn together, so all of them must call alike. They make it together too, with the same arguments
-    except ``num_threads``. ``optimizer`` updates the tables; with ``eval()`` a lookup inserts and counts nothing.
+    Tables of equal configuration without limits are merged. The ranks of ``process_group`` share the ids by hash. All
+    of them must construct the collection, look up, run backward and step together, with the same arguments except
+    ``num_threads``. ``optimizer`` updates the tables. With ``eval()`` a lookup inserts and counts nothing.
 
     Args:
-        tables: what tables there are.
-        features: what is looked up in them.
-        process_group: for tensors of ``device``; None: the world group if there is one. With ``LOCAL``, or without a
-            world group, this rank has all ids.
-        dedup: whether duplicates are found before the exchange (``first``), at the owner (``second``), or ``both``.
-            Vectors do not depend on it but for the rounding of sums, nor do counts.
+        tables: the tables.
+        features: the features that are looked up in them.
+        process_group: a group with a backend for tensors of ``device``; None: the world group if there is one. With
+            ``LOCAL``, or without a world group, this rank has all ids.
+        dedup: removes duplicates before the exchange (``first``), at the owner (``second``), at ``both``, or nowhere
+            (``none``). It changes neither counts nor embeddings, except for the rounding of sums.
         gradient_reduction: ``mean`` divides the sum over ranks by their number, as DDP does; ``sum`` does not.
-        lookahead: batches that are looked up before the step of an earlier one. Their rows are not removed
-            meanwhile; gradients of older lookups find their rows again, or are counted where there is none.
-        seed: of initial vectors.
-        num_threads: for tables on the CPU; None: as many as torch has.
-        strict: raise NoRoomError on all ranks where an id gets no row because a table is full, instead of counting it.
+        lookahead: number of batches that may be looked up before the step of an earlier one. Their rows are not
+            removed meanwhile. Gradients of older lookups search their rows again, and are counted if there is none.
+        seed: seed of initial embeddings.
+        num_threads: threads of tables on the CPU; None: as many as torch has.
+        strict: raise NoRoomError on all ranks if an id gets no row because a table is full, instead of counting it.
             On CUDA it makes each lookup wait for the device.
-        device: where tables and inputs are: the CPU, or a CUDA device, ``cuda`` the current one. With CUDA one rank
-            never waits for the device, but for a GradScaler or growth that needs it, and several ranks once a batch,
-            for the sizes of exchanges.
+        device: device of tables and inputs: the CPU, or a CUDA device (``cuda``: the current one). On CUDA one rank
+            never waits for the device, except for a GradScaler or growth. Several ranks wait once per batch, for the
+            sizes of exchanges.
 
     Raises:
-        ValueError: names are used twice, a feature's table does not exist, an option is not for this device, or ranks
-            of the group have different arguments. Where one rank raises, all do.
+        ValueError: a name is used twice, a feature's table does not exist, an option is not for this device, or ranks
+            of the group have different arguments. If one rank raises, all do.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class HashTableCollection(nn.Module):
         strict: bool,
         device: torch.device | str | None,
     ) -> None:
-        """Makes what there is on this rank, without an exchange."""
+        """Builds the members of this rank, without an exchange."""
         self.device = resolve_device(device)
         self.groups = merge_tables(tables)
         self.features = features
         self.rank = 0 if self.process_group is None else self.process_group.rank()
         self.num_ranks = 1 if self.process_group is None else self.process_group.size()
-        self.step = 0  #: updates so far
+        self.step = 0  #: Optimizer steps so far.
         if gradient_reduction not in ("mean", "sum"):
             raise ValueError(f"gradient_reduction must be mean or sum, not {gradient_reduction!r}")
         if lookahead < 0:
@@ -148,7 +148,7 @@ class HashTableCollection(nn.Module):
         )
         self._anchors = [Anchor.make(self.device) for _ in self.groups]
         self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
-        #: Batches whose backward pass is to come, as far as there is somebody who has their vectors.
+        #: Batches whose backward pass has not run yet. Weak: a batch whose embeddings are dropped leaves the set.
         self._without_gradients: WeakSet[PendingBatch] = WeakSet()
         self.optimizer = TableOptimizer(self, self.groups, self._anchors)
         self._begin_step(self.tables, self.step)
@@ -178,12 +178,14 @@ class HashTableCollection(nn.Module):
     # Lookups
 
     def begin(self, features: Features) -> PendingBatch:
-        """Starts the lookup of a batch, so that the number of keys is on its way while the model still computes.
+        """Starts the lookup of a batch: key counts travel while the model still computes.
 
         Args:
-            features: a ``KeyedJaggedTensor``, or by name (values, lengths) or (values, lengths, weights) with values
-                (K,) int64, lengths (B,) and weights (K,) float32, on ``device``. Weights that require a gradient get
-                one. Features that no table has are not looked at.
+            features: a ``KeyedJaggedTensor``, or a mapping of names to (values, lengths) or (values, lengths, weights):
+                values (K,) int64, lengths (B,), weights (K,) float32, all on ``device``. Weights that require a
+                gradient get one. Features without a table are ignored.
+        Returns:
+            the batch, to be passed to ``forward()``.
         Raises:
             ValueError: a feature is missing, its tensors do not fit each other, or are on another device. Lengths on
                 CUDA that do not add up to the number of values are an assertion of the device.
@@ -196,20 +198,22 @@ class HashTableCollection(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
-        """Vectors of a batch; with ``eval()`` nothing is inserted and counted, whether gradients are wanted or not.
+        """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, even under autograd.
 
-        A lookup inside a backward pass, as activation checkpointing repeats it, gives the same vectors and counts
-        nothing.
+        Activation checkpointing repeats the lookup inside the backward pass. That lookup gives the same embeddings and
+        counts nothing.
 
+        Args:
+            features: the features as for ``begin()``, or what it returned.
         Returns:
-            by feature, (B, dim) where it is pooled, else (K, dim) with a row for each id.
+            for each feature name (B, dim) if it is pooled, else (K, dim), one embedding per id.
         Raises:
-            NoRoomError: with ``strict``, after the exchange, so that no rank waits for another one.
+            NoRoomError: with ``strict``; raised after the exchange, so that no rank waits for another one.
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         if is_recomputation():
             batch.lookup.inserts = False
-        # Of backward passes before, whose memory others may write to from now on, as replayed CUDA graphs do.
+        # Reduce pending gradients now: CUDA-graph replay may overwrite their buffers after this point.
         for gradients in self._gradients:
             for gradient in gradients:
                 gradient.sums_WD()
@@ -228,16 +232,16 @@ class HashTableCollection(nn.Module):
     def apply_gradients(
         self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
     ) -> None:
-        """Updates the rows that have gradients; ``optimizer.step()`` calls it.
+        """Updates the rows that have gradients. ``optimizer.step()`` calls it.
 
         Args:
-            rates: of the merged tables.
-            divisors: of their gradients.
-            factors: of the rates, by the names of tables within each merged one; 1 for others.
+            rates: learning rate of each merged table.
+            divisors: divisor of each merged table's gradients.
+            factors: for each merged table, factors of the rate by table name; tables without one have 1.
         Raises:
             ValueError: a rate is negative or not finite; nothing is updated then.
-            RuntimeError: gradients were changed in place since the backward pass, or are of a table without an
-                optimizer; nothing is updated then.
+            RuntimeError: a gradient was changed in place since the backward pass, or its table has no optimizer;
+                nothing is updated then.
         """
         rates_G = []
         for group, rate, by_name in zip(self.groups, rates, factors or [{}] * len(rates), strict=True):
@@ -265,9 +269,9 @@ class HashTableCollection(nn.Module):
         self._begin_step(self.tables, self.step)
 
     def gradient_norm(self) -> torch.Tensor:
-        """The L2 norm of the gradients that ``optimizer.step()`` would apply, over all tables and ranks.
+        """Returns the L2 norm of the gradients that ``optimizer.step()`` would apply, over all tables and ranks.
 
-        All ranks call it. It is what a GradScaler has left of them: call its ``unscale_()`` before.
+        All ranks call it. With a GradScaler call its ``unscale_()`` before.
 
         Returns:
             () float64, the same bits on all ranks.
@@ -284,46 +288,47 @@ class HashTableCollection(nn.Module):
         return norms_R.square().sum().sqrt()
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies the gradients that wait for ``optimizer.step()`` by a number, (), the same one on all ranks."""
+        """Multiplies pending gradients by a number or a () tensor, which must be the same on all ranks."""
         for gradients in self._gradients:
             for gradient in gradients:
                 gradient.scale(factor)
 
     def drop_gradients(self) -> None:
-        """Forgets the gradients that were not applied; ``optimizer.zero_grad()`` calls it."""
+        """Drops pending gradients. ``optimizer.zero_grad()`` calls it."""
         for gradients, anchor in zip(self._gradients, self._anchors, strict=True):
             gradients.clear()
             anchor.grad = None
 
     def halve_counts(self) -> None:
-        """Makes lookups so far weigh half; rows that become cold give up their float32."""
+        """Halves the lookup counts of all rows. Rows that fall below ``hot_count`` go back to bfloat16."""
         for table in self.tables:
             table.halve_counts()
 
     def _begin_step(self, tables: Iterable[Table], step: int) -> None:
-        """Lookups from now on belong to what follows ``step`` updates."""
+        """Assigns future lookups to step ``step`` + 1; rows looked up in the last ``lookahead`` steps stay."""
         for table in tables:
             table.begin_step(step + 1, max(step + 1 - self._lookahead, 0))
 
     def _resume_step(self, tables: Iterable[Table], step: int) -> None:
-        """Does what ``_begin_step()`` does for tables that were loaded, and removes nothing."""
+        """Like ``_begin_step()``, for loaded tables; it evicts and expires nothing."""
         for table in tables:
             table.resume_step(step + 1, max(step + 1 - self._lookahead, 0))
 
     def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
+        """Sends the gradients of a backward pass to the owners, which keep them until ``optimizer.step()``."""
         bags = [
             None if values is None else BagGradients(values, each.offsets, each.weights)
             for each, values in zip(batch.inputs, gradients_BD, strict=True)
         ]
         self._without_gradients.discard(batch)
-        # Memory of gradients may be used again for those of another lookup that there is.
+        # While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
         received, sent = self._lookup.return_gradients(batch.lookup, bags, may_wait=not self._without_gradients)
         for number, (gradient, own) in enumerate(zip(received, sent, strict=True)):
             if gradient is None:
                 continue
             self._gradients[number].append(gradient)
             self._anchors[number].add_gradient(gradient.sums_WD, gradient.keys.num_known)
-            if own is not None:  # What is not finite goes to other ranks.
+            if own is not None:  # A rank must see its own NaN and inf, although their owner is another rank.
                 self._anchors[number].add_gradient(partial(mark_of(own).unsqueeze, 0))
         if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
             warnings.warn(
@@ -335,7 +340,7 @@ class HashTableCollection(nn.Module):
     # Rows
 
     def rows(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids of this rank's rows of a table, (K,), and their vectors, (K, dim), copied to the CPU.
+        """Returns the ids of this rank's rows of a table, (K,) int64, and their embeddings, (K, dim), on the CPU.
 
         Raises:
             ValueError: there is no such table.
@@ -344,21 +349,20 @@ class HashTableCollection(nn.Module):
         return records.ids_K, records.vectors_KD
 
     def insert_rows(self, table: str, ids_K: torch.Tensor, vectors_KD: torch.Tensor) -> int:
-        """Gives ids these vectors, and a row to those that have none, whatever ``min_count`` says.
+        """Sets the embeddings of ids. An id without a row gets one, whatever ``min_count`` is.
 
-        A row that there was keeps the state of its optimizer. Ranks may pass the same rows or different ones: each rank
-        takes those that it owns and passes over the others, so all ranks must see every row that is to go in. Call it
-        between steps.
+        An existing row keeps its optimizer state. Each rank takes the ids that it owns and ignores the others, so a row
+        must be passed on the rank that owns it: pass all rows on all ranks. Call it between steps.
 
         Args:
             table: the name of the table.
-            ids_K: (K,) int64, each once.
+            ids_K: (K,) int64, distinct.
             vectors_KD: (K, dim) float32.
         Returns:
-            how many rows this rank took.
+            the number of rows that this rank took.
         Raises:
-            ValueError: there is no such table, shapes do not fit, or an id is there twice; nothing is changed then.
-            NoRoomError: the table is full; the other rows are in it.
+            ValueError: there is no such table, shapes do not fit, or an id occurs twice; nothing is changed then.
+            NoRoomError: the table is full; the rows that fit are in it.
         """
         part = self._part_of(table)
         ids_K, vectors_KD = ids_K.cpu(), vectors_KD.cpu()
@@ -372,13 +376,13 @@ class HashTableCollection(nn.Module):
         return len(own)
 
     def erase_rows(self, table: str, ids_K: torch.Tensor) -> None:
-        """Removes the rows of these ids. Call it between steps.
+        """Removes the rows of ids. Call it between steps.
 
         Args:
             table: the name of the table.
-            ids_K: (K,) int64, on all ranks, of which each removes what it owns; unknown ids are passed over.
+            ids_K: (K,) int64, passed on all ranks; each removes the ids that it owns. Ids without a row are ignored.
         Raises:
-            ValueError: there is no such table, or ids are no (K,) int64.
+            ValueError: there is no such table, or the ids are not (K,) int64.
         """
         part = self._part_of(table)
         expect_ids(table, ids_K)
@@ -399,15 +403,16 @@ class HashTableCollection(nn.Module):
     # Checkpoints
 
     def save(self, folder: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Makes ``folder`` the checkpoint of all tables: ids, vectors, the optimizer's state, counts and steps.
+        """Saves all tables to ``folder``: ids, embeddings, optimizer states, counts and steps.
 
-        All ranks call it between steps. The learning rates are in ``optimizer.state_dict()``.
+        All ranks call it between steps. Learning rates are not saved: they are in ``optimizer.state_dict()``.
 
         Args:
-            replace: whether a checkpoint with tables that this collection does not have may be replaced.
+            folder: created if it does not exist; an older checkpoint in it is replaced.
+            replace: allow a checkpoint with tables that this collection does not have to be replaced.
         Raises:
             CheckpointError: a rank could not write, a table changed while it was written, or the folder has the
-                checkpoint of other tables; what was in the folder before is still good.
+                checkpoint of other tables. The previous checkpoint stays valid.
         """
         checkpoint.save(
             Path(folder),
@@ -419,14 +424,14 @@ class HashTableCollection(nn.Module):
         )
 
     def load(self, folder: str | os.PathLike[str], *, strict: bool = True, embeddings_only: bool = False) -> None:
-        """Replaces all tables by those of a checkpoint that any number of ranks wrote; all ranks call it.
+        """Replaces all tables by those of a checkpoint that any number of ranks wrote. All ranks call it.
 
         Args:
-            folder: of ``save()``.
-            strict: the checkpoint must have the tables of this collection and no others; else those that it has not
-                keep what they have, and others are passed over.
-            embeddings_only: the states of optimizers begin anew, so that the checkpoint may be of another optimizer;
-                vectors, counts and steps are read.
+            folder: folder that ``save()`` wrote.
+            strict: require the checkpoint to have exactly the tables of this collection. Otherwise tables that it lacks
+                keep their rows, and tables that this collection lacks are skipped.
+            embeddings_only: read embeddings, counts and steps, and start with new optimizer states. The checkpoint may
+                then have another optimizer.
         Raises:
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
@@ -502,20 +507,20 @@ class HashTableCollection(nn.Module):
 
     def _go_on_with(self, tables: Sequence[Table], *, step: int) -> None:
         kept = [table for table in tables if table in self.tables]
-        # All or nothing: what may fail of new tables comes before they replace others.
+        # All or nothing: prepare new tables, which may fail, before they replace the present ones.
         self._resume_step([table for table in tables if table not in kept], step)
         self.tables[:], self.step = tables, step
         self.drop_gradients()
         self._resume_step(kept, step)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HashTableCollection:
-        """A collection with the same rows, states, counts, steps and learning rates, for an average of weights or a
-        teacher. It shares the process group, and nothing else. Each rank copies its part without an exchange.
+        """Copies rows, optimizer states, counts, steps and learning rates, such as for an average of weights.
 
-        Gradients that wait for a step stay here, and statistics begin anew.
+        The copy shares the process group and nothing else. Each rank copies its part without an exchange. Pending
+        gradients and statistics are not copied.
 
         Raises:
-            MemoryError: there is no room for another copy.
+            MemoryError: there is no memory for another copy.
         """
         made = type(self).__new__(type(self))
         nn.Module.__init__(made)
@@ -533,10 +538,14 @@ class HashTableCollection(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a HashTableCollection cannot be pickled: pickle its state_dict(), or use save() and load()")
 
-    # What is inside
+    # Statistics
 
     def statistics(self) -> dict[str, Any]:
-        """Of this rank: sizes and counts by merged table, and the traffic of all. Waits for the device."""
+        """Returns sizes and counters of this rank's tables, and its traffic. Waits for the device.
+
+        Returns:
+            ``tables``: for each merged table its sizes and counters; ``traffic``: keys and bytes, see ``TrafficName``.
+        """
         tables = {
             group.name: {**table.size(), **table.statistics()}
             for group, table in zip(self.groups, self.tables, strict=True)

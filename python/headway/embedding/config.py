@@ -1,4 +1,4 @@
-"""What tables and features are: frozen, checked when they are made, and equal where tables may be merged."""
+"""Configurations of tables and features. They are frozen and are checked when they are made."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headway import _embedding
 
 Pooling = Literal["sum", "mean"] | None
 
-_MOST_STEPS = (1 << 30) - 1  #: and lookups
+_MOST_STEPS = (1 << 30) - 1  #: Largest ``time_to_live`` (steps), ``min_count`` and ``hot_count`` (lookups).
 _MOST_OF_ALL_RANKS = 1 << 48
 
 
 @dataclass(frozen=True)
 class Constant:
-    """All values of new vectors are ``value``."""
+    """Initialises new embeddings with ``value``."""
 
     value: float = 0.0
 
@@ -26,7 +26,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Values of new vectors are even in [``low``, ``high``]: the same on every device, for every number of ranks."""
+    """Initialises new embeddings uniformly in [``low``, ``high``].
+
+    An id gets the same embedding on every device and with any number of ranks.
+    """
 
     low: float
     high: float
@@ -41,7 +44,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Values of new vectors have this mean and standard deviation."""
+    """Initialises new embeddings normally, with this mean and standard deviation."""
 
     mean: float = 0.0
     std: float = 0.01
@@ -54,10 +57,13 @@ Initializer = Constant | Uniform | Normal
 
 
 def learning_rate_of(value: Any, what: str) -> float:
-    """The number that an argument stands for; a tensor of one number is one.
+    """Converts a learning rate or factor to a float. It may be a tensor with one element.
 
+    Args:
+        value: the argument.
+        what: its name, which begins the error message.
     Raises:
-        ValueError: it is no number, not finite, or negative; the message begins with ``what``.
+        ValueError: it is not a number, not finite, or negative.
     """
     try:
         rate = float(value)
@@ -70,9 +76,12 @@ def learning_rate_of(value: Any, what: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How rows learn, by the formulas of ``torch.optim``; rows without a gradient are passed over.
+    """Base of the optimizers of rows, by the formulas of ``torch.optim``. Rows without a gradient are skipped.
 
-    ``lr`` is where the learning rate begins; ``HashTableCollection.optimizer`` has it for schedulers.
+    Args:
+        lr: initial learning rate. Schedulers change it in ``HashTableCollection.optimizer``.
+        weight_decay: as in ``torch.optim``.
+        decoupled_weight_decay: decay weights as AdamW does, instead of adding to the gradient.
     """
 
     lr: float
@@ -84,7 +93,11 @@ class Optimizer:
         self.build()
 
     def build(self) -> _embedding.OptimizerOptions:
-        """Raises: ValueError: a value is out of its range."""
+        """Makes the options of the table.
+
+        Raises:
+            ValueError: a value is out of its range.
+        """
         return self._options("sgd")
 
     def _options(
@@ -108,7 +121,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptimizer(Optimizer):
-    """Rows do not learn. Such a table takes the embeddings alone from a checkpoint, whatever optimizer it was of."""
+    """No training. Such a table loads only the embeddings of a checkpoint, which may have any optimizer."""
 
     lr: float = 0.0
 
@@ -120,7 +133,7 @@ class Sgd(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Optimizer):
-    """``torch.optim.Adagrad`` without decay of the rate."""
+    """``torch.optim.Adagrad`` with ``lr_decay`` 0."""
 
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
@@ -131,7 +144,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one accumulator a row, of the mean of squares, as FBGEMM's exact row-wise Adagrad."""
+    """Adagrad with one accumulator per row: the mean of squares, as in FBGEMM's exact row-wise Adagrad."""
 
     def build(self) -> _embedding.OptimizerOptions:
         return self._options("row_wise_adagrad", eps=self.eps, initial_accumulator_value=self.initial_accumulator_value)
@@ -139,13 +152,13 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """``torch.optim.Adam``, or AdamW with ``decoupled_weight_decay``; its step is that of the whole table."""
+    """``torch.optim.Adam``, or AdamW with ``decoupled_weight_decay``. Steps are counted per table, not per row."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))  # Which may be a list, and must be hashable.
+        object.__setattr__(self, "betas", tuple(self.betas))  # A list is not hashable.
         super().__post_init__()
 
     def build(self) -> _embedding.OptimizerOptions:
@@ -154,25 +167,26 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdam(Adam):
-    """Adam with one second moment a row, of the mean of squares, as FBGEMM's partial row-wise Adam."""
+    """Adam with one second moment per row: the mean of squares, as in FBGEMM's partial row-wise Adam."""
 
     def build(self) -> _embedding.OptimizerOptions:
         return self._options("row_wise_adam", eps=self.eps, betas=self.betas)
 
 
 def initial_state_of(optimizer: Optimizer) -> float:
-    """The value of all that an optimizer keeps of a row that has not learned yet."""
+    """Returns the value of all optimizer state of a row that has not been updated yet."""
     return optimizer.initial_accumulator_value if isinstance(optimizer, Adagrad) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """Which rows go when there are too many: those looked up longest ago (``lru``) or most rarely (``lfu``).
+    """Evicts rows of a full table: the least recently (``lru``) or least frequently (``lfu``) looked up ones.
 
-    A step that begins with more than ``high_water`` of ``max_rows`` evicts; so does a lookup for which there is no
-    room. On the CPU the rows beyond ``high_water`` go, at least 128 but none below ``low_water``, so that no step takes
-    long. On CUDA, and with ``lfu`` and a time to live, a step evicts down to ``low_water``. The order is exact on all
-    devices and follows from counts and steps; of equal rows those of the lowest hash go. Rows that are in use stay.
+    A step that begins with more than ``high_water`` times ``max_rows`` rows evicts. So does a lookup that finds no
+    room. On the CPU a step evicts the rows beyond ``high_water``, at least 128 but none below ``low_water``, so that no
+    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. The order is exact
+    on all devices. It follows from counts and steps; of equal rows the one with the lowest hash goes first. Rows that
+    are in use are not evicted.
     """
 
     policy: Literal["lru", "lfu"]
@@ -188,26 +202,25 @@ class Eviction:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """A table of embeddings. Those without ``max_rows`` and ``max_pending`` that differ in nothing but their name are
-    merged into one.
+    """An embedding table. Tables without ``max_rows`` and ``max_pending`` that differ only in their name are merged.
 
     Args:
-        name: what features and checkpoints call it.
-        dim: values of a vector.
-        optimizer: how its rows learn; ``NoOptimizer``, the default, is for evaluation and serving.
-        initializer: what its rows begin with.
-        max_rows: of all ranks together, and a tenth more for ranks that get more than their share; about 2^30 on one
-            rank at most. None: as many as memory holds.
-        eviction: which rows go when there are too many; None: new ids then get no row, which is counted.
-        time_to_live: steps after which rows that are not looked up are expired: a lookup finds them absent, and each
-            step removes those of one 64th of the table. 0: never.
-        min_count: lookups after which an id gets a row.
-        max_pending: ids of all ranks that may wait for a row; with more, those of fewest lookups are forgotten until
-            three quarters are left, of equal ones others each time. None: 4,194,304 on each rank, for all the tables
-            that are merged.
-        hot_count: rows of fewer lookups have their vector in bfloat16; 0: none.
-        unknown: the vector of an id without a row with ``eval()``: the ``initial`` one that it would begin with, or
-            ``zeros``, so that it adds nothing. In training such an id has its initial vector.
+        name: name of the table in features and checkpoints.
+        dim: elements of an embedding.
+        optimizer: optimizer of its rows; ``NoOptimizer``, the default, is for evaluation and serving.
+        initializer: initial values of its rows.
+        max_rows: limit of rows over all ranks. With several ranks each may have a tenth more than its share. One rank
+            has at most about 2^30. None: limited by memory only.
+        eviction: policy that removes rows if there are too many; None: new ids then get no row, which is counted.
+        time_to_live: number of steps without a lookup after which a row expires: lookups find it absent, and each step
+            removes the expired rows of one 64th of the table. 0: never.
+        min_count: number of lookups after which an id gets a row.
+        max_pending: limit of pending ids (without a row yet) over all ranks. Beyond it the ids with the fewest lookups
+            are dropped until three quarters are left; ties are broken differently each time. None: 4,194,304 per rank
+            and merged table.
+        hot_count: rows with fewer lookups keep their embedding in bfloat16; 0: all rows are float32.
+        unknown: the embedding with ``eval()`` of an id without a row: the ``initial`` one that it would begin with, or
+            ``zeros``. In training such an id has its initial embedding.
     """
 
     name: str
@@ -231,7 +244,7 @@ class TableConfig:
             raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")
         if self.eviction is not None and self.max_rows is None:
             raise ValueError(f"table {self.name}: eviction needs max_rows")
-        # Limits are for all ranks together; what one rank may have is checked when its table is made.
+        # These limits are for all ranks together. Limits of one rank are checked when its table is made.
         for name, least, most in (
             ("max_rows", 1, _MOST_OF_ALL_RANKS),
             ("time_to_live", 0, _MOST_STEPS),
@@ -244,7 +257,7 @@ class TableConfig:
                 raise ValueError(f"table {self.name}: {name} must be from {least} to {most}, not {value}")
 
     def _expect_kinds(self) -> None:
-        """Takes only this module's optimizers, initializers and evictions, and only integers as numbers."""
+        """Checks that optimizer, initializer and eviction are of this module, and that numbers are integers."""
         for name, kinds, example in (
             ("optimizer", (Sgd, Adagrad, Adam, NoOptimizer), "Adam(lr=1e-3)"),
             ("initializer", (Constant, Uniform, Normal), "Uniform(-0.05, 0.05)"),
@@ -264,13 +277,13 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """A feature: lists of ids, and what is made of their vectors.
+    """A feature: lists of ids, and the pooling of their embeddings.
 
     Args:
-        name: of the feature in the input.
-        table: the table that its ids are in; several features may share one.
-        pooling: ``sum`` and ``mean`` give a vector for each list, None one for each id. Weights of the input multiply
-            vectors; with ``mean`` the sum is still divided by the number of ids.
+        name: name of the feature in the input.
+        table: name of the table that has its ids; several features may share one.
+        pooling: ``sum`` and ``mean`` give one embedding per list, None one per id. Weights of the input multiply
+            embeddings; ``mean`` still divides the sum by the number of ids.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where a collection's tensors are, and how numbers of the host get there."""
+"""The device of a collection, and copies of host numbers to it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def resolve_device(device: torch.device | str | None) -> torch.device:
-    """The CPU if none is given; of CUDA without a number the current one.
+    """Returns the CPU for None, and the current CUDA device for CUDA without an index.
 
     Raises:
-        ValueError: any other kind.
+        ValueError: the device is neither the CPU nor CUDA.
     """
     found = torch.device("cpu" if device is None else device)
     if found.type not in ("cpu", "cuda"):
@@ -22,12 +22,12 @@ def resolve_device(device: torch.device | str | None) -> torch.device:
 
 
 def place_name(device: torch.device) -> str:
-    """For messages."""
+    """Returns the name of a device for messages."""
     return "the CPU" if device.type == "cpu" else str(device)
 
 
 def tensor_on(device: torch.device, values: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of the host as a tensor; does not wait for the device."""
+    """Makes a tensor of host numbers on ``device``, through pinned memory. Does not wait for the device."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

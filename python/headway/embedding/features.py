@@ -1,4 +1,4 @@
-"""Jagged features of a batch, put together by the merged table that they are looked up in."""
+"""Concatenates the jagged features of a batch that are looked up in one merged table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headway.embedding.config import FeatureConfig
 from headway.embedding.learned_weights import LearnedWeights
 from headway.embedding.merging import table_number
 
-#: Feature name to (values_K, lengths_B) or (values_K, lengths_B, weights_K), or a ``KeyedJaggedTensor``.
+#: Maps feature names to (values_K, lengths_B) or (values_K, lengths_B, weights_K); or a ``KeyedJaggedTensor``.
 Features = Mapping[str, Sequence[torch.Tensor]] | Any
 
 
 class FeatureGroup:
-    """The features of one merged table, and how they are put together on ``device``."""
+    """The features of one merged table, and their concatenation on ``device``."""
 
     def __init__(self, configs: Sequence[FeatureConfig], device: torch.device) -> None:
         self.configs = list(configs)
@@ -30,10 +30,14 @@ class FeatureGroup:
         )
 
     def join(self, features: Mapping[str, Any]) -> tuple[JoinedFeatures, list[LearnedWeights]]:
-        """Puts the features together. On CUDA it takes the same kernels whatever their number, and waits for nothing.
+        """Concatenates the features. On CUDA the number of kernels does not depend on the number of features.
 
+        It does not wait for the device.
+
+        Args:
+            features: values, lengths and possibly weights by feature name.
         Returns:
-            the features, and of those whose weights want a gradient the weights.
+            the concatenated features, and the weights that require a gradient.
         Raises:
             ValueError: a feature is missing, its tensors do not fit each other, or are on another device. Lengths on
                 CUDA that do not fit are an assertion of the device.
@@ -51,7 +55,7 @@ class FeatureGroup:
 
 
 def columns_of(features: Features) -> Mapping[str, Any]:
-    """The features by name; of a ``KeyedJaggedTensor`` a ``JaggedTensor`` each.
+    """Returns the features by name. A ``KeyedJaggedTensor`` gives one ``JaggedTensor`` per feature.
 
     Raises:
         ValueError: the input is neither a mapping nor a ``KeyedJaggedTensor``.
@@ -68,7 +72,7 @@ def columns_of(features: Features) -> Mapping[str, Any]:
 
 
 def _tensors_of(features: Mapping[str, Any], name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Ids, lengths and perhaps weights."""
+    """Returns ids, lengths and weights (None if there are none) of a feature."""
     if name not in features:
         raise ValueError(f"feature {name} is missing; there are: {', '.join(map(str, features))}")
     ids, lengths, weights = _columns_of_one(features[name], name)
@@ -100,7 +104,7 @@ def _columns_of_one(feature: Any, name: str) -> tuple[Any, Any, Any]:
 
 
 def _described(value: Any) -> str:
-    """The kind of an argument, for messages."""
+    """Describes the kind of an argument for messages."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     if value.is_nested:

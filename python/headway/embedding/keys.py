@@ -1,4 +1,4 @@
-"""Keys, their duplicates and their owners: what collections are made of, for those who build their own."""
+"""Keys, deduplication and routing: the building blocks of collections, for users who build their own."""
 
 import torch
 
@@ -16,14 +16,14 @@ from headway.embedding.merging import table_number
 
 
 def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
-    """Which of some keys belong to ``rank`` of ``num_ranks``: their places, int64, in the order of the keys."""
+    """Returns the ascending int64 indices of the keys that ``rank`` of ``num_ranks`` ranks owns."""
     order_K, counts_R = route(keys, num_ranks)
     begin, end = (int(counts_R[:each].sum()) for each in (rank, rank + 1))
     return order_K[begin:end].to(torch.int64)
 
 
 def part_of(keys: Keys, part: slice | torch.Tensor) -> Keys:
-    """Some of the keys that a table listed."""
+    """Selects keys that a table listed, with their tables and counts."""
     assert keys.tables is not None, "listed keys have tables"
     return Keys(keys.ids[part], keys.tables[part], counts=None if keys.counts is None else keys.counts[part])
 

@@ -1,6 +1,6 @@
-"""Gradients of the weights of ids.
+"""Gradients of per-id weights, as ``torch.nn.functional.embedding_bag`` has them for ``per_sample_weights``.
 
-K ids of a feature, B bags of it, U unique keys of its merged table, D columns.
+K ids of a feature, B bags of it, L lists, U unique keys of its merged table, D columns.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from headway.embedding.config import Pooling
 
 @dataclass(frozen=True)
 class LearnedWeights:
-    """Weights of a feature that want a gradient, and where its ids are."""
+    """Weights of a feature that require a gradient, and the position of its ids in the merged table's keys."""
 
     weights_K: torch.Tensor
-    lengths_L: torch.Tensor  #: of the feature's lists
+    lengths_L: torch.Tensor  #: Length of each list of the feature.
     pooling: Pooling
-    feature: int  #: its place among the features of its merged table
-    first_key: int  #: that of its first id among the ids of all of them
+    feature: int  #: Index of the feature among those of its merged table.
+    first_key: int  #: Index of its first id among the keys of the merged table.
 
     def gradient(self, unique: UniqueKeys, vectors_UD: torch.Tensor, gradients_BD: torch.Tensor) -> torch.Tensor:
-        """The product of each id's vector and the gradient of its bag, which a mean divides by the number of ids.
+        """Computes the dot product of each id's embedding and the gradient of its bag. Does not wait for the device.
+
+        With ``mean`` the gradient of a bag is divided by its number of ids first.
 
         Args:
-            unique: of all ids of the merged table.
-            vectors_UD: theirs.
-            gradients_BD: of what the feature gave.
+            unique: the unique keys of the merged table.
+            vectors_UD: their embeddings.
+            gradients_BD: the gradient of the feature's output.
         Returns:
-            (K,) as the weights are. It waits for no device.
+            (K,) of the dtype of the weights.
         """
         num_keys = len(self.weights_K)
         of_bags_KD = gradients_BD

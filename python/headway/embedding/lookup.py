@@ -1,4 +1,21 @@
-"""A batch on its way through a ``ShardedLookup``.
+"""State of one batch between the steps of a ``ShardedLookup``.
+
+============================== =================================================================
+step                           fields that it sets
+============================== =================================================================
+``begin()``                    ``unique`` of each part, ``counts`` (on their way)
+``finish()``, first            ``sent_R``, ``received_R``; ``counts`` is then None
+``finish()``, after the keys   ``received``, ``found``, ``known_W`` of each part
+``finish()``, at the end       ``vectors_UD``, ``refused``
+============================== =================================================================
+
+``hand_out()`` and ``vectors()`` read them, and so does ``return_gradients()`` in the backward pass.
+
+Example: this rank looks up the ids 7, 3, 7 and owns 3. ``unique`` has 3 (count 1) and 7 (count 2). If the other rank
+asks for 3 too, ``received`` has 3 once (count 2), and its row is in ``found``.
+
+Invariants: with several ranks ``unique`` is sorted by owner, so the rows of one owner are contiguous.
+``received is unique`` only if one rank has all keys. Rows in ``found`` are valid while ``FoundRows.are_of()`` holds.
 
 R ranks, U unique keys of this rank, W unique keys that it owns, D columns.
 """
@@ -15,36 +32,39 @@ from headway.embedding.split_counts import SplitCounts
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of keys in a table, which may be given up or move, or get another table in the place of theirs."""
+    """Row indices of keys in a table. They become invalid if rows are removed or moved, or the table is replaced."""
 
     table: Table
     rows_W: torch.Tensor
-    generation: int  #: of the table, when they were found
+    generation: int  #: Generation of the table when the rows were found; it changes when rows may become invalid.
 
     def are_of(self, table: Table) -> bool:
-        """Whether ``table`` has the keys in these rows still."""
+        """Are the rows still valid, and those of ``table``?"""
         return self.table is table and self.generation == table.generation
 
 
 @dataclass
 class Part:
-    """What a lookup has of one merged table."""
+    """State of a lookup in one merged table."""
 
-    unique: UniqueKeys  #: of this rank's keys; where there are several ranks, by owner
-    sent_R: list[int] = field(default_factory=list)  #: keys for each owner
-    received_R: list[int] = field(default_factory=list)  #: keys from each rank
-    received: UniqueKeys | None = None  #: of the keys that this rank owns
-    found: FoundRows | None = None  #: of ``received``
-    known_W: torch.Tensor | None = None  #: which of them have a row, where others are to give zeros
+    unique: UniqueKeys  #: Unique keys of this rank's batch; with several ranks sorted by owner.
+    sent_R: list[int] = field(default_factory=list)  #: Unique keys that this rank sends to each owner.
+    received_R: list[int] = field(default_factory=list)  #: Keys that this rank, as an owner, receives from each rank.
+    received: UniqueKeys | None = None  #: Unique keys among the received ones.
+    found: FoundRows | None = None  #: Rows of ``received``.
+    #: (W,) bool: does the key have a row? Set only if keys without a row give zeros; else None.
+    known_W: torch.Tensor | None = None
 
 
 @dataclass
 class Lookup:
-    """A batch on its way; its parts are in the order of the tables."""
+    """State of a lookup of one batch."""
 
-    parts: list[Part]
-    inserts: bool
-    evaluates: bool  #: with ``eval()``
-    counts: SplitCounts | None = None  #: None: there is one rank, or they are with the parts
+    parts: list[Part]  #: One for each merged table, in the order of the tables.
+    inserts: bool  #: Insert keys that have no row, and count lookups.
+    evaluates: bool  #: The module was in ``eval()`` mode when the lookup began.
+    counts: SplitCounts | None = None  #: Exchange of key counts; None: one rank, or the counts are in the parts.
+    #: (U, D) for each merged table; empty if embeddings are read from rows directly (one rank).
     vectors_UD: list[torch.Tensor] = field(default_factory=list)
-    refused: torch.Tensor | None = None  #: keys that got no row, by rank and table; None: nobody asks
+    #: (R, G) number of keys that got no row because their table was full; None if ``counts_refused`` is off.
+    refused: torch.Tensor | None = None

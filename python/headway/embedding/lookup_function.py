@@ -1,4 +1,8 @@
-"""A batch's lookup as autograd sees it.
+"""The autograd function of a lookup.
+
+Its inputs are one anchor per merged table and the learned weights; its outputs are the embeddings of each feature.
+In the backward pass it gives the gradients of bags to the collection, which keeps them until the optimizer's step.
+The gradients of anchors are not returned to autograd: the collection sets them.
 
 G merged tables, B bags of one of them, D columns.
 """
@@ -20,32 +24,34 @@ from headway.embedding.sharded_lookup import ShardedLookup
 
 @dataclass(eq=False)
 class PendingBatch:
-    """A batch whose lookup has begun; ``HashTableCollection`` takes it in the place of its features."""
+    """A batch whose lookup has begun. Pass it to ``HashTableCollection`` instead of the features."""
 
-    inputs: list[JoinedFeatures]
-    learned_weights: list[list[LearnedWeights]]  #: by merged table
+    inputs: list[JoinedFeatures]  #: The concatenated features of each merged table.
+    learned_weights: list[list[LearnedWeights]]  #: Weights that require a gradient, for each merged table.
     lookup: Lookup
 
 
 def is_recomputation() -> bool:
-    """Whether this thread is inside a backward pass, where activation checkpointing runs a part of the model again."""
+    """Is this thread inside a backward pass? Activation checkpointing repeats forward passes there."""
     return torch._C._current_graph_task_id() != -1
 
 
-#: Takes the gradients of a batch: (B, D) by merged table, None of those that the loss does not depend on.
+#: Takes the gradients of a batch: (B, D) for each merged table, or None if the loss does not depend on the table.
 TakeGradients = Callable[[PendingBatch, Sequence[torch.Tensor | None]], None]
 
 
 def hand_out(
     sharded: ShardedLookup, batch: PendingBatch, anchors: Sequence[torch.Tensor], take_gradients: TakeGradients
 ) -> Sequence[torch.Tensor]:
-    """Vectors of each feature, merged table by merged table.
+    """Expands a finished lookup to the embeddings of all features.
 
     Args:
         sharded: the lookup that has the tables.
-        batch: whose lookup has finished.
-        anchors: make autograd call ``take_gradients``.
-        take_gradients: gets the gradients of the batch in the backward pass.
+        batch: a batch after ``ShardedLookup.finish()``.
+        anchors: dummy parameters, one per merged table, through which autograd calls the backward pass.
+        take_gradients: receives the gradients of the batch in the backward pass.
+    Returns:
+        the embeddings of each feature, merged table by merged table.
     """
     learned = [each.weights_K for group in batch.learned_weights for each in group] if torch.is_grad_enabled() else []
     outputs: Sequence[torch.Tensor] = _HandOut.apply(  # type: ignore[no-untyped-call]
@@ -67,7 +73,7 @@ class _HandOut(torch.autograd.Function):
         ctx.batch, ctx.take_gradients, ctx.num_learned = batch, take_gradients, num_learned
         ctx.dims = [table.dim for table in sharded.tables]
         ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
-        if num_learned > 0:  # Rows may have learned before the gradients of weights come.
+        if num_learned > 0:  # Save embeddings: an optimizer step may change the rows before the backward pass.
             ctx.save_for_backward(
                 *(sharded.vectors(batch.lookup, number) for number, each in enumerate(batch.learned_weights) if each)
             )
@@ -100,7 +106,13 @@ def _gradients_of_weights(
     vectors: Sequence[torch.Tensor],
     by_feature_G: Sequence[Sequence[torch.Tensor | None]],
 ) -> list[torch.Tensor | None]:
-    """Of all weights that want one, with the vectors of the merged tables that have some."""
+    """Returns the gradients of all learned weights.
+
+    Args:
+        batch: the batch.
+        vectors: (U, D) embeddings of each merged table that has learned weights.
+        by_feature_G: gradients of the features' embeddings, for each merged table.
+    """
     rest, result = iter(vectors), []
     for learned, part, by_feature in zip(batch.learned_weights, batch.lookup.parts, by_feature_G, strict=True):
         vectors_UD = next(rest) if learned else None

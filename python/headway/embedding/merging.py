@@ -1,4 +1,19 @@
-"""Tables without limits that differ in nothing but their name become one, whose keys carry the number of the table."""
+"""Merging of tables: tables of equal configuration share one hash table, one lookup and one exchange.
+
+Idea: each hash table costs kernel launches and exchanges in every batch, however few ids it sees. Tables that differ
+in their name alone are therefore merged. A key is the pair (table number, id). The table number is the CRC-32 of the
+table's name.
+
+Example: "user" and "item" (both dim 64, Adam with lr 1e-3) become the merged table "user+item". Id 7 has two keys
+there, (crc32("user"), 7) and (crc32("item"), 7), and so two rows. "city" (dim 32) stays alone, as does a table with
+``max_rows`` or ``max_pending``.
+
+Invariants: a table number depends on the name only, so it is the same in every collection, rank and checkpoint.
+Two tables of a collection never have the same number: merge_tables() raises. Ids keep all 64 bits.
+Complexity: linear in the number of tables; 4 bytes more for each key.
+Source: MTGRBoost, section 4.2. Its equation 8 puts a table index into the high bits of the id; here the table number is
+a word of its own, so an id may have any value.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +27,25 @@ import torch
 from headway import _embedding
 from headway.embedding.config import TableConfig
 
-#: Ids that wait for a row on one rank in a merged table without ``max_pending``: about 130 MB of keys.
+#: Limit of pending ids per rank of a merged table without ``max_pending``: about 130 MB of keys.
 MOST_PENDING = 1 << 22
 
 
 def table_number(name: str) -> int:
-    """The number of a table in keys: it depends on its name alone, so that other tables may come and go."""
+    """Returns the table number in keys. It depends on the name alone, so other tables may be added or removed."""
     return zlib.crc32(name.encode())
 
 
 def table_numbers(names: Iterable[str]) -> torch.Tensor:
-    """(N,) int32: the numbers of tables, as keys have them."""
+    """Returns the table numbers of N names with the bits that keys have, (N,) int32."""
     return torch.tensor([table_number(name) for name in names], dtype=torch.int64).to(torch.int32)
 
 
 def merge_key(table: TableConfig) -> TableConfig:
-    """Equal for tables that may be merged.
+    """Returns a value that is equal for tables that may be merged.
 
-    Tables with a limit of their own are not: a flood of new ids in one of them would evict the rows, or drop the
-    pending keys, of another one that never reached its limit.
+    Tables with a limit are not merged: a flood of new ids in one of them would evict the rows, or drop the pending
+    keys, of another table that never reached its limit.
     """
     has_limit = table.max_rows is not None or table.max_pending is not None
     return table if has_limit else replace(table, name="-")
@@ -38,12 +53,13 @@ def merge_key(table: TableConfig) -> TableConfig:
 
 @dataclass(frozen=True)
 class MergedTable:
-    """Tables that share rows, and what they have in common."""
+    """Tables that share one hash table."""
 
-    tables: tuple[TableConfig, ...]
+    tables: tuple[TableConfig, ...]  #: Equal except for their names.
 
     @property
     def config(self) -> TableConfig:
+        """The configuration that the tables share; its name is that of the first one."""
         return self.tables[0]
 
     @property
@@ -53,7 +69,16 @@ class MergedTable:
     def build(
         self, *, seed: int, num_ranks: int, workers: _embedding.Workers, device: torch.device | None = None
     ) -> _embedding.Table:
-        """The part of one rank of ``num_ranks``; on the CPU unless a ``device`` is given."""
+        """Makes the empty part of one of ``num_ranks`` ranks.
+
+        Args:
+            seed: seed of initial embeddings.
+            num_ranks: ranks that share the table.
+            workers: threads of a table on the CPU.
+            device: device of the table; None: the CPU.
+        Raises:
+            ValueError: a limit is out of range for one rank.
+        """
         config = self.config
         max_rows = _share(config.max_rows, num_ranks)
         eviction = config.eviction
@@ -82,15 +107,15 @@ class MergedTable:
 
 
 def _share(limit: int | None, num_ranks: int) -> int | None:
-    """The part of a limit for all ranks that one may have, with a tenth more where ranks differ."""
+    """Returns one rank's share of a limit, with a tenth more if there are several: ranks own unequally many keys."""
     return limit if limit is None or num_ranks == 1 else -(-limit * 11 // (10 * num_ranks))
 
 
 def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
-    """Groups of equal tables, in the order in which each first comes.
+    """Groups equal tables. Groups are in the order of their first tables.
 
     Raises:
-        ValueError: two tables have one name, or names that give the same number.
+        ValueError: two tables have the same name, or names with the same table number.
     """
     groups: dict[TableConfig, list[TableConfig]] = {}
     by_number: dict[int, str] = {}
@@ -104,9 +129,10 @@ def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
 
 
 def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
-    """Evicts the rows beyond ``max_rows`` that were loaded, and warns of it.
+    """Evicts loaded rows beyond ``max_rows``, and warns if there were any.
 
-    Ranks that share a limit may have a tenth more than their share, so that fewer ranks may read more rows than fit.
+    A rank may hold a tenth more than its share of ``max_rows``. So many ranks can save more rows than fewer ranks have
+    room for.
     """
     evicted = table.evict_beyond_limit()
     if evicted > 0:
@@ -118,5 +144,5 @@ def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
 
 
 def group_of_tables(groups: Iterable[MergedTable]) -> Mapping[str, int]:
-    """Which group each table is in, by its name."""
+    """Maps the name of each table to the index of its merged table."""
     return {table.name: number for number, group in enumerate(groups) for table in group.tables}

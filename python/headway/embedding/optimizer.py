@@ -1,4 +1,4 @@
-"""The optimizer of a collection's tables, as ``torch.optim`` and its schedulers see it."""
+"""The optimizer of a collection's tables, with the interface of ``torch.optim`` for schedulers and GradScaler."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from headway.embedding.anchor import Anchor
 from headway.embedding.config import learning_rate_of
 from headway.embedding.merging import MergedTable
 
-#: Values of a parameter group that do not go to a group of other tables as they are.
+#: Entries of a parameter group that belong to its tables. They are not copied to a group with other tables.
 _OF_ONE_GROUP = ("params", "name", "tables", "lr_factors")
 
 
 class LearningTables(Protocol):
-    """What has gradients of tables, and applies them."""
+    """Interface of tables that keep pending gradients and apply them."""
 
     def apply_gradients(
         self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
     ) -> None:
-        """
+        """Updates the rows that have gradients.
+
         Args:
-            rates: of the merged tables.
-            divisors: of their gradients.
-            factors: of the rates, by the names of tables within each merged one; 1 for others.
+            rates: learning rate of each merged table.
+            divisors: divisor of each merged table's gradients.
+            factors: for each merged table, factors of the rate by table name; tables without one have 1.
         """
 
     def drop_gradients(self) -> None:
-        """Forgets those that were not applied."""
+        """Drops pending gradients."""
 
 
 class TableOptimizer(torch.optim.Optimizer):
-    """Applies the gradients of the backward passes since the last ``step()`` or ``zero_grad()``, added up by key.
+    """Applies the gradients of all backward passes since the last ``step()`` or ``zero_grad()``, summed by key.
 
-    A parameter group for each merged table, with its ``lr`` and the names of its ``tables``, for schedulers, and
-    ``lr_factors`` by name where tables of the group differ (``set_lr_factor()``). Its parameter is no weight but an
-    ``Anchor``, whose gradient ``torch.amp.GradScaler`` sees and may unscale. With a scaler all ranks must skip the same
-    steps: let it see gradients that all ranks share, as those of DDP are. On CUDA only a step with a scaler, or with
-    different rates within a merged table, waits for the device.
+    There is one parameter group per merged table. It has ``lr`` (for schedulers), the names of its ``tables``, and
+    ``lr_factors`` by table name (see ``set_lr_factor()``). Its parameter is an ``Anchor``, a dummy whose gradient
+    ``torch.amp.GradScaler`` reads and may unscale. With a scaler all ranks must skip the same steps: the scaler must
+    see gradients that are equal on all ranks, such as those of DDP. On CUDA a step waits for the device only with a
+    scaler, or with different rates within a merged table.
     """
 
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
     _step_supports_amp_scaling = True
 
     def __init__(self, tables: LearningTables, groups: Sequence[MergedTable], anchors: Sequence[Anchor]) -> None:
-        self._tables_ref = weakref.ref(tables)  # Which have us.
+        self._tables_ref = weakref.ref(tables)  # The tables own this optimizer: a strong reference would be a cycle.
         super().__init__(
             [
                 {
@@ -64,9 +65,9 @@ class TableOptimizer(torch.optim.Optimizer):
         )
 
     def set_lr_factor(self, table: str, factor: float) -> None:
-        """Multiplies the rate of one table, also where it is merged with others; schedulers go on with ``lr``.
+        """Sets a factor of one table's learning rate, also if the table is merged. Schedulers change ``lr`` as before.
 
-        A merged table with different rates is updated once for each of them, and on CUDA the host waits for the device.
+        A merged table with different rates needs one update per table, and on CUDA the host waits for the device.
 
         Raises:
             ValueError: there is no such table, or the factor is negative or not finite.
@@ -80,7 +81,13 @@ class TableOptimizer(torch.optim.Optimizer):
         raise ValueError(f"there is no table {table}; there are: {ours}")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of all rows that have gradients."""
+        """Updates all rows that have gradients. With a GradScaler that found inf or NaN it drops the gradients.
+
+        Args:
+            closure: computes the loss again, as in ``torch.optim``.
+        Returns:
+            the loss of the closure, or None.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -101,13 +108,13 @@ class TableOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients that were not applied."""
+        """Drops pending gradients."""
         self._tables().drop_gradients()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the learning rate and other values of each group from the groups that had its tables, by their names.
+        """Loads the learning rate and other values of each group. Groups are matched by the names of their tables.
 
-        Tables may be in another order, and merged otherwise. A group whose tables are all new keeps its values.
+        Tables may be in another order, or merged differently. A group whose tables are all new keeps its values.
 
         Raises:
             ValueError: no group has tables of this optimizer, or tables that are merged now had different values.
@@ -137,13 +144,13 @@ class TableOptimizer(torch.optim.Optimizer):
 
 
 def unscaled_by(anchor: Anchor) -> float:
-    """What a GradScaler has multiplied the gradient by, before the step."""
+    """Returns the factor by which a GradScaler multiplied the gradient before the step; 1 if it is not finite."""
     factor = anchor.factor
     return factor if math.isfinite(factor) else 1.0
 
 
 def _names_of(group: Mapping[str, Any]) -> list[str]:
-    """The tables of a saved group; those of states without ``tables`` are in its name."""
+    """Returns the tables of a saved group. States of earlier versions have them in the group's name only."""
     if "tables" in group:
         return list(group["tables"])
     if "name" not in group:
@@ -152,7 +159,11 @@ def _names_of(group: Mapping[str, Any]) -> list[str]:
 
 
 def _common_values(by_table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The values of the saved groups of tables that are one group now."""
+    """Returns the values of saved groups whose tables are one group now.
+
+    Raises:
+        ValueError: their values differ.
+    """
     common: dict[str, Any] = {}
     first = ""
     for table, group in by_table.items():

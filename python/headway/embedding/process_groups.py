@@ -1,4 +1,4 @@
-"""The process group of a collection: the world group unless the caller asks for another one or for none."""
+"""The process group of a collection: by default the world group."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Local(enum.Enum):
         return "LOCAL"
 
 
-#: As ``process_group``: this rank has all ids to itself and exchanges nothing, whatever groups there are.
+#: Value of ``process_group`` for a rank that has all ids itself and exchanges nothing, even if there are groups.
 LOCAL: Final = Local.LOCAL
 
 GroupOrLocal = dist.ProcessGroup | Literal[Local.LOCAL] | None
 
 
 def resolve_group(process_group: GroupOrLocal) -> dist.ProcessGroup | None:
-    """The group whose ranks share the ids out; None: this rank alone.
+    """Returns the group whose ranks share the ids, or None if this rank is alone.
 
     Args:
-        process_group: None is the world group, as in ``torch.distributed``; without one, this rank is alone.
+        process_group: a group or ``LOCAL``; None: the world group, or this rank alone if there is none.
     Raises:
         ValueError: this rank is not a member of the group, or the argument is no group.
     """

@@ -1,6 +1,13 @@
-"""Values of several merged tables in one exchange, rank by rank and for each rank table by table; and pieces of one.
+"""Packs the rows of several merged tables into one all-to-all buffer, and unpacks them.
 
-G groups of merged tables, R ranks.
+The buffer is rank-major: all rows for rank 0, table by table, then all rows for rank 1, and so on. With one table its
+rows already have that order, so they are sent in place, with splits in rows. With several tables, the buffer is flat
+and splits count elements.
+
+Example: G = 2 tables of widths 1 and 2, R = 2 ranks; a rank sends 1 and 2 rows of table 0, and 1 and 0 rows of table 1:
+``[table 0: 1 element][table 1: 2 elements] [table 0: 2 elements]`` with splits [3, 2].
+
+G merged tables, R ranks. ``sent_GR`` and ``received_GR`` are numbers of rows.
 """
 
 from __future__ import annotations
@@ -16,10 +23,15 @@ def all_to_all_arguments(
     received_GR: Sequence[Sequence[int]],
     widths_G: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
-    """For ``all_to_all_single()``, which sends rows of each group, all in one exchange; those of one alone as they lie.
+    """Returns the arguments of one ``all_to_all_single()`` that sends rows of all merged tables.
 
+    Args:
+        values_G: (rows, width) for each merged table, rank by rank.
+        sent_GR: rows for each rank.
+        received_GR: rows from each rank.
+        widths_G: columns of each merged table.
     Returns:
-        what is received, which ``by_group()`` takes apart, and sent; and how much of each belongs to each rank.
+        receive buffer (unpack it with ``by_group()``), send buffer, receive splits and send splits.
     """
     sent = by_rank(values_G, sent_GR)
     receive_splits = splits(received_GR, widths_G)
@@ -28,7 +40,7 @@ def all_to_all_arguments(
 
 
 def by_rank(values_G: Sequence[torch.Tensor], counts_GR: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Flat: all that goes to rank 0, group by group, then all that goes to rank 1, and so on; of one group its rows."""
+    """Packs rows into a flat rank-major buffer. With one merged table it returns the rows, (rows, width)."""
     if len(values_G) == 1:
         return values_G[0].contiguous()
     pieces_GR = [values.split_with_sizes(list(counts)) for values, counts in zip(values_G, counts_GR, strict=True)]
@@ -36,7 +48,7 @@ def by_rank(values_G: Sequence[torch.Tensor], counts_GR: Sequence[Sequence[int]]
 
 
 def by_group(values: torch.Tensor, counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[torch.Tensor]:
-    """The reverse: for each group (rows, width), rank by rank."""
+    """Unpacks what ``by_rank()`` packed: (rows, width) for each merged table, rank by rank."""
     if len(widths_G) == 1:
         return [values]
     sizes = [
@@ -48,7 +60,7 @@ def by_group(values: torch.Tensor, counts_GR: Sequence[Sequence[int]], widths_G:
 
 
 def splits(counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[int]:
-    """How much of ``by_rank()`` belongs to each rank: values, or rows of one group."""
+    """Returns the split sizes of a buffer of ``by_rank()``: elements per rank, or rows if there is one merged table."""
     if len(widths_G) == 1:
         return list(counts_GR[0])
     return [
@@ -57,9 +69,14 @@ def splits(counts_GR: Sequence[Sequence[int]], widths_G: Sequence[int]) -> list[
 
 
 def join_rows(pieces: Sequence[torch.Tensor | None], num_rows: Sequence[int], *, dim: int) -> torch.Tensor | None:
-    """(rows, dim): all pieces, one after the other, with zeros for those that are None; None if all are.
+    """Concatenates pieces of rows. Nothing is copied if the pieces are adjacent in memory.
 
-    Pieces that lie one after the other in memory are not copied.
+    Args:
+        pieces: (rows, dim) each, or None for rows of zeros.
+        num_rows: rows of each piece.
+        dim: columns.
+    Returns:
+        (total rows, dim), contiguous; None if all pieces are None.
     """
     some = next((piece for piece in pieces if piece is not None), None)
     if some is None:
@@ -74,6 +91,7 @@ def join_rows(pieces: Sequence[torch.Tensor | None], num_rows: Sequence[int], *,
 
 
 def _are_adjacent(pieces: Sequence[torch.Tensor]) -> bool:
+    """Are the pieces contiguous, and does each begin in memory where the one before ends?"""
     storage, end = pieces[0].untyped_storage().data_ptr(), pieces[0].storage_offset()
     for piece in pieces:
         if not piece.is_contiguous() or piece.untyped_storage().data_ptr() != storage or piece.storage_offset() != end:

@@ -1,4 +1,4 @@
-"""Checks of the ids and vectors that users give to a table."""
+"""Checks of ids and embeddings that users pass to a table."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import torch
 
 
 def expect_ids(table: str, ids_K: torch.Tensor) -> None:
+    """Raises ValueError if the ids are not (K,) int64."""
     if ids_K.dim() != 1 or ids_K.dtype != torch.int64:
         raise ValueError(f"table {table}: ids must be (K,) int64, not {tuple(ids_K.shape)} {ids_K.dtype}")
 
 
 def expect_rows(table: str, ids_K: torch.Tensor, vectors_KD: torch.Tensor, *, dim: int) -> None:
-    """
+    """Checks ids with their embeddings, (K, dim) float32.
+
     Raises:
-        ValueError: shapes or types do not fit, or an id is there twice.
+        ValueError: shapes or types do not fit, or an id occurs twice.
     """
     expect_ids(table, ids_K)
     if vectors_KD.shape != (len(ids_K), dim) or vectors_KD.dtype != torch.float32:

@@ -1,14 +1,25 @@
-"""Vectors of keys that ranks share out, with duplicates found before the exchange and again at the owner.
+"""Row-wise sharded lookup with two-stage deduplication: before the exchange, and again at the owner.
 
-A step has three exchanges however many features and tables there are: how many keys go where, the keys with their
-counts, and the vectors; and one for gradients, which go back the same way and are added up at each stage in the order
-of the ranks and of their batches. So results do not differ from run to run.
+Idea: the hash of a key decides which rank owns it. A rank sends each distinct key of its batch to the owner once, with
+the number of its lookups. The owner deduplicates again, because ranks share keys, looks each key up once, and returns
+embeddings. The rank expands them to its bags. Gradients take the same way back and are reduced at both stages.
 
-With several ranks unique keys are in the order of their owners, rank by rank, so that what is (U, D) travels as it is.
-On CUDA the host learns U when it learns how many keys come from other ranks, and W never: with one rank it waits for
-nothing. Until then what is (U, D) or (W, D) here has a row for each of the K or V keys, the first of which are set.
+Example: 2 ranks; rank 0 owns id 3, rank 1 owns 7 and 9. Rank 0 looks up 7, 3, 7 and rank 1 looks up 3, 9.
+  First stage: rank 0 sends 3 (count 1) to itself and 7 (count 2) to rank 1; rank 1 sends 3 to rank 0 and 9 to itself.
+  Second stage: rank 0 has received 3 twice, and looks it up once with count 2. It returns one embedding to each rank.
+  Backward: rank 0 reduces the two gradients of 7 and sends the sum. The owner of 3 adds the gradients of both ranks.
 
-G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an owner got, W of them unique, D columns.
+Invariants: all ranks make the same exchanges in every batch, even if they have no keys.
+Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run.
+Counts are exact, with and without deduplication. Unique keys are sorted by owner, so (U, D) tensors are sent in place.
+On CUDA the host reads U with the key counts, and never W. With one rank it never waits. As long as the host does not
+know U or W, the tensors (U, D) and (W, D) have K or V rows, of which the first U or W are valid.
+
+Complexity: 3 all-to-alls per forward pass (key counts, keys, embeddings) and 1 per backward pass (gradients), for any
+number of features and tables. A unique key costs 16 bytes for the key, and D float32 each way.
+Source: MTGRBoost, section 4.3 and figure 8.
+
+G merged tables, R ranks, K keys of a rank, U of them unique, V keys that an owner gets, W of them unique, D columns.
 """
 
 from __future__ import annotations
@@ -33,16 +44,17 @@ Dedup = Literal["none", "first", "second", "both"]
 
 
 class ShardedLookup:
-    """The tables of this rank, and the way to those of others.
+    """Looks keys up in tables that ranks share, and returns gradients to the owners of the keys.
 
     Args:
-        tables: of this rank, the same ones in the same order on all; the caller's list, in which it may put others.
-        group: whose ranks share the keys out; None: this rank has all.
-        dedup: at which stages duplicates are found.
-        workers: for duplicates.
-        device: of the tables and all tensors.
-        counts_refused: whether a lookup says how many keys got no row.
-        hides_unknown: whether each table gives zeros for keys without a row in an evaluation.
+        tables: this rank's part of each merged table, in the same order on all ranks. The list belongs to the caller,
+            who may replace its elements.
+        group: the ranks that share the keys; None: this rank has all keys.
+        dedup: the stages at which duplicates are removed.
+        workers: threads of the deduplication on the CPU.
+        device: device of the tables and of all tensors.
+        counts_refused: count the keys that get no row because their table is full.
+        hides_unknown: for each merged table: do keys without a row give zeros with ``eval()``?
     """
 
     def __init__(
@@ -68,14 +80,20 @@ class ShardedLookup:
         self._counts_refused = counts_refused
         self._hides_unknown = hides_unknown
         self._deduplicator = Deduplicator(workers, device)
-        self._stream: torch.cuda.Stream | None = None  #: for counts
+        self._stream: torch.cuda.Stream | None = None  #: Copies key counts to the host; None: CPU or one rank.
         if device.type == "cuda" and self._num_ranks > 1:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     # Forward
 
     def begin(self, keys_G: Sequence[Keys], *, inserts: bool, evaluates: bool) -> Lookup:
-        """Finds duplicates and owners, and starts to tell each owner how many keys come; does not wait."""
+        """Starts a lookup: deduplicates, sorts keys by owner, and starts the exchange of key counts. Does not wait.
+
+        Args:
+            keys_G: the keys of the batch for each merged table.
+            inserts: insert keys that have no row, and count lookups.
+            evaluates: the module is in ``eval()`` mode.
+        """
         assert len(keys_G) == len(self.tables), "keys of each table"
         parts, counts_GR = [], []
         for keys in keys_G:
@@ -90,7 +108,10 @@ class ShardedLookup:
         return Lookup(parts, inserts, evaluates, counts)
 
     def finish(self, lookup: Lookup) -> None:
-        """Fills ``lookup.vectors_UD``: the vectors of each table's unique keys, unless they can stay in their rows."""
+        """Finishes a lookup: exchanges keys, looks them up at their owners, and returns the embeddings.
+
+        Sets ``lookup.vectors_UD``, except where embeddings can be read from the rows directly. All ranks call it.
+        """
         self._take_counts(lookup)
         vectors_V, refused_G = [], []
         for part, table, keys, hides_unknown in zip(
@@ -111,7 +132,7 @@ class ShardedLookup:
         lookup.vectors_UD, lookup.refused = self._return_values(lookup, vectors_V, refused)
 
     def _take_counts(self, lookup: Lookup) -> None:
-        """Waits for the counts, if there are other ranks: U is known from here on."""
+        """Waits for the key counts if there are other ranks. The host knows U afterwards."""
         if lookup.counts is None:
             return
         sent_GR, received_GR = lookup.counts.wait()
@@ -123,12 +144,17 @@ class ShardedLookup:
     def hand_out(
         self, lookup: Lookup, number: int, offsets: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """Sums of vectors of table ``number``, one for each bag of the batch's keys; (B, D).
+        """Expands the embeddings of merged table ``number`` to bags.
 
-        Without ``offsets`` each key is a bag; likewise below.
-
+        Args:
+            lookup: a finished lookup.
+            number: index of the merged table.
+            offsets: (B + 1,) int64, bounds of the bags among the keys; None: each key is a bag.
+            weights: (K,) weights of the keys; None: all 1.
+        Returns:
+            (B, D), the weighted sum of each bag.
         Raises:
-            RuntimeError: vectors are read from rows, which have changed since ``finish()``; likewise below.
+            RuntimeError: embeddings are read from rows, and rows were removed or moved since ``finish()``.
         """
         part = lookup.parts[number]
         if self._are_in_rows(part):
@@ -139,7 +165,11 @@ class ShardedLookup:
         return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
 
     def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
-        """(U, D): those of the unique keys of table ``number``."""
+        """Returns the embeddings of the unique keys of merged table ``number``, (U, D).
+
+        Raises:
+            RuntimeError: as ``hand_out()``.
+        """
         part = lookup.parts[number]
         if self._are_in_rows(part):
             vectors_UD = self.tables[number].gather(part.unique.keys, self._rows_to_read(part, number))
@@ -153,7 +183,7 @@ class ShardedLookup:
         return part.found.rows_W
 
     def _are_in_rows(self, part: Part) -> bool:
-        """Vectors need not be copied, as nobody else has any."""
+        """Can embeddings be read from rows directly? True with one rank, if the first stage found all duplicates."""
         return part.received is part.unique and self._num_ranks == 1
 
     # Backward
@@ -161,13 +191,17 @@ class ShardedLookup:
     def return_gradients(
         self, lookup: Lookup, bags_G: Sequence[BagGradients | None], *, may_wait: bool
     ) -> tuple[list[Gradient | None], list[torch.Tensor | None]]:
-        """Sends gradients to the owners of their rows, by table.
+        """Sends gradients to the owners of the keys. All ranks call it, even without gradients.
 
-        On CUDA, where only the device knows whether other ranks have any, no keys are known if there is none.
+        On CUDA only the device knows whether any rank has a gradient. If none has, ``num_known`` of the keys is 0.
 
+        Args:
+            lookup: a finished lookup.
+            bags_G: gradients of bags for each merged table; None: the loss does not depend on the table.
+            may_wait: may the reduction of received gradients be postponed?
         Returns:
-            what this rank owns, None where no rank has any; and what it sent, (U, D), None where it has none or there
-            are no others.
+            for each merged table, the gradient of the keys that this rank owns (None: no rank has one), and the
+            reduced gradients that this rank sent, (U, D) (None: there are none, or there is one rank).
         """
         result: list[Gradient | None] = []
         if all(self._are_in_rows(part) for part in lookup.parts):
@@ -198,7 +232,12 @@ class ShardedLookup:
     def _send_gradients(
         self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]
     ) -> tuple[Sequence[torch.Tensor | None], Sequence[bool | torch.Tensor]]:
-        """What owners get, and whether any rank has some; zeros stand for what a rank has not."""
+        """Exchanges reduced gradients. A rank without a gradient sends zeros.
+
+        Returns:
+            for each merged table, (V, D) received gradients, and whether any rank has a gradient (on CUDA a bool
+            tensor of shape ()).
+        """
         if self._num_ranks == 1:
             return gradients_UD, [gradients is not None for gradients in gradients_UD]
         values = [
@@ -214,10 +253,14 @@ class ShardedLookup:
     def update(
         self, table: Table, gradients: Sequence[Gradient], *, lr: Mapping[int, float], step: int, divisor: float
     ) -> None:
-        """One step of the optimizer with the gradients of one or more lookups of ``table``.
+        """Applies one optimizer step with the gradients of one or more lookups of ``table``.
 
         Args:
-            lr: the rates, by the numbers of the tables that are merged in ``table``.
+            table: this rank's part of a merged table.
+            gradients: gradients of its lookups since the last step, at least one.
+            lr: learning rate by table number.
+            step: number of the step, from 1.
+            divisor: divides the gradients.
         """
         keys, found = gradients[0].keys, gradients[0].part.found
         assert found is not None, "gradients come after vectors"
@@ -237,7 +280,7 @@ class ShardedLookup:
             gradients[0].apply(table, rows_W, lr=rate, step=step, divisor=divisor)
 
     def gradient_norm(self, gradients: Sequence[Gradient]) -> torch.Tensor:
-        """() float64: the L2 norm of the gradients of one table on this rank, added up by key."""
+        """Returns the L2 norm of one merged table's gradients on this rank, summed by key: () float64."""
         if len(gradients) > 1 or self._has_duplicates():
             keys, values_WD = self._sum_of(gradients)
         else:
@@ -249,13 +292,13 @@ class ShardedLookup:
         return norm
 
     def _sum_of(self, gradients: Sequence[Gradient]) -> tuple[Keys, torch.Tensor]:
-        """Gradients of several lookups of one table, added up so that no key comes twice."""
+        """Reduces the gradients of several lookups of one table, so that each key occurs once."""
         keys, values = join_gradients(gradients)
         unique = self._deduplicator.deduplicate(keys)
         return unique.keys, self._deduplicator.add_up(unique, values)
 
     def _has_duplicates(self) -> bool:
-        """Whether keys of one batch may come twice at their owner."""
+        """May a key of one batch occur twice at its owner after deduplication?"""
         return self._dedup == "none" or (self._dedup == "first" and self._num_ranks > 1)
 
     # Exchanges
@@ -265,11 +308,11 @@ class ShardedLookup:
 
     def _unique_of_owner(self, part: Part, keys: Keys) -> UniqueKeys:
         if self._num_ranks == 1 and self._dedup in ("first", "both"):
-            return part.unique  # There are no others that the keys could be repeated by.
+            return part.unique  # No other rank could send the same keys again.
         return self._unique(keys, stages=("second", "both"))
 
     def _exchange_keys(self, lookup: Lookup) -> list[Keys]:
-        """The keys of each table that this rank owns, with their counts, rank by rank."""
+        """Sends unique keys to their owners. Returns the received keys of each merged table, rank by rank."""
         if self._num_ranks == 1:
             return [part.unique.keys for part in lookup.parts]
         messages = [messages_of(part.unique.keys) for part in lookup.parts]
@@ -284,14 +327,23 @@ class ShardedLookup:
         *,
         kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """What owners get of this rank's unique keys, and this rank as an owner from all."""
+        """Sends rows of unique keys to the owners. Returns the rows that this rank receives as an owner.
+
+        Args:
+            lookup: a lookup with key counts.
+            values_U: (U, ...) for each merged table.
+            notes: (N,) of the same type, sent to all ranks; None: none.
+            kind: counter of the bytes.
+        Returns:
+            (V, ...) for each merged table, and (R, N) the notes of all ranks or None.
+        """
         sent_GR, received_GR = _counts_of(lookup)
         return self._exchange_values(values_U, sent_GR, received_GR, notes, kind=kind)
 
     def _return_values(
         self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """What owners have for this rank's unique keys."""
+        """Sends rows of received keys back to the ranks that asked for them. The reverse of ``_send_values()``."""
         if self._num_ranks == 1:
             return list(values_V), None if notes is None else notes.unsqueeze(0)
         sent_GR, received_GR = _counts_of(lookup)
@@ -306,12 +358,16 @@ class ShardedLookup:
         *,
         kind: TrafficName,
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Sends rows of each table's values, rank by rank, all tables in one exchange; those of one alone as they lie.
+        """Sends the rows of all merged tables in one all-to-all.
 
         Args:
-            notes: (N,) of the same type, for all ranks; None: there are none.
+            values_G: rows of each merged table, rank by rank.
+            sent_GR: rows for each rank.
+            received_GR: rows from each rank.
+            notes: (N,) of the same type, sent to all ranks as one more row; None: none.
+            kind: counter of the bytes.
         Returns:
-            the values of each table, and (R, N) the notes of all ranks.
+            the received rows of each merged table, and (R, N) the notes of all ranks or None.
         """
         sent = sum(
             (len(values) - sent_R[self._rank]) * values.size(1)
@@ -337,7 +393,10 @@ def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
 def _update_by_rate(
     table: Table, keys: Keys, rows_W: torch.Tensor, values_WD: torch.Tensor, *, lr: Mapping[int, float], step: int
 ) -> None:
-    """One step of the optimizer, with another rate for each table that is merged in ``table``."""
+    """Applies one optimizer step with a different learning rate for each table in a merged one: one update per table.
+
+    On CUDA it waits for the device, because ``nonzero()`` does.
+    """
     tables_W = tables_of(keys)
     is_known_W = torch.ones(len(keys), dtype=torch.bool, device=rows_W.device)
     if keys.num_known is not None:
@@ -351,7 +410,7 @@ def _update_by_rate(
 
 
 def _weights_of_known(part: Part, weights_V: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Weights of the keys at their owner with which keys without a row add zeros, if they are to."""
+    """Sets the weights of keys without a row to 0 if such keys must give zeros; (V,), None: all 1."""
     if part.known_W is None:
         return weights_V
     assert part.received is not None, "finish() has found rows"
@@ -360,7 +419,7 @@ def _weights_of_known(part: Part, weights_V: torch.Tensor | None = None) -> torc
 
 
 def _known_if(is_wanted: torch.Tensor, keys: Keys) -> Keys:
-    """The same keys if the device finds that they are wanted, else none of them."""
+    """Returns ``keys`` with ``num_known`` set to 0 on the device if ``is_wanted``, () bool, is false."""
     num_known = (is_wanted.view(1) * number_of(keys)).to(torch.int32)
     return Keys(
         keys.ids,

@@ -1,4 +1,4 @@
-"""How many keys go to each rank and come from it: what the sizes of exchanges follow from.
+"""Exchange of key counts, from which the sizes of all later exchanges of a batch follow.
 
 G merged tables, R ranks.
 """
@@ -14,15 +14,20 @@ CountsGR = list[list[int]]
 
 
 class SplitCounts:
-    """Counts on their way to the other ranks, and then to the host.
+    """Sends this rank's key counts to all ranks, receives theirs, and copies both to the host.
 
-    On CUDA they have a stream of their own, so that ``wait()`` waits for what was enqueued before them and no longer.
+    On CUDA the copy runs on a stream of its own, so ``wait()`` does not wait for kernels that are enqueued later.
+
+    Args:
+        sent_GR: for each merged table (R,) int64, the number of keys for each owner.
+        group: the ranks that take part.
+        stream: stream of the copy; None: the counts are on the CPU.
     """
 
     def __init__(
         self, sent_GR: Sequence[torch.Tensor], group: dist.ProcessGroup | None, stream: torch.cuda.Stream | None
     ) -> None:
-        # Together, so that one copy brings them to the host.
+        # Sent and received counts share a tensor, so one copy brings both to the host.
         self._counts_2RG = sent_GR[0].new_empty(2, len(sent_GR[0]), len(sent_GR))
         sent_RG, received_RG = self._counts_2RG
         torch.stack(list(sent_GR), 1, out=sent_RG)
@@ -43,7 +48,11 @@ class SplitCounts:
             self._event.record(stream)
 
     def wait(self) -> tuple[CountsGR, CountsGR]:
-        """What this rank sends to each, and receives."""
+        """Waits for the counts.
+
+        Returns:
+            sent_GR and received_GR: the number of keys by merged table and rank.
+        """
         if self._event is None:
             self._work.wait()
         else:

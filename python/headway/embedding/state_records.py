@@ -1,7 +1,15 @@
-"""The records of tables in a ``state_dict()``, so that any number of ranks loads what any other number saved.
+"""Records of tables in a ``state_dict()``: N ranks save, M ranks load.
 
-Each table has one value, ``TableRecords``, of which a rank has the virtual buckets that it owns. On loading a rank
-takes what it owns of what it has read. Records say which buckets they are of, so a state that lacks some is refused.
+Idea: a table has one entry, ``TableRecords``, sharded by virtual buckets: each rank holds the buckets that it owns. On
+loading, a rank keeps the records of its own buckets from whatever it has read.
+
+Example: the entry of table "item" is ``<prefix>item.records``. A small table that 2 ranks saved has two pieces, and
+both overlap the range of the second of 3 ranks. That rank reads both, and imports only the keys that it owns.
+
+Invariants: records state their buckets and the step count of their table, so a state that lacks buckets, or mixes two
+steps, is rejected. Loading replaces all tables or none. Entries are matched by table name, never by position.
+Importing does not count as a lookup. Pending keys are imported after all rows.
+Complexity: linear in the records that a rank has read.
 """
 
 from __future__ import annotations
@@ -19,12 +27,12 @@ from headway.embedding.table_state import TableRecords
 
 RECORDS = "records"
 
-#: Tables, each with some of its records.
+#: Table names, each with some of the table's records.
 ReadRecords = list[tuple[str, Records]]
 
 
 def add_records(parts: Iterable[TablePart], state: MutableMapping[str, Any], prefix: str) -> None:
-    """Puts the records of all tables into a state, by ``prefix`` and the table's name."""
+    """Adds the records of all tables to a state, under ``<prefix><table>.records``."""
     for part in parts:
         state.update((f"{prefix}{table}.{RECORDS}", records) for table, records in _named_records(part))
 
@@ -38,14 +46,20 @@ def take_records(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> list[ReadRecords]:
-    """Removes the records from a state, and reads those that ``import_records()`` puts into the tables of each part.
+    """Removes the records from a state, and reads those that ``import_records()`` must put into each part.
 
-    As in ``Module._load_from_state_dict``, what is wrong is added to the lists: tables that the state has not, others
-    that it has, names that no state has, and what is missing of a table or does not fit.
+    Errors are appended to the lists, as in ``Module._load_from_state_dict``.
 
+    Args:
+        parts: this rank's parts of the merged tables.
+        state: the state.
+        prefix: prefix of the entries.
+        missing_keys: gets the entries of tables that the state lacks.
+        unexpected_keys: gets entries of other tables, and misspelt ones.
+        error_msgs: gets records that are incomplete or do not fit.
     Returns:
-        by part, what it must have from now on: nothing if all of it stays as it is, as it does where records do not
-        fit. A table that the state has not keeps what it has.
+        for each part the records that its new table must hold; empty if the table stays as it is. If any records do not
+        fit, all parts stay. A table that the state lacks keeps its records.
     """
     loaded: dict[str, TableRecords] = {}
     for name in [name for name in state if name.startswith(prefix) and f".{RECORDS}" in name]:
@@ -69,10 +83,12 @@ def take_records(
 
 
 def import_records(part: TablePart, read: ReadRecords) -> None:
-    """Puts records into the table of ``part``, which has none of their keys. Nothing counts as a lookup.
+    """Imports the records that this rank owns into the table of ``part``, which must not have their keys.
+
+    Nothing counts as a lookup.
 
     Raises:
-        MemoryError: there is no room for all of them.
+        MemoryError: the table has no room for all of them.
     """
     for name, records in read:
         number = table_number(name)
@@ -91,18 +107,23 @@ def import_records(part: TablePart, read: ReadRecords) -> None:
 
 
 def updates_of(read: ReadRecords) -> int:
-    """How many updates tables with these records have had."""
+    """Returns the number of optimizer steps of the tables that these records are from."""
     return max((records.updates for _, records in read), default=0)
 
 
 def _named_records(part: TablePart) -> Iterator[tuple[str, TableRecords]]:
-    """The records of a rank, by table."""
+    """Yields the records of this rank, by table name."""
     listing = Listing(part)
     for table in part.names:
         yield table, TableRecords.of(LiveRecords(listing, table, part.buckets))
 
 
 def _read_records(part: TablePart, loaded: Mapping[str, TableRecords]) -> ReadRecords:
+    """Returns the records of all tables of a part, or none if the state has none of them.
+
+    Raises:
+        ValueError: records do not fit the table, or some are missing.
+    """
     if not any(table in loaded for table in part.names):
         return []
     own = dict(_named_records(part))
@@ -113,7 +134,8 @@ def _read_records(part: TablePart, loaded: Mapping[str, TableRecords]) -> ReadRe
             pieces = [replace(records, states_KS=records.states_KS[:, :0]) for records in pieces]
         for records in pieces:
             _expect_fitting(part.table, table, records)
-        # Ids of a table that had another name are in other buckets here.
+        # The bucket of an id depends on the table's name. If the table was renamed, ids are in other buckets now, so
+        # this rank needs all of them.
         keeps_buckets = all(records.table == table_number(table) for records in pieces)
         _expect_whole(part.buckets if keeps_buckets else (0, _embedding.NUM_VIRTUAL_BUCKETS), table, pieces)
         result.extend((table, records) for records in pieces)
@@ -138,7 +160,11 @@ def _expect_fitting(table: Table, name: str, records: Records) -> None:
 
 
 def _expect_whole(buckets: tuple[int, int], table: str, chosen: Iterable[Records]) -> None:
-    """Records of one state are there for all buckets of this rank."""
+    """Checks that records cover all ``buckets``, and are of one state.
+
+    Raises:
+        ValueError: a bucket is missing, or the pieces have different step counts.
+    """
     reached, end = buckets
     updates = set()
     for records in sorted(chosen, key=lambda each: each.buckets):

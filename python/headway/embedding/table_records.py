@@ -1,6 +1,6 @@
-"""The records of the keys of a table: of rows and of those that wait for one.
+"""Records of the keys of a table: keys with rows, and pending keys, which wait for one.
 
-K keys with rows, P keys that wait, D columns, S floats of an optimizer's state.
+K keys with rows, P pending keys, D columns, S floats of optimizer state per row.
 """
 
 from __future__ import annotations
@@ -18,52 +18,53 @@ from headway import _embedding
 from headway._embedding import Keys, Table
 from headway.embedding.merging import table_number, table_numbers
 
-#: The layout of ``Records.encode()``.
+#: Version of the layout of ``Records.encode()``.
 _LAYOUT = 1
-_HEADER = 10  # int64 numbers: layout, routing version, updates, first bucket, end bucket, table, K, P, D, S
+_HEADER = 10  # Number of int64 values: layout, routing version, updates, first bucket, end bucket, table, K, P, D, S.
 
 
 @dataclass(frozen=True)
 class TablePart:
-    """What a rank has of merged tables, whose records go into a state or come out of one."""
+    """One rank's part of a merged table, as source or destination of records."""
 
-    names: tuple[str, ...]  #: of the tables
+    names: tuple[str, ...]  #: Names of the tables that are merged.
     table: Table
-    updates: int  #: so far
+    updates: int  #: Optimizer steps so far.
     rank: int
     num_ranks: int
-    is_read_only: bool = False  #: takes records without the state of an optimizer
+    is_read_only: bool = False  #: The table has no optimizer: drop the optimizer state of records.
 
     @property
     def buckets(self) -> tuple[int, int]:
-        """The first one of this rank, and the one behind its last."""
+        """The first virtual bucket of this rank, and the one after its last."""
         begin, end = (_embedding.first_bucket_of(each, self.num_ranks) for each in (self.rank, self.rank + 1))
         return begin, end
 
 
 @dataclass(frozen=True)
 class Records:
-    """What is known of K keys with rows and P keys that wait for one, all of one table."""
+    """All keys of one table in a range of virtual buckets. Tensors are on the CPU."""
 
-    routing_version: int
-    updates: int  #: of the table
-    buckets: tuple[int, int]  #: whose keys are all there: the first, and the one behind the last
-    table: int  #: the number of the table, on which the buckets of its ids depend
-    ids_K: torch.Tensor
-    counts_K: torch.Tensor
-    steps_K: torch.Tensor
-    vectors_KD: torch.Tensor
-    states_KS: torch.Tensor
-    pending_P: torch.Tensor
-    pending_counts_P: torch.Tensor
+    routing_version: int  #: Version of the mapping from keys to buckets.
+    updates: int  #: Optimizer steps of the table.
+    buckets: tuple[int, int]  #: The range: its first bucket, and the one after its last.
+    table: int  #: Table number; the buckets of ids depend on it.
+    ids_K: torch.Tensor  #: int64
+    counts_K: torch.Tensor  #: int32, lookups of each row.
+    steps_K: torch.Tensor  #: int32, step of the last lookup of each row.
+    vectors_KD: torch.Tensor  #: float32 embeddings.
+    states_KS: torch.Tensor  #: float32 optimizer state.
+    pending_P: torch.Tensor  #: int64, ids of the pending keys.
+    pending_counts_P: torch.Tensor  #: int32, their lookups.
 
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
+        """The columns of keys with rows."""
         return self.ids_K, self.counts_K, self.steps_K, self.vectors_KD, self.states_KS
 
     @property
     def num_values(self) -> int:
-        """How many floats there are, of vectors and of the optimizer's state."""
+        """Number of floats in embeddings and optimizer state."""
         return self.vectors_KD.numel() + self.states_KS.numel()
 
     def values(self) -> tuple[Any, ...]:
@@ -71,7 +72,7 @@ class Records:
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
-        """Returns the records of some buckets; None: all."""
+        """Returns the records in a range of buckets (first, end); None: all."""
         if table_buckets is None or table_buckets == self.buckets:
             return self
         begin, end = table_buckets
@@ -100,20 +101,26 @@ class Records:
         return rows_K, pending_P
 
     def encode(self) -> torch.Tensor:
-        """(1, bytes) uint8: all of it, as ``decode()`` reads it."""
+        """Serialises the records as (1, bytes) uint8: header, columns of 8 bytes, then columns of 4 bytes.
+
+        The columns of 8 bytes come first, so all of them are aligned.
+        """
         sizes = (len(self.ids_K), len(self.pending_P), self.vectors_KD.size(1), self.states_KS.size(1))
         header = torch.tensor([_LAYOUT, self.routing_version, self.updates, *self.buckets, self.table, *sizes])
         columns = (header, self.ids_K, self.pending_P, *self.rows[1:], self.pending_counts_P)
         bytes_of_columns = [column.contiguous().view(-1).view(torch.uint8).numpy() for column in columns]
         encoded = torch.empty(1, sum(map(len, bytes_of_columns)), dtype=torch.uint8)
-        numpy.concatenate(bytes_of_columns, out=encoded.numpy()[0])  # On this thread, as a save has it to itself.
+        numpy.concatenate(
+            bytes_of_columns, out=encoded.numpy()[0]
+        )  # On this thread only: a save has a thread of its own.
         return encoded
 
     @classmethod
     def decode(cls, encoded: torch.Tensor) -> Records:
-        """
+        """Reads what ``encode()`` returned. The columns are views of ``encoded``.
+
         Raises:
-            ValueError: it is of another layout, or truncated.
+            ValueError: the layout is another one, or the bytes are truncated.
         """
         data = encoded.view(-1)
         if data.dtype != torch.uint8 or len(data) < 8 * _HEADER:
@@ -140,7 +147,7 @@ def _places_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:
 
 
 def join_records(pieces: Sequence[Records], buckets: tuple[int, int]) -> Records:
-    """One for all the pieces, which have no keys in common."""
+    """Concatenates pieces, which have no keys in common, to the records of ``buckets``."""
     first = pieces[0]
     if len(pieces) == 1:
         return replace(first, buckets=buckets)
@@ -149,7 +156,7 @@ def join_records(pieces: Sequence[Records], buckets: tuple[int, int]) -> Records
 
 
 class LiveRecords:
-    """Records of this rank that are read out of the table when somebody asks for them."""
+    """Records of this rank that are read from the table on demand."""
 
     def __init__(self, listing: Listing, table: str, buckets: tuple[int, int]) -> None:
         self._listing, self._table, self.buckets = listing, table, buckets
@@ -159,7 +166,7 @@ class LiveRecords:
         return self._listing.num_values(self._table)
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
-        """Reads the records of some buckets; None: all of this rank."""
+        """Reads the records in a range of buckets (first, end); None: all buckets of this rank."""
         return self._listing.read(self._table, table_buckets or self.buckets)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -167,7 +174,7 @@ class LiveRecords:
 
 
 class Listing:
-    """The keys of merged tables as they are when they are first asked for, by virtual bucket."""
+    """The keys of a merged table by virtual bucket, listed once, on first use."""
 
     def __init__(self, part: TablePart) -> None:
         self._table, self._updates, self._names = part.table, part.updates, part.names
@@ -181,12 +188,12 @@ class Listing:
         return _with_begins(self._table.list_pending(0, _embedding.NUM_VIRTUAL_BUCKETS))
 
     def num_values(self, table: str) -> int:
-        """How many floats the rows of a table have."""
+        """Returns the number of floats in the rows of a table."""
         return self._num_rows[table] * (self._table.dim + self._table.state_size)
 
     @cached_property
     def _num_rows(self) -> dict[str, int]:
-        """The number of rows, by table."""
+        """Number of rows, by table name."""
         keys, _ = self._rows
         if len(self._names) == 1:
             return {self._names[0]: len(keys)}
@@ -196,6 +203,7 @@ class Listing:
         return {name: by_number.get(int(table_numbers([name])), 0) for name in self._names}
 
     def read(self, table: str, buckets: tuple[int, int]) -> Records:
+        """Reads the records of one table in a range of buckets (first, end)."""
         ids_K, _ = self._select(*self._rows, table, buckets)
         pending_P, pending_counts_P = self._select(*self._pending, table, buckets)
         columns = self._no_columns
@@ -206,7 +214,7 @@ class Listing:
 
     @cached_property
     def _no_columns(self) -> tuple[torch.Tensor, ...]:
-        """Most parts are empty where ids are few: they are pickled fast, as their columns share memory."""
+        """Columns of an empty piece. They share memory, so the many empty pieces of a small table are pickled fast."""
         ids, counts, values = (torch.empty(0, dtype=each) for each in (torch.int64, torch.int32, torch.float32))
         vectors, states = values.view(0, self._table.dim), values.view(0, self._table.state_size)
         return ids, counts, counts, vectors, states, ids, counts
@@ -214,7 +222,7 @@ class Listing:
     def _select(
         self, keys: Keys, begins: list[int], table: str, buckets: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and counts of one table in these buckets."""
+        """Returns ids and counts of one table in a range of buckets; ``begins`` has the first key of each bucket."""
         part: slice | torch.Tensor = slice(begins[buckets[0]], begins[buckets[1]])
         ids, counts = keys.ids[part], torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[part]
         if len(self._names) > 1:
@@ -225,5 +233,6 @@ class Listing:
 
 
 def _with_begins(keys: Keys) -> tuple[Keys, list[int]]:
+    """Returns keys, which are in the order of their buckets, and the index of the first key of each bucket."""
     _, counts = _embedding.route(keys, _embedding.NUM_VIRTUAL_BUCKETS)
     return keys, [0, *accumulate(counts.tolist())]

@@ -1,11 +1,18 @@
-"""The records of a table as a value of a ``state_dict()``: one tensor over all virtual buckets, sharded among ranks.
+"""``TableRecords``: a table in a ``state_dict()``, saved and loaded by ``torch.distributed.checkpoint`` (DCP).
 
-Its elements are the records of a bucket, of any number of keys, so it has no numbers to compute with. It can be copied,
-moved, pickled and, by the protocol of ``torch.distributed.checkpoint``, saved and loaded: each rank writes its range of
-buckets, in pieces of a bounded size, and reads the pieces that have buckets of its range, whoever wrote them.
+Idea: to DCP a table is a 1-D tensor with one element per virtual bucket (16,384), sharded over ranks. DCP plans which
+ranges of elements to write and read. An element is all records of a bucket, of any size, so there are no numbers to
+compute with. The value can be copied, moved, pickled, saved and loaded.
 
-In a checkpoint a piece is a tensor (1, bytes) uint8 under the range of its buckets. The reader gets it whole: only it
-knows how many bytes there are, and so the target that it is copied to takes any size.
+Example: 2 ranks save: the chunks are [0, 8192) and [8192, 16384), cut into pieces of about 8 MB. 3 ranks load: the
+second asks for [5462, 10923). DCP gives it each piece that overlaps the range, whichever rank wrote it.
+
+Invariants: a piece is stored as a tensor (1, bytes) uint8 under its range of buckets, and a reader always gets it
+whole: only the piece knows its number of bytes, so ``_Target`` accepts any size and ``_Piece`` claims to be larger than
+any request. ``state_records.py`` drops the keys of other ranks. Records are read from the table while they are saved,
+so the table must not change before the save ends; ``clone()`` takes a snapshot.
+Complexity: a save encodes one piece at a time, so it needs about 8 MB beside the table.
+Source: the planner protocol of torch.distributed.checkpoint (``__create_write_items__``, ``__create_chunk_list__``).
 """
 
 from __future__ import annotations
@@ -21,26 +28,26 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from headway import _embedding
 from headway.embedding.table_records import LiveRecords, Records, join_records
 
-#: Bytes of a piece in a checkpoint, about: a writer has one in memory besides the table.
+#: Approximate size of a piece in a checkpoint. A writer has one piece in memory beside the table.
 _PIECE_BYTES = 1 << 23
 
 _ALL_BUCKETS = torch.Size([_embedding.NUM_VIRTUAL_BUCKETS])
 
-#: What torch may ask of the empty tensor that stands for the records.
+#: Functions that torch may call on the empty tensor that stands for the records.
 _HARMLESS = frozenset(["__get__", "__set__", "data_ptr", "is_floating_point", "is_complex", "_is_view", "element_size"])
 
 
 class TableRecords(torch.Tensor):
-    """All that a table has: ids, vectors, the optimizer's state, counts and steps.
+    """All records of a table: ids, embeddings, optimizer states, counts and steps.
 
-    ``read()`` gives the columns. ``clone()``, ``cpu()``, ``to()`` and ``copy.deepcopy()`` take a snapshot; without one
-    the records are read from the table as they are saved. They are on the CPU, whatever device the table is on.
-    ``numel()`` is the number of floats of vectors and of the optimizer's state.
+    ``read()`` returns the columns. ``clone()``, ``cpu()``, ``to()`` and ``copy.deepcopy()`` take a snapshot. Without
+    one the records are read from the table when they are saved. They are on the CPU, whatever device the table is on.
+    ``numel()`` is the number of floats in embeddings and optimizer states.
     """
 
     _source: LiveRecords | Records
-    _received: list[Records] | None  #: pieces of a checkpoint that take the place of the source
-    _ends: dict[int, int]  #: of the pieces of a save that is planned, by their first bucket
+    _received: list[Records] | None  #: Pieces that a load has read; they replace the source. None: nothing was loaded.
+    _ends: dict[int, int]  #: First bucket of each piece of a planned save -> the bucket after its last.
 
     @staticmethod
     def of(source: LiveRecords | Records) -> TableRecords:
@@ -50,15 +57,15 @@ class TableRecords(torch.Tensor):
 
     @property
     def buckets(self) -> tuple[int, int]:
-        """The first virtual bucket of this rank, and the one behind its last."""
+        """The first virtual bucket of this rank, and the one after its last."""
         return self._source.buckets
 
     def pieces(self) -> list[Records]:
-        """All records, in any number of pieces; of some buckets there are none if a checkpoint lacks them."""
+        """Returns all records, in any number of pieces. Buckets that a checkpoint lacks are missing."""
         return [self._source.read()] if self._received is None else self._received
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
-        """Records of some buckets; None: all of this rank."""
+        """Returns the records in a range of buckets (first, end); None: all buckets of this rank."""
         buckets = table_buckets or self.buckets
         if self._received is None:
             return self._source.read(buckets)
@@ -89,14 +96,14 @@ class TableRecords(torch.Tensor):
         )
 
     def clone(self, **options: Any) -> TableRecords:
-        """A snapshot, which does not change as the table learns."""
+        """Returns a snapshot, which does not change when the table is updated."""
         return TableRecords.of(self.read().clone())
 
     def to(self, *arguments: Any, **options: Any) -> TableRecords:
-        """A snapshot on the CPU, where records are: they have no other device.
+        """Returns a snapshot on the CPU; records have no other device.
 
         Raises:
-            TypeError: another dtype is asked for.
+            TypeError: another dtype is requested.
         """
         if any(isinstance(each, torch.dtype) for each in (*arguments, *options.values())):
             raise TypeError("the records of a table keep their types: ids, counts and vectors have different ones")
@@ -112,7 +119,7 @@ class TableRecords(torch.Tensor):
         return self
 
     def new_empty(self, *size: Any, **options: Any) -> TableRecords:
-        """Takes the attributes of another one: torch's staging of state makes copies in this way."""
+        """Returns a value with the same source. The state staging of torch makes copies by ``new_empty()``."""
         return TableRecords.of(self._source)
 
     def numel(self) -> int:
@@ -148,7 +155,7 @@ class TableRecords(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return table_records, self.read().values()
 
-    # The protocol of torch.distributed.checkpoint
+    # Planner protocol of torch.distributed.checkpoint
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         self._ends = dict(self._ranges())
@@ -162,7 +169,7 @@ class TableRecords(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """The records that this rank reads. A load begins with it, so what an earlier one gave is dropped."""
+        """Plans a load of this rank's buckets. DCP calls it first, so pieces of an earlier load are dropped."""
         self._received = []
         return [_chunk(*self.buckets)]
 
@@ -171,23 +178,24 @@ class TableRecords(torch.Tensor):
         return _Piece(self, index.offset[0])
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
-        """The first bucket of each piece, and the one behind its last."""
+        """Yields the first bucket of each piece and the one after its last."""
         begin, end = self.buckets
         num_pieces = min(1 + 4 * self.numel() // _PIECE_BYTES, end - begin)
         bounds = [begin + (end - begin) * each // num_pieces for each in range(num_pieces + 1)]
         return pairwise(bounds)
 
     def encoded(self, first_bucket: int) -> torch.Tensor:
-        """The piece that begins there, as a checkpoint has it."""
+        """Encodes the piece that begins at ``first_bucket``."""
         return self.read((first_bucket, self._ends[first_bucket])).encode()
 
     def receive(self, encoded: torch.Tensor) -> None:
+        """Adds a piece that a load has read."""
         assert self._received is not None, "a load plan comes first"
         self._received.append(Records.decode(encoded))
 
 
 class _Piece:
-    """A piece of a checkpoint: a writer asks for the tensor by ``detach()``, a reader for a target by ``narrow()``."""
+    """A piece as DCP handles it: writers call ``detach()`` for the data, readers ``narrow()`` for the destination."""
 
     def __init__(self, records: TableRecords, first_bucket: int) -> None:
         self._records, self._first_bucket = records, first_bucket
@@ -196,14 +204,14 @@ class _Piece:
         return self._records.encoded(self._first_bucket)
 
     def size(self, dim: int) -> int:
-        return _ALL_BUCKETS[0] + 1  # Readers narrow what is larger than what they have.
+        return _ALL_BUCKETS[0] + 1  # Larger than any range of buckets, so DCP always calls narrow().
 
     def narrow(self, dim: int, start: int, length: int) -> _Target:
         return _Target(self._records)
 
 
 class _Target:
-    """Takes a piece of any size that was read."""
+    """Destination of a read: accepts a piece of any size."""
 
     def __init__(self, records: TableRecords) -> None:
         self._records = records
@@ -219,7 +227,7 @@ class _Target:
 
 
 class _AnySize:
-    """Equal to the size of any tensor."""
+    """A size that equals any other: passes DCP's check that source and destination have the same size."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -231,7 +239,7 @@ class _AnySize:
 
 
 def table_records(*fields: Any) -> TableRecords:
-    """Makes the value of a table from the fields of ``Records``, as they are pickled."""
+    """Makes a ``TableRecords`` from the fields of ``Records``; the constructor that pickles refer to."""
     return TableRecords.of(Records(*fields))
 
 
@@ -239,5 +247,5 @@ def _chunk(begin: int, end: int) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size([begin]), torch.Size([end - begin]))
 
 
-# For torch.load() with weights_only.
+# torch.load(weights_only=True) must accept it.
 torch.serialization.add_safe_globals([table_records])

@@ -1,4 +1,4 @@
-"""What a rank looks up and exchanges."""
+"""Counters of the keys that a rank looks up and the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ import torch
 
 from headway._embedding import Keys
 
-#: ``keys`` are looked up, ``routed`` after the first stage, ``received``, and ``found`` after the second: looked up in
-#: tables. Bytes are sent: of ids with counts, of vectors by owners, of gradients to owners.
+#: ``keys`` of batches; ``keys_routed`` after the first deduplication; ``keys_received`` by this rank as an owner;
+#: ``keys_found`` after the second deduplication, which are looked up in tables. Bytes sent: ``id_bytes`` (ids, tables
+#: and counts), ``vector_bytes`` (embeddings, by owners), ``gradient_bytes`` (to owners).
 TrafficName = Literal[
     "keys", "keys_routed", "keys_received", "keys_found", "id_bytes", "vector_bytes", "gradient_bytes"
 ]
 
-_MOST_NUMBERS = 256  #: on a device before they are added up
+_MOST_NUMBERS = 256  #: Device counters that are kept before they are summed into one.
 
 
 def number_of(keys: Keys) -> int | torch.Tensor:
-    """How many keys there are; on the device if only it knows."""
+    """Returns the number of valid keys: an int, or (1,) int32 on the device if only the device knows it."""
     return len(keys) if keys.num_known is None else keys.num_known
 
 
 class TrafficCounts:
-    """Keys and bytes of this rank since the collection was made; bytes to itself are not counted."""
+    """Keys and bytes of this rank since the collection was made. Bytes that a rank sends to itself do not count."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = dict.fromkeys(get_args(TrafficName), 0)
-        self._on_device: dict[str, list[torch.Tensor]] = {}  #: what else there is, by batch
+        self._on_device: dict[str, list[torch.Tensor]] = {}  #: Numbers that only the device knows, not in the totals.
 
     def add(self, name: TrafficName, number: int | torch.Tensor) -> None:
-        """Does not wait for the device."""
+        """Adds to a counter. Does not wait for the device."""
         if isinstance(number, int):
             self._totals[name] += number
             return
@@ -40,7 +41,7 @@ class TrafficCounts:
             numbers[:] = [torch.cat(numbers).sum(dtype=torch.int64).view(1)]
 
     def totals(self) -> dict[str, int]:
-        """Waits for the device."""
+        """Returns all counters. Waits for the device."""
         return {
             name: total + sum(int(number) for number in self._on_device.get(name, ()))
             for name, total in self._totals.items()

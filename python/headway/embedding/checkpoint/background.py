@@ -1,4 +1,4 @@
-"""Work in a thread, some of it ahead of what is asked for."""
+"""Runs calls in a background thread, a few of them ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TypeVar
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
-_CALLS_AHEAD = 8  # on blocks of 20 to 100 MB each, with wide vectors
+_CALLS_AHEAD = 8  # A call handles a block, which has 20 to 100 MB if embeddings are wide.
 
 
 def in_background(thread: ThreadPoolExecutor, call: Callable[[_In], _Out], values: Iterable[_In]) -> Iterator[_Out]:
-    """``call(value)`` for each, in their order, some of them ahead of what is asked for: in ``thread``."""
+    """Yields ``call(value)`` for each value, in order. Calls run in ``thread``, up to ``_CALLS_AHEAD`` in advance.
+
+    Calls that have not begun are cancelled if the consumer stops early or a call raises.
+    """
     calls: deque[Future[_Out]] = deque()
     try:
         for value in values:

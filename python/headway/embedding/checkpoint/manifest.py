@@ -1,4 +1,4 @@
-"""What a checkpoint has, and where."""
+"""The manifest of a checkpoint: merged tables, blocks and their positions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, or is not what was written."""
+    """A checkpoint cannot be written or read, is damaged, or does not fit the tables."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Where columns are, and what they are of."""
+    """Position and content of one block of columns."""
 
-    file: str
-    offset: int
+    file: str  #: Name inside the folder.
+    offset: int  #: In bytes.
     num_bytes: int
-    crc32: int
-    group: int  #: of the tables in the manifest
-    pending: bool  #: keys that wait for a row, with their counts, instead of records
+    crc32: int  #: CRC-32 of all bytes of the block.
+    group: int  #: Index of the merged table in ``Manifest.groups``.
+    pending: bool  #: The block holds pending keys with their counts instead of records.
     num_keys: int
     first_bucket: int
-    end_bucket: int
+    end_bucket: int  #: The bucket after the last one.
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All about a checkpoint but its records."""
+    """Everything in a checkpoint except the records."""
 
-    step: int
-    routing_version: int
-    groups: list[dict[str, Any]]  #: by merged table: names, dim, state_size, optimizer
+    step: int  #: Optimizer steps so far.
+    routing_version: int  #: Version of the mapping from keys to buckets.
+    groups: list[dict[str, Any]]  #: For each merged table: table names, dim, state_size, optimizer.
     blocks: list[Block]
 
     def to_json(self) -> str:
@@ -49,7 +49,11 @@ class Manifest:
 
     @staticmethod
     def read(folder: Path) -> Manifest:
-        """Raises: CheckpointError: it is not there, not ours, or altered."""
+        """Reads the manifest of a folder.
+
+        Raises:
+            CheckpointError: it is missing, has another format, or was altered.
+        """
         path = folder / MANIFEST_NAME
         try:
             envelope = json.loads(path.read_text())
@@ -63,7 +67,7 @@ class Manifest:
 
 
 def describe(group: MergedTable, table: Table) -> dict[str, Any]:
-    """What a manifest says of a merged table."""
+    """Returns the entry of a merged table in ``Manifest.groups``."""
     return {
         "tables": [each.name for each in group.tables],
         "dim": table.dim,

@@ -1,4 +1,4 @@
-"""Values that ranks have in common, or of all of them; without a group of the only one."""
+"""Broadcast and gather of Python values. Without a group there is one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
-    """Rank 0's value."""
+    """Returns rank 0's value on all ranks."""
     if process_group is None:
         return value
     values = [value]
@@ -17,7 +17,7 @@ def common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
 
 
 def gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
-    """The values of all ranks."""
+    """Returns the values of all ranks, by rank."""
     if process_group is None:
         return [value]
     values: list[Any] = [None] * process_group.size()

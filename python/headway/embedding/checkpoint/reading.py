@@ -1,4 +1,4 @@
-"""How ranks read what they own of a checkpoint."""
+"""Loading: each rank reads the records that it owns."""
 
 from __future__ import annotations
 
@@ -31,15 +31,20 @@ def load(
     strict: bool,
     embeddings_only: bool,
 ) -> tuple[int, frozenset[str]]:
-    """Reads into empty tables what this rank owns; all ranks call it.
+    """Reads the records of this rank into empty tables. All ranks call it.
 
     Args:
-        embeddings_only: whether the states of optimizers begin anew, and so may be those of others in the checkpoint.
+        folder: folder that ``save()`` wrote.
+        groups: the merged tables of the collection.
+        tables: an empty table for each merged table.
+        process_group: the ranks that share the tables; None: this rank alone.
+        strict: require the checkpoint to have exactly the tables of ``groups``.
+        embeddings_only: start with new optimizer states; the checkpoint may then have another optimizer.
     Returns:
         the step of the checkpoint, and the names of its tables.
     Raises:
-        CheckpointError: on any rank a file is missing, truncated or altered, or tables do not fit; ``strict``: there
-            are others.
+        CheckpointError: on any rank a file is missing, truncated or altered, or a table does not fit. Raised on all
+            ranks.
     """
     rank, num_ranks = (0, 1) if process_group is None else (process_group.rank(), process_group.size())
     manifest, error = None, None
@@ -47,7 +52,7 @@ def load(
         manifest = Manifest.read(folder) if rank == 0 else None
     except CheckpointError as failure:
         error = str(failure)
-    # One for all ranks, whatever is saved meanwhile.
+    # All ranks use the manifest that rank 0 read, even if another save replaces it meanwhile.
     manifest, error = common((manifest, error), process_group)
     if manifest is not None:
         try:
@@ -61,7 +66,7 @@ def load(
                 strict=strict,
                 embeddings_only=embeddings_only,
             )
-        except Exception as failure:  # Whatever it is, the others must hear of it.
+        except Exception as failure:  # Any error must reach the other ranks, which wait in gather().
             error = str(failure) if isinstance(failure, CheckpointError) else f"{type(failure).__name__}: {failure}"
     errors = [each for each in gather(error, process_group) if each is not None]
     if errors or manifest is None:
@@ -93,7 +98,7 @@ def _read_all(
         records = _read_block(folder, block, manifest.groups[block.group])
         return records.take(owned_by(records.keys, rank, num_ranks)) if num_ranks > 1 else records
 
-    # Keys that wait for a row come after all rows: what has a row does not wait.
+    # Pending keys are imported after all rows, because a key with a row is never pending.
     wanted.sort(key=lambda block: block.pending)
     with ThreadPoolExecutor(1) as reader:
         for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
@@ -122,7 +127,7 @@ def _expect_fitting(
             f"the checkpoint {folder} has the tables {', '.join(sorted(saved))}, and not {', '.join(sorted(wanted))}"
         )
     for name in saved.keys() & wanted.keys():
-        # Tables that do not learn take the embeddings alone.
+        # A table without an optimizer loads embeddings only.
         has_no_state = embeddings_only or wanted[name]["optimizer"] == NoOptimizer.__name__
         for what in ("dim",) if has_no_state else ("dim", "optimizer", "state_size"):
             if saved[name][what] != wanted[name][what]:
@@ -135,10 +140,10 @@ def _expect_fitting(
 
 @dataclass(frozen=True)
 class _Records:
-    """Keys with all that is known of them: counts, and of rows steps, vectors and states."""
+    """Keys of a block with their columns."""
 
     keys: Keys
-    columns: tuple[torch.Tensor, ...]
+    columns: tuple[torch.Tensor, ...]  #: counts_K; for keys with rows also steps_K, vectors_KD, states_KS.
 
     def take(self, chosen: torch.Tensor) -> _Records:
         return _Records(part_of(self.keys, chosen), tuple(column[chosen] for column in self.columns))
@@ -170,7 +175,15 @@ def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
 
 
 def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, int]) -> Iterator[tuple[int, _Records]]:
-    """The records of tables that were ``saved`` together, by the group in which they are now; of others none."""
+    """Splits the records of a saved merged table by the merged table that each belongs to now.
+
+    Args:
+        records: records of one block.
+        saved: names of the tables that were merged when the block was written.
+        group_of: index of the present merged table by table name. Records of tables that are not in it are dropped.
+    Yields:
+        index of the present merged table, and its records.
+    """
     groups: dict[int | None, list[str]] = {}
     for name in saved:
         groups.setdefault(group_of.get(name), []).append(name)
@@ -191,7 +204,7 @@ def _import(records: _Records, table: Table, initial_state: float | None, *, pen
         return
     counts, steps, vectors, states = records.columns
     if initial_state is None:
-        states = states[:, : table.state_size].contiguous()  # None where the table does not learn.
+        states = states[:, : table.state_size].contiguous()  # A table without an optimizer has state_size 0.
     else:
         states = torch.full((len(records.keys), table.state_size), initial_state)
     table.import_records(records.keys, (counts, steps, vectors, states))

@@ -1,4 +1,4 @@
-"""How ranks write a checkpoint."""
+"""Saving: each rank writes one file, then rank 0 replaces the manifest."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from headway.embedding.merging import MergedTable
 _LOCK = ".lock"
 _FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
-_SYNC_BYTES = 1 << 28
-_SLICES = 8
-_RECORDS_AT_ONCE = 1 << 23  # whose keys are listed, by a look at the whole table, before they are written
+_SYNC_BYTES = 1 << 28  # Bytes between two calls of fdatasync().
+_SLICES = 8  # Bucket ranges of a table, unless it is small.
+_RECORDS_AT_ONCE = 1 << 23  # Keys of a bucket range, on average at most. Each range costs a scan of the whole table.
 
 
 def save(
@@ -43,13 +43,18 @@ def save(
     process_group: dist.ProcessGroup | None,
     replace: bool = False,
 ) -> None:
-    """Writes the tables of all ranks; all of them call it.
+    """Writes the tables of all ranks. All ranks call it.
 
     Args:
-        replace: whether a checkpoint with other tables may be replaced.
+        folder: the folder; created if it does not exist.
+        groups: the merged tables of the collection.
+        tables: this rank's part of each merged table.
+        step: optimizer steps so far.
+        process_group: the ranks that share the tables; None: this rank alone.
+        replace: allow a checkpoint that has other tables to be replaced.
     Raises:
-        CheckpointError: a rank could not write, a table changed meanwhile, another save is under way, or the folder has
-            other tables; the checkpoint that was there is good.
+        CheckpointError: a rank could not write, a table changed during the save, another save is running, or the folder
+            has other tables. The previous checkpoint stays valid.
     """
     rank = 0 if process_group is None else process_group.rank()
     name = f"tables-{common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
@@ -63,7 +68,7 @@ def save(
             try:
                 with _expect_unchanged(groups, tables):
                     blocks = _write_file(folder / name, tables)
-            except Exception as failure:  # Whatever it is, the others must hear of it.
+            except Exception as failure:  # Any error must reach the other ranks, which wait in gather().
                 error = f"rank {rank}: {type(failure).__name__}: {failure}"
             parts = gather((error, blocks), process_group)
             _refuse(folder, [each for each, _ in parts])
@@ -75,7 +80,7 @@ def save(
                     blocks=[block for _, part in parts for block in part],
                 )
                 error = _publish(folder, manifest)
-            _refuse(folder, [common(error, process_group)])  # Nobody goes on before it is there.
+            _refuse(folder, [common(error, process_group)])  # No rank returns before the manifest is on disk.
             is_done = True
         finally:
             if not is_done:
@@ -86,6 +91,7 @@ def save(
 
 
 def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
+    """Raises CheckpointError if there is an error."""
     said = [error for error in errors if error is not None]
     if said:
         raise CheckpointError(f"the checkpoint {folder} could not be written: {'; '.join(said)}")
@@ -93,7 +99,7 @@ def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
 
 @contextlib.contextmanager
 def _expect_unchanged(groups: Sequence[MergedTable], tables: Sequence[Table]) -> Iterator[None]:
-    """Raises RuntimeError if a table has changed in between, so that what was read is of more than one state."""
+    """Raises RuntimeError if a table changes inside the context: the file would then mix two states."""
     before = [table.num_changes() for table in tables]
     yield
     changed = [
@@ -107,15 +113,20 @@ def _expect_unchanged(groups: Sequence[MergedTable], tables: Sequence[Table]) ->
 
 
 def _begin_save(folder: Path, stack: contextlib.ExitStack, names: set[str] | None) -> str | None:
-    """Makes the folder ours until ``stack`` ends, and removes what a save that was cut off left; says what is wrong.
+    """Locks the folder until ``stack`` closes, and removes the files of interrupted saves. Rank 0 calls it.
 
-    With ``names`` the folder must have no checkpoint with other tables.
+    Args:
+        folder: the folder; created if it does not exist.
+        stack: holds the lock.
+        names: tables that an existing checkpoint may have; None: any.
+    Returns:
+        an error message, or None.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _sync_folder(folder.parent)
         lock = stack.enter_context((folder / _LOCK).open("w"))
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Which the end of the process gives up, too.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The kernel releases it if the process dies.
     except BlockingIOError:
         return "another save into it is under way"
     except OSError as failure:
@@ -132,13 +143,13 @@ def _begin_save(folder: Path, stack: contextlib.ExitStack, names: set[str] | Non
     except CheckpointError:
         named = set()
         if (folder / MANIFEST_NAME).exists():
-            return None  # Not ours to judge: what it names stays.
+            return None  # The manifest is unreadable, so we do not know which files it names: keep all of them.
     _remove_unnamed(folder, named)
     return None
 
 
 def _remove_unnamed(folder: Path, named: set[str]) -> None:
-    """Removes files of checkpoints that are none, and no others."""
+    """Removes table files whose names are not in ``named``. Other files stay."""
     for path in folder.iterdir():
         if _FILE_NAME.fullmatch(path.name) and path.name not in named:
             with contextlib.suppress(OSError):
@@ -146,6 +157,7 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
+    """Writes this rank's file. This thread exports blocks while a background thread writes them."""
     with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
         blocks = list(in_background(writer, partial(_write_block, file), _contents_of(tables)))
         os.fsync(file.fileno())
@@ -154,13 +166,13 @@ def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a block will have."""
+    """A block before it is written; the fields are those of ``Block``."""
 
     group: int
     pending: bool
     num_keys: int
-    buckets: tuple[int, int]
-    columns: list[memoryview]
+    buckets: tuple[int, int]  #: The first bucket, and the one after the last.
+    columns: list[memoryview]  #: The bytes of each column; views that keep the tensors alive.
 
 
 def _contents_of(tables: Sequence[Table]) -> Iterator[_Contents]:
@@ -179,7 +191,7 @@ def _write_block(file: FileIO, contents: _Contents) -> Block:
         while rest:
             rest = rest[file.write(rest) :]
     if offset // _SYNC_BYTES != file.tell() // _SYNC_BYTES:
-        os.fdatasync(file.fileno())  # The device writes while the next blocks are made.
+        os.fdatasync(file.fileno())  # The disk writes while this rank exports the next blocks.
     name = Path(str(file.name)).name
     return Block(
         name,
@@ -194,9 +206,9 @@ def _write_block(file: FileIO, contents: _Contents) -> Block:
 
 
 def _slices(table: Table, *, pending: bool) -> Iterator[tuple[Keys, tuple[int, int]]]:
-    """The keys of a table a block at a time, each with the buckets it may be from."""
+    """Yields the keys of a table block by block, with their bucket range (first, end)."""
     num_keys = table.size()["pending" if pending else "rows"]
-    # Several even of a smaller table, as those of one are listed while others are written.
+    # Smaller tables also have several ranges: the keys of one range are listed while another is written.
     num_slices = max(num_keys // _RECORDS_AT_ONCE + 1, min(_SLICES, num_keys // (2 * _BLOCK_RECORDS)))
     width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // num_slices)
     for first in range(0, _embedding.NUM_VIRTUAL_BUCKETS, width):
@@ -217,12 +229,12 @@ def _columns_of(table: Table, keys: Keys, *, pending: bool) -> tuple[torch.Tenso
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    # A view of bytes has no dimension of size 0.
+    # memoryview.cast() refuses shapes with a dimension of size 0.
     return memoryview(tensor.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
 
 
 def _publish(folder: Path, manifest: Manifest) -> str | None:
-    """Makes the manifest the folder's, at once; says what went wrong."""
+    """Replaces the manifest of the folder atomically. Returns an error message, or None."""
     try:
         _sync_folder(folder)
         new = folder / f"{MANIFEST_NAME}.new"
@@ -238,6 +250,7 @@ def _publish(folder: Path, manifest: Manifest) -> str | None:
 
 
 def _sync_folder(folder: Path) -> None:
+    """Makes renames and new names inside the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
