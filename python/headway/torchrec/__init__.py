@@ -1,6 +1,6 @@
-"""Dynamic tables in models written for TorchRec: any 64-bit id, no ``num_embeddings`` to keep below.
+"""Dynamic tables in models written for TorchRec: any 64-bit id, without the limit of ``num_embeddings``.
 
-The collections stay as they are, on device ``meta``; what changes is how the model is sharded::
+The collections stay as they are, on device ``meta``. Only the sharding of the model changes::
 
     import headway.torchrec
     from headway.embedding import Adam
@@ -11,7 +11,7 @@ The collections stay as they are, on device ``meta``; what changes is how the mo
     model = headway.torchrec.shard(model, {"item": DynamicTable(optimizer=Adam(lr=1e-3))})
     pipeline = TrainPipelineSparseDist(model, dense_optimizer, torch.device("cpu"))
 
-``shard()`` is the short way; ``planner()`` and ``sharders()`` go into a ``DistributedModelParallel`` of one's own.
+``shard()`` plans and shards in one call. ``planner()`` and ``sharders()`` serve your own ``DistributedModelParallel``.
 """
 
 from headway.torchrec.versions import check_versions, installed_versions

@@ -1,6 +1,19 @@
-"""A batch of ids: unique keys with their counts, how they came about, and how they get to their owners and back.
+"""A batch of ids: deduplicated, sorted by owner, and kept until the rows of its keys are updated.
 
-On CUDA the host learns U when it learns how many keys other ranks ask for, and with one rank never.
+Idea: all features that use one group of merged tables are concatenated. Each distinct key is then sent to its owner
+once, with its number of lookups; the mapping from bags to unique keys stays on this rank. Embeddings of unique keys are
+expanded to bags, and gradients of bags are reduced to unique keys, by that mapping.
+
+Example: feature f of table t with the lists [7, 3] and [7], on 2 ranks. Unique keys: 3 (count 1) and 7 (count 2).
+  If rank 0 owns 3 and rank 1 owns 7, it sends one key to each. The sum-pooled outputs are e7 + e3 and e7; the gradient
+  of 7 is the sum of both bags' gradients.
+
+Invariants: with several ranks unique keys are sorted by owner, so (U, D) tensors are sent in place.
+Counts are exact. Sums are taken in the order of the batch. Per-id weights stay on this rank.
+On CUDA the host learns U with the key counts of the other ranks, and never with one rank. Until then, (U, D) tensors
+have K rows, of which the first U are valid.
+Complexity: O(K) per batch for the deduplication, O(K D) for expanding and reducing.
+Source: MTGRBoost, section 4.3 (first of its two deduplication stages; ``AskedKeys.unique()`` is the second).
 
 G groups of merged tables, R ranks, F features of a group, K ids, U unique keys, V keys that a rank was asked for, B
 bags, D columns.
@@ -31,7 +44,7 @@ from headway.torchrec.kernel import Lookup
 class GroupFeatures:
     """The features of one group, in TorchRec's order."""
 
-    tables: tuple[str, ...]  #: (F) the table of each
+    tables: tuple[str, ...]  #: Table of each of the F features.
     dim: int
     pooling: Pooling
     weighted: bool
@@ -43,24 +56,25 @@ class GroupFeatures:
 
 @dataclass
 class Part:
-    """What a batch has of one group."""
+    """State of a batch in one group of merged tables."""
 
-    unique: UniqueKeys  #: where there are several ranks, by owner
-    offsets: torch.Tensor | None  #: (B + 1,) of bags; None: each id is one
+    unique: UniqueKeys  #: With several ranks sorted by owner.
+    offsets: torch.Tensor | None  #: (B + 1,) bounds of the bags; None: each id is a bag.
     weights_K: torch.Tensor | None
-    outputs: list[int]  #: bags of what is handed out: of each feature, where ids are bags, else of all of them
-    lookup: Lookup | None = None  #: of the keys that this rank was asked for
+    outputs: list[int]  #: Bags of each output. Sequences have one output per feature, pooled features one together.
+    lookup: Lookup | None = None  #: Lookup of the keys that this rank was asked for.
 
     def found(self) -> Lookup:
+        """The lookup, which must have been made."""
         assert self.lookup is not None, "keys are looked up before"
         return self.lookup
 
     def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
-        """By output."""
+        """Splits the embeddings of all bags by output."""
         return vectors_BD.split_with_sizes(self.outputs) if len(self.outputs) > 1 else [vectors_BD]
 
     def join(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(B, D): the reverse; copies nothing where outputs lie one after the other."""
+        """Joins the gradients of all outputs to (B, D). Copies nothing if they are adjacent in memory."""
         if len(gradients) == 1:
             return gradients[0].contiguous()
         joined_BD = join_rows(gradients, self.outputs, dim=gradients[0].size(1))
@@ -70,18 +84,18 @@ class Part:
 
 @dataclass(eq=False)
 class Batch:
-    """Kept from the exchange of ids until the rows of this rank have learned."""
+    """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated."""
 
-    parts: list[Part]
+    parts: list[Part]  #: One for each group of merged tables.
     deduplicator: Deduplicator
-    stream: torch.cuda.Stream | None  #: on which it was made; None: on the CPU
+    stream: torch.cuda.Stream | None  #: Stream on which the batch was made; None: CPU.
     kept: KeptTensors
-    counts: SplitCounts | None  #: on their way; None: they are there
-    sent_GR: list[list[int]] = field(default_factory=list)  #: keys of this rank for each owner
-    received_GR: list[list[int]] = field(default_factory=list)  #: keys that this rank was asked for, by each rank
+    counts: SplitCounts | None  #: Exchange of key counts; None: one rank, or the counts have arrived.
+    sent_GR: list[list[int]] = field(default_factory=list)  #: Keys that this rank sends to each owner.
+    received_GR: list[list[int]] = field(default_factory=list)  #: Keys that each rank asks this rank for.
 
     def take_counts(self) -> None:
-        """Waits until it is known how many keys go where."""
+        """Waits for the key counts. The host knows U afterwards."""
         if self.counts is None:
             return
         self.sent_GR, self.received_GR = self.counts.wait()
@@ -90,18 +104,18 @@ class Batch:
         self.counts = None
 
     def messages(self) -> list[torch.Tensor]:
-        """For each group (U, 2) int64: ids and words, by owner."""
+        """Encodes the unique keys of each group as (U, 2) int64, sorted by owner."""
         return [messages_of(part.unique.keys) for part in self.parts]
 
     def hand_out(self, number: int, vectors_UD: torch.Tensor) -> torch.Tensor:
-        """(B, D) of the vectors of unique keys."""
+        """Expands the embeddings of unique keys, (U, D), to bags, (B, D)."""
         part = self.parts[number]
         result = self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
         self.keep()
         return result
 
     def add_up(self, number: int, gradients_BD: torch.Tensor, *, scale: float) -> torch.Tensor:
-        """(U, D): sums of gradients times ``scale``, by owner."""
+        """Reduces the gradients of bags, (B, D), to unique keys, (U, D), and multiplies them by ``scale``."""
         part = self.parts[number]
         weights_K = scaled_weights(part.weights_K, scale, part.unique)
         sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=weights_K)
@@ -109,23 +123,27 @@ class Batch:
         return sums_UD
 
     def join(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """(B, D) for each part, of the gradients of all outputs."""
+        """Joins the gradients of all outputs of all parts: (B, D) for each part."""
         rest = iter(gradients)
         return [part.join([next(rest) for _ in part.outputs]) for part in self.parts]
 
     def keep(self) -> None:
-        """Until the current stream has used it: pipelines make a batch on another stream than they use it on."""
+        """Keeps the tensors alive until the current stream has used them.
+
+        Pipelines use a batch on another stream than they make it on.
+        """
         if self.stream is not None and self.stream != torch.cuda.current_stream(self.stream.device):
             self.kept.keep(self.parts)
 
 
 class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
-    """What this rank is asked for by all ranks. It has no ids as TorchRec sees them.
+    """The keys that all ranks ask this rank for. To TorchRec it is a ``KeyedJaggedTensor`` without ids.
 
     Args:
-        batch: what this rank asks for.
-        messages_G: (V, 2) int64 of each group, rank by rank; None: the batch is all, as there is one rank.
-        nothing: (G) int64 zeros.
+        batch: this rank's own batch.
+        messages_G: (V, 2) int64 for each group, the encoded keys, rank by rank; None: one rank, whose keys are in the
+            batch.
+        nothing: (G,) int64 zeros, the lengths.
     """
 
     def __init__(self, batch: Batch, messages_G: Sequence[torch.Tensor] | None, nothing: torch.Tensor) -> None:
@@ -135,7 +153,7 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
         self.batch, self._messages_G = batch, messages_G
 
     def unique(self) -> list[UniqueKeys]:
-        """Those of each group, each once."""
+        """Deduplicates the keys of each group."""
         if self._messages_G is None:
             return [part.unique for part in self.batch.parts]
         return [self.batch.deduplicator.deduplicate(keys_of(messages)) for messages in self._messages_G]
@@ -147,13 +165,13 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
 
 
 class BatchMaker:
-    """Finds duplicates and owners of ids.
+    """Makes batches: concatenates features, deduplicates their keys, and sorts them by owner.
 
     Args:
-        groups: what features there are.
-        group: whose ranks share the ids out.
-        workers: for duplicates on the CPU.
-        device: of ids and all else.
+        groups: the features of each group of merged tables.
+        group: the ranks that share the ids.
+        workers: threads of the deduplication on the CPU.
+        device: device of ids and all other tensors.
     """
 
     def __init__(
@@ -173,17 +191,17 @@ class BatchMaker:
         ]
         self._deduplicator = Deduplicator(workers, device)
         self._kept = KeptTensors()
-        self._stream: torch.cuda.Stream | None = None  #: for counts
+        self._stream: torch.cuda.Stream | None = None  #: Copies key counts to the host; None: CPU or one rank.
         if device.type == "cuda" and group.size() > 1:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def make(self, features: KeyedJaggedTensor) -> Batch:
-        """Begins a batch, and to tell owners how many keys come. Waits for nothing, if the lengths per key are known.
+        """Makes a batch, and starts the exchange of key counts. It does not wait if the lengths per key are known.
 
         Args:
-            features: those of all groups, one group after the other; ids are taken with all their 64 bits.
+            features: the features of all groups, one group after the other. Ids keep all their 64 bits.
         Raises:
-            ValueError: ids are no integers or on another device, or weights are missing.
+            ValueError: ids are not integers or on another device, or weights are missing.
         """
         ids = features.values()
         if ids.dtype not in (torch.int64, torch.int32):
@@ -210,7 +228,11 @@ class BatchMaker:
 
 
 def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:
-    """Of ids, by feature."""
+    """Returns the per-id weights of each feature.
+
+    Raises:
+        ValueError: there are none.
+    """
     weights = features.weights_or_none()
     if weights is None:
         raise ValueError("the collection is weighted, but its input has no weights")

@@ -1,4 +1,24 @@
-"""Exchanges of ids, of vectors between their owners and those that asked for them, and of gradients the other way.
+"""Exchanges of a batch: key counts, keys, embeddings from owners, and gradients to owners.
+
+Idea: each exchange is one all-to-all for all groups of merged tables. TorchRec's pipelines start and wait in different
+places, so each exchange is an awaitable or an autograd function that starts in one call and ends in another:
+
+============ ======================================== ==================================
+exchange     starts in                                ends in
+============ ======================================== ==================================
+key counts   ``BatchMaker.make()``                    ``CountsAwaitable.wait()``
+keys         ``CountsAwaitable.wait()``               ``IdsAwaitable.wait()``
+embeddings   ``SendVectors.forward()``                ``ReceiveVectors.forward()``
+gradients    ``ReceiveVectors.backward()``            ``SendVectors.backward()``, which updates the rows
+============ ======================================== ==================================
+
+Example: rank 0 needs id 7, which rank 1 owns. Rank 1 sends e7 in ``SendVectors.forward()``; rank 0 expands it to its
+bags in ``ReceiveVectors.forward()``. Backward, rank 0 sends the sum of its gradients of 7, and rank 1 updates the row.
+
+Invariants: all ranks start all exchanges in the same order, even with nothing to send.
+Tensors that are being sent belong to the exchange until wait(). A token, an empty tensor between ``SendVectors`` and
+``ReceiveVectors``, makes autograd run their backward passes in the reverse order.
+Complexity: 3 all-to-alls forward and 1 backward; 16 bytes per unique key, and D float32 per unique key each way.
 
 G groups of merged tables, R ranks, U unique keys of this rank, V keys that it was asked for, D columns.
 """
@@ -17,13 +37,13 @@ from headway.torchrec.batch import AskedKeys, Batch
 
 
 class RowExchange:
-    """Rows of each group, rank by rank, on their way to other ranks: ``start()``, then ``wait()``, as often as wanted.
+    """All-to-all of the rows of all groups. Call ``start()``, then ``wait()``; an object may be reused.
 
-    On CUDA neither waits for the device.
+    On CUDA neither call waits for the device.
 
     Args:
         widths_G: columns of each group's rows.
-        group: whose ranks take part, several of them, all in the same order of exchanges.
+        group: the ranks, at least two. All of them make their exchanges in the same order.
     """
 
     def __init__(self, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -31,28 +51,29 @@ class RowExchange:
         self.num_ranks = group.size()
         self._group = group
         self._work: dist.Work | None = None
-        self._tensors: list[torch.Tensor] = []  # What is received, and what is sent until wait().
+        self._tensors: list[torch.Tensor] = []  # Receive and send buffer between start() and wait().
         self._received_GR: Sequence[Sequence[int]] = []
 
     def start(
         self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
     ) -> None:
+        """Starts sending ``rows_G``, which are sorted by rank; the counts are rows per group and rank."""
         arguments = all_to_all_arguments(rows_G, sent_GR, received_GR, self.widths_G)
         self._tensors, self._received_GR = list(arguments[:2]), received_GR
         self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
-        """Returns the rows of each group that have arrived, rank by rank."""
+        """Returns the received rows of each group, rank by rank."""
         assert self._work is not None, "start() comes first"
         self._work.wait()
         (received, _), self._tensors, self._work = self._tensors, [], None
         if received.is_cuda:
-            received.record_stream(torch.cuda.current_stream(received.device))  # What is returned may be a view of it.
+            received.record_stream(torch.cuda.current_stream(received.device))  # The results may be views of it.
         return by_group(received, self._received_GR, self.widths_G)
 
 
 class InnerAwaitable(Awaitable):  # type: ignore[misc]
-    """Is waited for inside the wait for another one, whose name a profile has already, and not this one's."""
+    """An awaitable that is waited for inside the wait of another one. It adds no profiler range of its own."""
 
     def wait(self) -> Any:
         result = self._wait_impl()
@@ -65,9 +86,9 @@ class InnerAwaitable(Awaitable):  # type: ignore[misc]
 
 
 class CountsAwaitable(InnerAwaitable):
-    """Of a batch whose counts are on their way; gives the awaitable of the ids that this rank was asked for.
+    """Waits for the key counts of a batch, starts the exchange of keys, and returns its ``IdsAwaitable``.
 
-    In the place of what TorchRec's ``KJTAllToAll`` gives, which needs to know the counts when it begins.
+    It replaces the awaitable of TorchRec's ``KJTAllToAll``, which must know the counts when it starts.
     """
 
     def __init__(self, batch: Batch, group: dist.ProcessGroup, nothing: torch.Tensor) -> None:
@@ -83,7 +104,7 @@ class CountsAwaitable(InnerAwaitable):
 
 
 class IdsAwaitable(InnerAwaitable):
-    """Gives them as ``TableLookup`` takes them."""
+    """Waits for the keys that this rank is asked for, and returns ``AskedKeys``, the input of ``TableLookup``."""
 
     def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
         super().__init__()
@@ -94,11 +115,11 @@ class IdsAwaitable(InnerAwaitable):
 
 
 class Here(InnerAwaitable, NoWait):  # type: ignore[misc]
-    """Gives what is there already."""
+    """An awaitable whose result is already known."""
 
 
 class OwnKeysAwaitable(Here):
-    """Of a batch whose keys stay with the only rank; gives an awaitable of them, as if they had travelled."""
+    """Counterpart of ``CountsAwaitable`` with one rank, where no exchange is needed."""
 
     def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
         super().__init__(Here(AskedKeys(batch, None, nothing)))
@@ -109,7 +130,7 @@ class OwnKeysAwaitable(Here):
 
 
 class VectorExchange(RowExchange):
-    """Of one batch, whose ids were exchanged already."""
+    """Exchanges of embeddings and gradients of one batch, after the exchange of its ids."""
 
     def __init__(self, batch: Batch, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
         super().__init__(widths_G, group)
@@ -117,9 +138,9 @@ class VectorExchange(RowExchange):
 
 
 class SendVectors(torch.autograd.Function):
-    """Starts to send an owner's vectors, whose rows are found; gives a token for ``ReceiveVectors``.
+    """Owner side: sends embeddings in forward, receives gradients and updates rows in backward.
 
-    Tokens have no values: they make autograd call us.
+    Returns a token for ``ReceiveVectors``. Tokens are empty; they make autograd call ``backward()``.
     """
 
     @staticmethod
@@ -139,7 +160,10 @@ class SendVectors(torch.autograd.Function):
 
 
 class ReceiveVectors(torch.autograd.Function):
-    """Hands the vectors out that have arrived: (B, D) for each output of the batch's parts."""
+    """Requester side: receives embeddings and expands them in forward, reduces and sends gradients in backward.
+
+    Returns (B, D) for each output of the batch's parts. Gradients are multiplied by ``scale``.
+    """
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange, scale: float) -> tuple[torch.Tensor, ...]:
@@ -165,5 +189,5 @@ class ReceiveVectors(torch.autograd.Function):
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """``torch.cat`` that copies nothing if there is one."""
+    """``torch.cat`` that does not copy a single tensor."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)

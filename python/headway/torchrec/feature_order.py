@@ -1,7 +1,7 @@
-"""Brings the features of a batch into one order, by name.
+"""Sorts the features of a batch into a fixed order, by name.
 
-TorchRec notes the positions of features in the first batch and uses them for all later ones. A later batch with its
-keys in another order, as another data loader or an evaluation makes it, would be looked up in the wrong tables.
+TorchRec records the positions of features in the first batch and uses them for all later ones. A later batch with its
+keys in another order, such as from another data loader, would be looked up in the wrong tables.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class FeatureOrder:
     """The order in which a sharded collection takes its features.
 
     Args:
-        names: of the features; one that several tables share may be there several times.
-        device: of the batches.
+        names: names of the features; a feature that several tables share may occur several times.
+        device: device of the batches.
     """
 
     def __init__(self, names: Iterable[str], device: torch.device) -> None:
         self._names = list(dict.fromkeys(names))
         self._device = device
-        #: Places of our features among the keys of a batch, on the host and on the device.
+        #: Keys of a batch -> positions of our features among them, on the host and on the device.
         self._places: dict[tuple[str, ...], tuple[list[int], torch.Tensor]] = {}
 
     def apply(self, features: Any) -> KeyedJaggedTensor:
-        """The features in our order, others left out. Copies nothing if they are in it already.
+        """Returns the features in our order, without other features. Copies nothing if they have that order already.
 
         Args:
-            features: a ``KeyedJaggedTensor`` or ``TensorDict``, whose keys may be in any order.
+            features: a ``KeyedJaggedTensor`` or ``TensorDict`` with its keys in any order.
         Raises:
-            ValueError: a feature is missing, or there more than once.
+            ValueError: a feature is missing, or occurs more than once.
         """
         keys = tuple(features.keys())
         if not isinstance(features, KeyedJaggedTensor):
@@ -64,7 +64,7 @@ class FeatureOrder:
             raise ValueError(f"the batch has the features {', '.join(repeated)} more than once")
 
     def _ordered(self, names: list[str], indices_FB: torch.Tensor) -> tuple[list[str], torch.Tensor]:
-        """Inverse indices with their rows in our order: TorchRec notes the positions of those, too."""
+        """Sorts the rows of inverse indices into our order: TorchRec records their positions, too."""
         missing = [name for name in self._names if name not in names]
         if missing:
             raise ValueError(f"the inverse indices of the batch lack the features {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Tensors that one stream of a CUDA device made and another one reads."""
+"""Keeps tensors alive that one CUDA stream made and another one reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 
 
 class KeptTensors:
-    """What a stream may still read although nobody else has it.
+    """References to tensors that a stream may still read.
 
-    Memory that is given up belongs to the stream that it came from, which may use it again at once.
+    PyTorch's caching allocator returns freed memory to the stream that allocated it, which may reuse it at once. A
+    tensor that another stream still reads must therefore stay referenced.
     """
 
     def __init__(self) -> None:
         self._kept: deque[tuple[torch.cuda.Event, Any]] = deque()
 
     def keep(self, tensors: Any) -> None:
-        """Keeps them, or what has them, until the current stream has done what it was given so far; does not wait."""
+        """Keeps a tensor or container until the current stream has finished its present work. Does not wait."""
         while self._kept and self._kept[0][0].query():  # type: ignore[no-untyped-call]
             self._kept.popleft()
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""The part of a rank of some merged tables, as a kernel of TorchRec.
+"""One rank's part of a group of merged tables, as a TorchRec embedding kernel.
 
-V keys that ranks ask for, W of them unique, D columns.
+V keys that ranks ask for, W of them unique, B bags, D columns.
 """
 
 from __future__ import annotations
@@ -24,26 +24,31 @@ from headway.embedding.state_records import ReadRecords, import_records, updates
 from headway.embedding.table_records import TablePart
 from headway.torchrec.settings import GroupMember
 
-#: Where a table's ``GroupMember`` is in TorchRec's fused_params.
+#: Key of a table's ``GroupMember`` in TorchRec's fused_params.
 MEMBER = "headway_member"
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Keys of a batch and their rows, which may be given up or move; the table may be replaced by a state's."""
+    """Keys of a batch and their rows. Rows are searched again if they were removed or moved, or the table replaced."""
 
     kernel: TableKernel
     unique: UniqueKeys
-    found: FoundRows
+    found: FoundRows  #: Rows of the unique keys.
 
     def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, D): sums of vectors, one for each bag of the V keys; without ``offsets`` each key is a bag."""
+        """Pools the embeddings of the V keys: (B, D).
+
+        Args:
+            offsets: (B + 1,) int64, bounds of the bags; None: each key is a bag.
+            weights: (V,) weights of the keys; None: all 1.
+        """
         return self.kernel.table.gather_bags(self.unique, self._current_rows(), offsets=offsets, weights=weights)
 
     def learn(
         self, gradients_BD: torch.Tensor, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
     ) -> None:
-        """One update of the rows by gradients of what was handed out, which are added up in their order."""
+        """Updates the rows once by the gradients of what ``hand_out()`` returned. They are summed in their order."""
         kernel = self.kernel
         kernel.updates += 1
         kernel.table.update_bags(
@@ -59,7 +64,7 @@ class Lookup:
         kernel.begin_step()
 
     def _current_rows(self) -> torch.Tensor:
-        """(W,): of the keys, which are found again if rows may have been given up or moved, or the table replaced."""
+        """Returns the rows of the keys, (W,), and searches them again if they may have become invalid."""
         table = self.kernel.table
         if self.found.are_of(table):
             return self.found.rows_W
@@ -68,7 +73,7 @@ class Lookup:
 
 
 class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]
-    """Looks unique keys of all ranks up; what it gives hands out their vectors, and learns in backward.
+    """Looks up the unique keys that all ranks ask this rank for. The ``Lookup`` reads and updates their rows.
 
     With ``eval()`` nothing is inserted or counted. On CUDA it does not wait for the device.
     """
@@ -84,7 +89,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self._workers = workers
         self._device = device
         self.learning_rate = self.merged.config.optimizer.lr
-        self._statuses_W: torch.Tensor | None = None  #: of the last lookup
+        self._statuses_W: torch.Tensor | None = None  #: ``KeyStatus`` of each key of the last lookup.
         self._optimizer = TableOptimizer(self)
         self.table, self.updates = self._build(), 0
         self.begin_step()
@@ -94,15 +99,15 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
 
     @property
     def part(self) -> TablePart:
-        """What a state has of this kernel."""
+        """This kernel's table as source or destination of records."""
         names = tuple(table.name for table in self.merged.tables)
         return TablePart(names, self.table, self.updates, self.pg.rank(), self.pg.size())
 
     def part_of(self, read: ReadRecords) -> TablePart:
-        """What has these records alone, in a new table; nothing here changes before ``replace_by()``.
+        """Makes a new table with these records only. The kernel keeps its table until ``replace_by()``.
 
         Raises:
-            MemoryError: there is no room for all of them.
+            MemoryError: there is no room for all records.
         """
         part = replace(self.part, table=self._build(), updates=updates_of(read))
         import_records(part, read)
@@ -110,7 +115,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         return part
 
     def replace_by(self, part: TablePart) -> None:
-        """Goes on with what ``part_of()`` made. Cannot fail."""
+        """Replaces the table by one that ``part_of()`` made. Cannot fail."""
         self.table, self.updates = part.table, part.updates
 
     def forward(self, unique: UniqueKeys) -> Lookup:
@@ -120,16 +125,16 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         return Lookup(self, unique, FoundRows(self.table, rows_W, self.table.generation))
 
     def refused(self) -> torch.Tensor:
-        """(): how many keys of the last lookup got no row."""
+        """Returns the number of keys of the last lookup that got no row, () int64."""
         if self._statuses_W is None:
             return torch.zeros((), dtype=torch.int64, device=self._device)
         return (self._statuses_W == KeyStatus.NO_ROOM.value).sum()
 
     def begin_step(self) -> None:
-        """After an update."""
+        """Begins the next step, after an update."""
         _begin_step(self.table, self.updates)
 
-    # What TorchRec asks of kernels. There are no parameters: vectors are in the table alone.
+    # TorchRec's interface of kernels. There are no parameters: embeddings are only in the table.
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:
@@ -145,7 +150,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
     def state_dict(
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Nothing: the sharded module saves the records of tables."""
+        """Adds nothing: the sharded module saves the records of tables."""
         return {} if destination is None else destination
 
     def named_parameters(
@@ -163,15 +168,15 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
 
 
 def _begin_step(table: Table, updates: int) -> None:
-    # A batch may be looked up before the update of the one before it.
+    # A batch may be looked up before the update of the previous one: rows of the last two steps are not removed.
     table.begin_step(updates + 1, updates)
 
 
 class TableOptimizer(FusedOptimizer):  # type: ignore[misc]
-    """The optimizer of a kernel as TorchRec and schedulers see it: one group with a rate.
+    """TorchRec's view of a kernel's optimizer, for schedulers: one group with a learning rate.
 
-    ``step()`` and ``zero_grad()`` hand the rate to the kernel, which updates its rows in backward. The parameters are
-    empty tensors under the tables' names; the state is with the rows.
+    ``step()`` and ``zero_grad()`` copy the rate to the kernel, which updates its rows in the backward pass. The
+    parameters are empty tensors under the tables' names. Optimizer state is in the rows.
     """
 
     def __init__(self, kernel: TableKernel) -> None:

@@ -1,7 +1,7 @@
-"""TorchRec's optimizers of embeddings as those of Headway's tables.
+"""Maps TorchRec's embedding optimizers to those of Headway's tables.
 
 ``apply_optimizer_in_backward()`` and a sharder's ``fused_params`` arrive here as one dictionary. Formulas and defaults
-are those of ``torch.optim``: where FBGEMM has others (Adagrad's epsilon, Adam's decay), they are not followed.
+are those of ``torch.optim``, also where FBGEMM differs (Adagrad's epsilon, Adam's decay).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _FIELDS = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", 
 
 
 def optimizer_of(fused_params: Mapping[str, Any], table: str) -> Optimizer | None:
-    """The optimizer that TorchRec's parameters ask for.
+    """Returns the optimizer that TorchRec's parameters request.
 
     Args:
-        fused_params: with ``optimizer``, an ``EmbOptimType``, and its numbers by names of FBGEMM or ``torch.optim``.
-        table: for messages.
+        fused_params: ``optimizer``, an ``EmbOptimType``, and its values by their names in FBGEMM or ``torch.optim``.
+        table: name of the table, for messages.
     Returns:
-        None where no optimizer is named.
+        the optimizer; None if no optimizer is named.
     Raises:
-        ValueError: it has no counterpart, or something is asked for that it cannot do.
+        ValueError: the optimizer has no counterpart, or a value is set that it does not support.
     """
     asked = dict(fused_params)
     kind = asked.pop("optimizer", None)

@@ -1,4 +1,4 @@
-"""TorchRec's planner with dynamic tables among the others, and the whole way from a model to a sharded one."""
+"""TorchRec's planner for models with dynamic tables, and ``shard()``, which plans and shards a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headway.torchrec.sharders import DynamicEmbeddingBagCollectionSharder, Dyna
 
 
 class _Speeds(EmbeddingPerfEstimatorConfig):  # type: ignore[misc]
-    """A dynamic table is read as fast as TorchRec thinks of its own kernel."""
+    """Performance estimates: a dynamic table has the bandwidth that TorchRec assumes for its fused kernel."""
 
     def get_device_bw(self, compute_device: str, compute_kernel: str, *others: Any, **more: Any) -> float | None:
         kernel = EmbeddingComputeKernel.FUSED.value if compute_kernel == KERNEL else compute_kernel
@@ -36,7 +36,7 @@ class _Speeds(EmbeddingPerfEstimatorConfig):  # type: ignore[misc]
 
 
 class _Enumerator(EmbeddingEnumerator):  # type: ignore[misc]
-    """Keeps TorchRec's kernels from dynamic tables, and ours from others."""
+    """Allows only our kernel for dynamic tables, and only TorchRec's kernels for other tables."""
 
     def __init__(self, tables: Mapping[str, DynamicTable], **others: Any) -> None:
         super().__init__(**others)
@@ -49,7 +49,7 @@ class _Enumerator(EmbeddingEnumerator):  # type: ignore[misc]
 
 
 class _Planner(EmbeddingShardingPlanner):  # type: ignore[misc]
-    """Fails on all ranks where planning fails, which is done on the first one: TorchRec leaves the others waiting."""
+    """Planner whose errors reach all ranks. Rank 0 plans; in TorchRec, if it fails, the other ranks keep waiting."""
 
     def collective_plan(
         self, module: torch.nn.Module, sharders: Any = None, pg: dist.ProcessGroup | None = None
@@ -74,7 +74,7 @@ class _Planner(EmbeddingShardingPlanner):  # type: ignore[misc]
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself if it can be pickled."""
+    """Returns the error if it survives pickling, else a RuntimeError with its type and message."""
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
     except Exception:
@@ -83,12 +83,12 @@ def _portable(error: Exception) -> Exception:
 
 
 def sharders(tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False) -> list[ModuleSharder]:
-    """A sharder for each kind of collection.
+    """Returns a sharder for each kind of collection.
 
     Args:
         tables: the dynamic tables by name.
-        seed: of initial vectors: an id begins with the same one on any number of ranks.
-        strict: raise ``headway.embedding.NoRoomError`` on all ranks where an id gets no row because a table is full.
+        seed: seed of initial embeddings. An id begins with the same embedding on any number of ranks.
+        strict: raise ``headway.embedding.NoRoomError`` on all ranks if an id gets no row because a table is full.
     """
     return [
         DynamicEmbeddingCollectionSharder(tables, seed=seed, strict=strict),
@@ -104,16 +104,16 @@ def planner(
     batch_size: int = BATCH_SIZE,
     **others: Any,
 ) -> EmbeddingShardingPlanner:
-    """TorchRec's planner for a model with dynamic tables, which are shared out among all ranks.
+    """Returns TorchRec's planner for a model with dynamic tables, which are sharded over all ranks.
 
     Args:
         tables: the dynamic tables by name.
         topology: ranks and their memory.
-        constraints: of any table by name.
-        batch_size: examples of a rank in a step, for TorchRec's estimates.
-        others: of ``EmbeddingShardingPlanner``.
+        constraints: constraints of any tables by name.
+        batch_size: samples per rank and step, for TorchRec's estimates.
+        others: other arguments of ``EmbeddingShardingPlanner``.
     Raises:
-        ValueError: constraints do not leave a dynamic table what it needs.
+        ValueError: constraints exclude the sharding type or kernel that a dynamic table needs.
     """
     merged = _constrain(tables, constraints or {})
     estimators = [
@@ -150,18 +150,19 @@ def shard(
     strict: bool = False,
     data_parallel_wrapper: DataParallelWrapper | None = None,
 ) -> DistributedModelParallel:
-    """Plans and shards a model; all ranks must call it.
+    """Plans and shards a model. All ranks must call it.
 
     Args:
-        model: with its collections of dynamic tables on device ``meta``.
-        tables: the dynamic tables by name; those of other names stay TorchRec's.
-        process_group: for tensors of ``device``; None: the default one.
-        device: where model and tables are: the CPU if None, or a CUDA device, ``cuda`` the current one.
-        topology, constraints, batch_size: for the planner.
+        model: the model; its collections of dynamic tables are on device ``meta``.
+        tables: the dynamic tables by name. All other tables stay TorchRec's.
+        process_group: a group with a backend for tensors of ``device``; None: the default group.
+        device: device of model and tables: None is the CPU, ``cuda`` the current CUDA device.
+        topology, constraints, batch_size: see ``planner()``.
         seed, strict: see ``sharders()``.
-        data_parallel_wrapper: for what is no table, as ``DistributedModelParallel`` takes it; None: DDP.
+        data_parallel_wrapper: wrapper of the other parameters, as in ``DistributedModelParallel``; None: DDP.
     Raises:
-        ValueError: a table does not exist, or asks for what a dynamic one cannot do; the topology is of another device.
+        ValueError: a table does not exist or is configured for something that dynamic tables do not support, or the
+            topology has another kind of device.
     """
     _expect_tables(model, tables)
     place = resolve_device(device)
@@ -182,7 +183,7 @@ def shard(
 
 
 def _topology(device: torch.device, num_ranks: int) -> Topology:
-    """As TorchRec assumes it, but with the memory that the GPU has."""
+    """Returns TorchRec's default topology, with the memory size of the actual GPU."""
     if device.type == "cpu":
         return Topology(world_size=num_ranks, compute_device="cpu")
     hbm_bytes = torch.cuda.get_device_properties(device).total_memory

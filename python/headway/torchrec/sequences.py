@@ -1,4 +1,4 @@
-"""What a collection of sequences gives: a jagged tensor for each feature."""
+"""The output of a collection of sequences: a ``JaggedTensor`` for each feature."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable
 
 
 class SequencesAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):  # type: ignore[misc]
-    """Vectors that come for each feature apart, so that their gradients do, and need not be put together by copies.
+    """Awaits the embeddings of each feature as a tensor of its own. Their gradients then need no copy to be joined.
 
     Args:
-        vectors: of each sharding; gives (K, D) for each of its features.
-        features: of each sharding, as they were looked up.
-        names: of what is given, by sharding.
-        others: sequences of other shardings; None: there are none.
-        need_indices: whether ids are given as weights.
+        vectors: for each sharding an awaitable of (K, D) embeddings for each of its features.
+        features: for each sharding the features that were looked up.
+        names: for each sharding the names of the outputs.
+        others: awaitable of the sequences of other shardings; None: there are none.
+        need_indices: return ids as the weights of the jagged tensors.
     """
 
     def __init__(

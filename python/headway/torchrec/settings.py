@@ -1,4 +1,4 @@
-"""What is said of a dynamic table besides its ``EmbeddingConfig``."""
+"""Settings of a dynamic table that are not in its ``EmbeddingConfig``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from headway.embedding import Eviction, Initializer, Optimizer, Sgd, TableConfig
 from headway.embedding.merging import merge_key
 from headway.torchrec.optimizers import optimizer_of
 
-#: Of a key, and of the count and the step of its lookups, at the load that tables have on average.
+#: Bytes of a key in the key index, and of the count and step of its lookups, at the average load of tables.
 KEY_AND_NOTE_BYTES = 44
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTable:
-    """Settings of a table that takes any 64-bit id; name, dimension and features are those of its ``EmbeddingConfig``.
+    """Settings of a dynamic table. Its ``EmbeddingConfig`` has name, dimension and features.
 
     Args:
-        optimizer: how rows learn; None: as ``apply_optimizer_in_backward()`` or ``fused_params`` have it.
-        initializer: what rows begin with; None: evenly between the config's ``weight_init_min`` and ``_max``.
-        expected_rows: what the planner counts the memory of, on all ranks; None: ``num_embeddings`` of the config,
-            which bounds nothing.
+        optimizer: optimizer of the rows; None: the one of ``apply_optimizer_in_backward()`` or ``fused_params``.
+        initializer: initial values; None: uniform between the config's ``weight_init_min`` and ``weight_init_max``.
+        expected_rows: number of rows over all ranks for which the planner plans memory; None: ``num_embeddings`` of the
+            config. It is not a limit.
         max_rows, eviction, time_to_live, min_count, max_pending, hot_count: see ``headway.embedding.TableConfig``.
     """
 
@@ -46,13 +46,13 @@ class DynamicTable:
         self._config("dynamic", 1, self.optimizer or Sgd(lr=0), self.initializer or Uniform(0, 0))
 
     def resolve(self, config: Any, fused_params: Mapping[str, Any]) -> TableConfig:
-        """All that is known of a table.
+        """Combines these settings with TorchRec's configuration of a table.
 
         Args:
             config: its ``EmbeddingConfig`` or ``EmbeddingBagConfig``.
-            fused_params: TorchRec's, of this table.
+            fused_params: TorchRec's fused_params of this table.
         Raises:
-            ValueError: something is missing, said twice, or beyond a dynamic table.
+            ValueError: something is missing, set twice, or not supported by dynamic tables.
         """
         _expect_plain(config)
         theirs = optimizer_of(fused_params, config.name)
@@ -82,7 +82,7 @@ class DynamicTable:
 
 @dataclass(frozen=True, eq=False)
 class GroupMember:
-    """A table as TorchRec groups it: equal to those that it is merged with, which differ in name and limits alone."""
+    """A table as TorchRec groups it. Members are equal if their tables may be merged (``merge_key()``)."""
 
     config: TableConfig
     seed: int

@@ -1,4 +1,4 @@
-"""TorchRec's sharded collections with dynamic tables."""
+"""TorchRec's sharded collections, extended by dynamic tables."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from headway.torchrec.sequences import SequencesAwaitable
 from headway.torchrec.settings import DynamicTable, GroupMember
 from headway.torchrec.sharding import DynamicSharding, TableLookup
 
-#: Where ``DynamicTable``s by name, and the seed, travel in fused_params from the sharder to here.
+#: Key in fused_params by which the sharder passes the ``DynamicTable``s by name, and the seed.
 SETTINGS = "headway_settings"
 
-#: The sharding type of dynamic tables within a collection, which may have static tables that are row-wise, too.
+#: Sharding type of dynamic tables within a collection. It differs from row-wise, which static tables may have.
 DYNAMIC = "headway_dynamic"
 
 KERNEL = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
@@ -40,10 +40,15 @@ SHARDING = ShardingType.ROW_WISE.value
 def resolve_settings(
     module: Any, sharding_infos: Mapping[str, list[EmbeddingShardingInfo]]
 ) -> dict[str, list[EmbeddingShardingInfo]]:
-    """Puts what is known of each dynamic table in the place of TorchRec's fused_params, and looks at their every entry.
+    """Resolves the configuration of each dynamic table, and puts it into fused_params. Checks every entry of them.
 
+    Args:
+        module: the unsharded collection.
+        sharding_infos: its tables by sharding type.
     Returns:
-        by sharding type the static tables, and under ``DYNAMIC`` the dynamic ones.
+        the static tables by sharding type, and the dynamic ones under ``DYNAMIC``.
+    Raises:
+        ValueError: a dynamic table has a plan or setting that it does not support.
     """
     configs = {config.name: config for config in configs_of(module)}
     result: dict[str, list[EmbeddingShardingInfo]] = {}
@@ -61,12 +66,12 @@ def resolve_settings(
             info.fused_params = {MEMBER: GroupMember(config, seed)}
             resolved.append(config)
             result.setdefault(DYNAMIC, []).append(info)
-    merge_tables(resolved)  # Names may give one number.
+    merge_tables(resolved)  # Raises if two names have the same table number.
     return result
 
 
 def configs_of(module: Any) -> list[Any]:
-    """The tables of an unsharded collection."""
+    """Returns the table configurations of an unsharded collection."""
     by_kind = module.embedding_bag_configs if hasattr(module, "embedding_bag_configs") else module.embedding_configs
     configs: list[Any] = by_kind()
     return configs
@@ -83,11 +88,11 @@ def _expect_plan(name: str, sharding: Any) -> None:
 
 
 class _DynamicCollection:
-    """What both kinds of collections do in the same way; before TorchRec's class among their bases."""
+    """Mixin with the common part of both kinds of collections. It precedes TorchRec's class in the list of bases."""
 
-    strict = False  #: whether ids without room raise NoRoomError
-    _tables_attribute: str  #: of the submodule that has one for each table
-    _configs_attribute: str  #: of the tables' configurations
+    strict = False  #: Raise NoRoomError if an id gets no row because its table is full.
+    _tables_attribute: str  #: Name of the attribute with one submodule per table.
+    _configs_attribute: str  #: Name of the attribute with the tables' configurations.
     module_sharding_plan: Mapping[str, Any]
     _lookups: list[Any]
     _env: ShardingEnv
@@ -111,11 +116,11 @@ class _DynamicCollection:
         return FeatureOrder(names, resolve_device(self._device))
 
     def _shardings(self) -> Iterator[Any]:
-        """TorchRec's, in the order of the lookups."""
+        """Yields TorchRec's shardings in the order of the lookups."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Initialises static tables; new rows of dynamic ones are initialised as their ids come."""
+        """Initialises static tables. Rows of dynamic tables are initialised when they are inserted."""
         every: list[Any] = getattr(self, self._configs_attribute)
         plan = self.module_sharding_plan
         setattr(self, self._configs_attribute, [each for each in every if plan[each.name].compute_kernel != KERNEL])
@@ -124,7 +129,7 @@ class _DynamicCollection:
         finally:
             setattr(self, self._configs_attribute, every)
 
-    # The batch goes from the exchange of ids to that of vectors with TorchRec's context.
+    # TorchRec's context carries the Batch from the exchange of ids to the exchange of embeddings.
 
     def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
         ordered = self._feature_order.apply(features)
@@ -141,7 +146,7 @@ class _DynamicCollection:
         return awaitable
 
     def _expect_room(self) -> None:
-        """Vectors are on their way already, so that no rank waits for another one."""
+        """Raises NoRoomError on all ranks if a key got no row. Embeddings are being sent already, so no rank hangs."""
         own = torch.stack([kernel.refused() for kernel in self.kernels()]).sum()
         refused_R = own.new_empty(self._env.world_size)
         dist.all_gather_into_tensor(refused_R, own.view(1), group=self._env.process_group)
@@ -177,14 +182,14 @@ class _DynamicCollection:
         super()._load_from_state_dict(  # type: ignore[misc]
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        # All or nothing: what may fail comes before the first table is replaced.
+        # All or nothing: make all new tables, which may fail, before the first one is replaced.
         made = [(kernel, kernel.part_of(records)) for kernel, records in zip(kernels, read, strict=True) if records]
         for kernel, part in made:
             kernel.replace_by(part)
 
 
 class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]
-    """A sharded ``EmbeddingCollection``: a vector for each id."""
+    """A sharded ``EmbeddingCollection``: one embedding per id."""
 
     _tables_attribute = "embeddings"
     _configs_attribute = "_embedding_configs"
@@ -207,7 +212,7 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
         return self._sequences(super().output_dist(ctx, output))
 
     def _sequences(self, theirs: EmbeddingCollectionAwaitable) -> SequencesAwaitable:
-        """In the place of an awaitable that takes the vectors of all features together and splits them."""
+        """Replaces TorchRec's awaitable, which concatenates the embeddings of all features and splits them again."""
         dynamic = [isinstance(lookup, TableLookup) for lookup in self._lookups]
 
         def ours(values: Sequence[Any]) -> list[Any]:
@@ -242,7 +247,7 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
 
 
 class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagCollection):  # type: ignore[misc]
-    """A sharded ``EmbeddingBagCollection``: a sum or mean for each bag, taken where the bag is."""
+    """A sharded ``EmbeddingBagCollection``: one sum or mean per bag, pooled on the rank that has the bag."""
 
     _tables_attribute = "embedding_bags"
     _configs_attribute = "_embedding_bag_configs"
@@ -252,7 +257,7 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
         self._leave_means_to_exchange()
 
     def _leave_means_to_exchange(self) -> None:
-        """Means of dynamic tables come out of the exchange already: TorchRec divides those of static tables alone."""
+        """Makes TorchRec divide the means of static tables only: the exchange of dynamic tables returns means."""
         plan = self.module_sharding_plan
         configs = [config for config in self._embedding_bag_configs if plan[config.name].sharding_type == SHARDING]
         of_kind: dict[bool, set[str]] = {True: set(), False: set()}
@@ -304,11 +309,13 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
 
 
 def statistics(model: torch.nn.Module) -> dict[str, dict[str, int]]:
-    """Sizes and counts of this rank's tables.
+    """Returns sizes and counters of this rank's tables.
 
+    Args:
+        model: a sharded model.
     Returns:
-        by the merged table's name, after the path of its collection: rows, bytes, and what was inserted, evicted,
-        refused and so on, as ``headway.embedding.HashTableCollection.statistics()`` has them.
+        for each merged table, named ``<path of the collection>.<merged table>``: rows, bytes, and numbers of inserted,
+        evicted and refused keys and so on, as in ``headway.embedding.HashTableCollection.statistics()``.
     """
     return {
         f"{path}.{kernel.merged.name}": {**kernel.table.size(), **kernel.table.statistics()}

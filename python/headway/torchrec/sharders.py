@@ -1,4 +1,4 @@
-"""Sharders that make collections of dynamic tables; collections without any they leave to TorchRec."""
+"""Sharders of collections with dynamic tables. Collections without any are sharded by TorchRec."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from headway.torchrec.sharded_collections import (
     configs_of,
 )
 
-#: Marks the parameter of a dynamic table: its settings and its config, for storage_usage().
+#: Attribute of a dynamic table's parameter: its settings and its config, for storage_usage().
 _MARK = "_headway_table"
 
 
 class _DynamicSharder:
-    """What both sharders do in the same way; before TorchRec's class among their bases.
+    """Mixin with the common part of both sharders. It precedes TorchRec's class in the list of bases.
 
     Args:
-        tables: the dynamic tables by name; a collection may have static tables besides.
-        seed: of initial vectors.
-        strict: raise ``headway.embedding.NoRoomError`` on all ranks where an id gets no row because a table is full.
+        tables: the dynamic tables by name; a collection may also have static tables.
+        seed: seed of initial embeddings.
+        strict: raise ``headway.embedding.NoRoomError`` on all ranks if an id gets no row because a table is full.
         others: TorchRec's arguments.
     """
 
-    _dynamic_type: type[Any]
+    _dynamic_type: type[Any]  #: Class of the sharded collection.
 
     def __init__(
         self, tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False, **others: Any
@@ -69,7 +69,7 @@ class _DynamicSharder:
         return sharded
 
     def _settings_of(self, module: Any, params: Mapping[str, ParameterSharding], sharded: Any) -> dict[str, str]:
-        """The settings of dynamic tables that all ranks must share, with the features of each instead of a config."""
+        """Returns the settings of dynamic tables that all ranks must share, for ``agreement()``."""
         configs = {config.name: config for config in configs_of(module) if config.name in self.tables}
         resolved = {config.name: config for kernel in sharded.kernels() for config in kernel.merged.tables}
         settings = settings_of([resolved[name] for name in configs], [])
@@ -91,7 +91,7 @@ class _DynamicSharder:
         if self.qcomm_codecs_registry:  # type: ignore[attr-defined]
             raise ValueError("the exchange of dynamic tables has no codecs")
 
-    # What the planner asks
+    # TorchRec's interface for the planner
 
     def shardable_parameters(self, module: Any) -> dict[str, torch.nn.Parameter]:
         parameters: dict[str, torch.nn.Parameter] = super().shardable_parameters(module)  # type: ignore[misc]
@@ -113,9 +113,10 @@ class _DynamicSharder:
         return [*theirs, KERNEL] if sharding_type == SHARDING else theirs
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Bytes of a whole table where it is, host or GPU.
+        """Returns the bytes of a whole table in host or GPU memory.
 
-        The planner adds what it thinks of the optimizer, so that the sum is the truth.
+        The planner adds its own estimate of optimizer state, a multiple of these bytes. They are divided by 1 + that
+        multiple here, so that the sum is right.
         """
         if compute_kernel != KERNEL:
             usage: dict[str, int] = super().storage_usage(tensor, compute_device_type, compute_kernel)  # type: ignore[misc]
@@ -138,7 +139,7 @@ class _DynamicSharder:
 
 
 def row_bytes(settings: DynamicTable, config: Any, fused_params: Mapping[str, Any]) -> int:
-    """Memory of a row in float32: its vector, the state of its optimizer, its key and what is noted of it."""
+    """Returns the bytes of a float32 row: embedding, optimizer state, key, lookup count and step."""
     table = MergedTable((settings.resolve(config, fused_params),))
     state_size = table.build(seed=0, num_ranks=1, workers=Workers(1)).state_size
     return 4 * (int(config.embedding_dim) + state_size) + KEY_AND_NOTE_BYTES

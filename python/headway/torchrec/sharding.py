@@ -1,4 +1,4 @@
-"""Row-wise sharding where the hash of an id, not its range, says which rank owns it."""
+"""Row-wise sharding by hash: the hash of an id decides which rank owns it, not a range of ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group_features(config: GroupedEmbeddingConfig) -> GroupFeatures:
 
 
 class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
-    """Makes what a sharded collection consists of, for sequences and bags alike, and its threads."""
+    """Makes the modules of a sharded collection, for sequences and bags, and the threads that they share."""
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], env: ShardingEnv, device: Any) -> None:
         super().__init__(sharding_infos, env, device)
@@ -67,9 +67,9 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
 
 
 class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
-    """Sends each id to its owner, once a batch and with the number of its lookups.
+    """Sends each distinct id of a batch to its owner once, with the number of its lookups.
 
-    There is no ``_dist``, whose ``forward`` pipelines would replace: they take what ``forward()`` gives as it is.
+    It has no ``_dist`` attribute: pipelines would replace the ``forward`` of that. They use what this one returns.
     """
 
     def __init__(
@@ -88,15 +88,16 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
 
 
 class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """A kernel for each group; ``VectorDist`` reads vectors where these find them."""
+    """One kernel per group. Kernels find rows; ``VectorDist`` reads the embeddings from them."""
 
     def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], workers: Workers, **others: Any) -> None:
-        self._workers = workers  # TorchRec's constructor makes kernels.
+        self._workers = workers  # Set first: TorchRec's constructor makes the kernels.
         super().__init__(grouped_configs, **others)
-        self._token = torch.zeros(0, device=others["device"], requires_grad=True)  # No parameter of the model.
+        # A plain tensor, not a parameter of the model.
+        self._token = torch.zeros(0, device=others["device"], requires_grad=True)
 
     def forward(self, sparse_features: AskedKeys) -> torch.Tensor:
-        """A token without values."""
+        """Looks up the keys of all groups, and puts the lookups into the batch. Returns an empty token for autograd."""
         parts = sparse_features.batch.parts
         for kernel, part, unique in zip(self._emb_modules, parts, sparse_features.unique(), strict=True):
             part.lookup = kernel(unique)
@@ -109,9 +110,9 @@ class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
 
 
 class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
-    """Brings vectors back to those that asked for them, and makes of them what features are.
+    """Returns embeddings to the ranks that asked for them, and arranges them by feature.
 
-    As the exchanges of TorchRec it divides gradients by the number of ranks, unless ``set_gradient_division(False)``.
+    It divides gradients by the number of ranks, as TorchRec's exchanges do, unless ``set_gradient_division(False)``.
     """
 
     def __init__(self, pg: dist.ProcessGroup, groups: list[GroupFeatures]) -> None:
@@ -129,7 +130,7 @@ class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
 
 
 class _FeatureVectors(InnerAwaitable):
-    """Of several ranks, from which vectors are on their way."""
+    """Awaits the embeddings of a batch that other ranks send."""
 
     def __init__(
         self, token: torch.Tensor, exchange: VectorExchange, groups: list[GroupFeatures], varying: bool
@@ -147,8 +148,16 @@ class _FeatureVectors(InnerAwaitable):
 def _arrange(
     outputs: Sequence[torch.Tensor], groups: Sequence[GroupFeatures], *, varying: bool
 ) -> Sequence[torch.Tensor] | torch.Tensor:
-    """Of sequences (K, D) for each feature, as they are; of bags, whose outputs are those of groups, (batch, columns of
-    all features), or flat by feature where their batches vary."""
+    """Arranges outputs as TorchRec expects them.
+
+    Args:
+        outputs: for sequences (K, D) for each feature; for bags (F * batch, D) for each group of F features.
+        groups: the groups.
+        varying: batch sizes differ between features.
+    Returns:
+        for sequences the outputs as they are; for bags (batch, columns of all features), or flat, feature by feature,
+        if batch sizes differ.
+    """
     if groups[0].pooling is None:
         return outputs
     if varying:

@@ -1,16 +1,20 @@
-"""Which versions of others this package was tried with: it overrides what their releases may change."""
+"""Checks the versions of torch, TorchRec and FBGEMM: this package overrides internals that may change between them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
 
-#: Module to the beginning of the versions that were tried.
+#: Module -> prefix of the versions that were tested.
 TRIED = {"torch": "2.11.", "torchrec": "1.6.", "fbgemm_gpu": "1.6."}
 
 
 def installed_versions() -> dict[str, str]:
-    """Raises: ImportError: one is not installed."""
+    """Returns the installed version of each module.
+
+    Raises:
+        ImportError: a module is not installed.
+    """
     versions = {}
     for module in TRIED:
         try:
@@ -21,7 +25,11 @@ def installed_versions() -> dict[str, str]:
 
 
 def check_versions(versions: Mapping[str, str]) -> None:
-    """Raises: ImportError: one is not of those that were tried."""
+    """Checks versions by module.
+
+    Raises:
+        ImportError: a version was not tested.
+    """
     wrong = [
         f"{module} {version} is installed, but only {TRIED[module]}x was tried"
         for module, version in versions.items()
