@@ -1,4 +1,4 @@
-"""The attention of a layer, forward and backward, by the operator or by the reference.
+"""The attention of a layer, forward and backward, computed by the operator or by the reference.
 
 Shapes: B sequences, TQ queries and TK keys of all sequences, H heads, D columns of queries and keys, V of values.
 """
@@ -18,7 +18,7 @@ from headway.reference.hstu_attention import hstu_attention as reference_attenti
 
 
 class BiasTables(NamedTuple):
-    """Of :class:`headway.nn.RelativeBias`."""
+    """The tensors of a :class:`headway.nn.RelativeBias`; None if the layer has no such table."""
 
     position_weights: Tensor | None
     time_weights: Tensor | None
@@ -26,7 +26,7 @@ class BiasTables(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Of queries, keys, values and bias tables; None where there is no such table."""
+    """Gradients of queries, keys, values and bias tables; None if the layer has no such table."""
 
     q: Tensor
     k: Tensor
@@ -37,12 +37,13 @@ class AttentionGradients(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAttention:
-    """What an attention depends on besides queries, keys, values and the tables of its bias.
+    """Arguments of a layer's attention other than queries, keys, values and bias tables.
 
     Attributes:
-        config: of the layer.
-        sequences: of the queries.
-        key_offsets, key_times: of the keys, where these are not of the same tokens as the queries.
+        config: config of the layer.
+        sequences: sequences of the queries.
+        key_offsets, key_times: offsets (B + 1,) and times (TK,) of the keys, if they include cached tokens; None: keys
+            and queries are of the same tokens.
     """
 
     config: HSTUConfig
@@ -51,14 +52,14 @@ class LayerAttention:
     key_times: Tensor | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> Tensor:
-        """(TQ, H, V)."""
+        """Returns the attention output, (TQ, H, V)."""
         if self.config.attention == "reference":
             return reference_attention(q, k, v, **self._named(tables))
         out: Tensor = torch.ops.headway.hstu_attention(q, k, v, **self._of_operator(tables))
         return out
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> AttentionGradients:
-        """Gradients for that of the output, (TQ, H, V)."""
+        """Returns the gradients of the inputs for the gradient of the output, (TQ, H, V)."""
         if self.config.attention == "reference":
             return self._reference_backward(grad, q, k, v, tables)
         grads = torch.ops.headway.hstu_attention_backward(grad, q, k, v, **self._of_operator(tables))
@@ -89,7 +90,7 @@ class LayerAttention:
         )
 
     def _of_operator(self, tables: BiasTables) -> dict[str, Any]:
-        """The same, as the operators want it: each argument is given, and scaling by lengths has a name of its own."""
+        """Arguments as the operators take them: none is left out, and scaling by lengths is an argument of its own."""
         named = self._named(tables)
         is_number = not isinstance(named["scale"], str)
         return named | {

@@ -1,7 +1,7 @@
-"""Names of weights in checkpoints of the authors' code (generative-recommenders), as those of :class:`HSTUStack`.
+"""Converts checkpoints of the authors' code (generative-recommenders) to those of :class:`HSTUStack`.
 
-``SequentialTransductionUnitJagged`` is the layer of its experiments, for ``HSTUConfig.research()``; ``STULayer`` that
-of production, for ``HSTUConfig.production()``.
+``SequentialTransductionUnitJagged``, the layer of its experiments, becomes ``HSTUConfig.research()``. ``STULayer``, the
+layer of its production code, becomes ``HSTUConfig.production()``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-#: Name inside a layer there: name here. The research code keeps the matrix of ``_o`` as (outputs, inputs).
+#: Name inside a layer there -> name here. The research code stores the matrix of ``_o`` as (outputs, inputs).
 _NAMES = {
     "_uvqk": "uvqk_weight",
     "_o.weight": "output_weight",
@@ -32,15 +32,18 @@ _LAYER = re.compile(r"(?:^|\.)(?:_attention_layers|_stu_layers)\.(\d+)\.(.+)$")
 
 
 def renamed_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What ``HSTUStack.load_state_dict()`` takes, out of a checkpoint of the authors' code.
+    """Renames the weights of HSTU layers for ``HSTUStack.load_state_dict()``.
 
     Args:
-        state: of a whole model or of its layers; whatever is not of a layer, such as embeddings, is left out. Of a
-            model with several stacks only those of one.
+        state: state of a whole model or of its layers, with one stack. Weights outside of layers, such as embeddings,
+            are left out.
+
+    Returns:
+        the state of a stack. Tensors are shared with ``state``.
 
     Raises:
-        ValueError: no layer is in it, a layer has a weight that is not known here, or two weights are the same one of
-            a stack, as where a model has two.
+        ValueError: the state has no layer, a layer has an unknown weight, or two weights get the same name because the
+            model has several stacks.
     """
     renamed: dict[str, Tensor] = {}
     old_names: dict[str, str] = {}

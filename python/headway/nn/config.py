@@ -1,4 +1,4 @@
-"""What an HSTU layer computes. The definitions in use differ; each difference is an option here."""
+"""Configuration of HSTU layers. The definitions in use differ; each difference is an option here."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ FinalNorm = Literal["layer", "rms", "l2"]
 
 @dataclass(frozen=True, kw_only=True)
 class HSTUConfig:
-    """One layer: ``x + dropout(gate(attention(q, k, v), u)) W_out``, with ``u, v, q, k = silu(norm(x) W_uvqk)``.
+    """A layer: ``x + dropout(gate(attention(q, k, v), u)) W_out``, with ``u, v, q, k = silu(norm(x) W_uvqk)``.
 
-    ``HSTUConfig.research()`` and ``HSTUConfig.production()`` are the two definitions of the authors of HSTU (Zhai et
-    al. 2024): that of their paper and experiments, and that of their production code.
+    The authors of HSTU (Zhai et al. 2024) use two definitions: ``HSTUConfig.research()`` in the paper and its
+    experiments, ``HSTUConfig.production()`` in their production code.
 
     Attributes:
         dim: columns of the input and output.
-        max_length: tokens of the longest sequence, targets and contextual tokens included.
+        max_length: upper bound of tokens per sequence, including targets and contextual tokens.
         num_heads: heads of the attention.
-        qk_dim: columns of queries and keys of a head.
-        v_dim: columns of values and of the gate u of a head.
-        norm: of the input and of the attention output: LayerNorm or RMSNorm.
-        affine: whether norms have learned weights (LayerNorm: and biases).
+        qk_dim: columns of queries and keys per head.
+        v_dim: columns of values and of the gate u per head.
+        norm: norm of the input and of the attention output: LayerNorm or RMSNorm.
+        affine: norms have learned weights (LayerNorm: and biases).
         norm_eps: added to the variance or mean square.
-        projection_bias: whether u, v, q and k have a learned bias.
-        activated: which columns of the projection go through SiLU: "all", or u alone ("gate").
-        alpha: factor of products of queries and keys and of the relative bias.
-        scale: factor of SiLU(...): a number; 1 / ``max_length`` of this config; 1 / longest sequence of the batch
-            ("batch_length"); 1 / tokens of the sequence ("length").
-        gate: what goes into the output projection, of the attention output A, over all heads:
-            "norm_then_gate" norm(A) u; "gate_then_norm" norm(A u) (MTGRBoost, equation 3);
-            "concat" A, u and norm(A) u side by side; "concat_norm" norm(A), u and norm(A) u.
-        output_bias: whether the output projection has a bias.
-        causal: tokens see none behind them; window, full_attention_tail: see :func:`headway.reference.hstu_mask`.
-        position_bias: a learned bias by the distance of tokens.
-        num_time_buckets: bounds between buckets of a learned bias by the distance in time, which then has one weight
-            more; 0: no such bias.
-        time_bucket_width: of a bucket, in ln(seconds or whatever unit times have).
-        dropout: of what goes into the output projection.
-        recompute: what the backward pass computes anew instead of the forward pass keeping it; :class:`HSTULayer` has
-            the sizes.
-        attention: the operator, or the reference in plain PyTorch: slow, and the judge of the operator.
-        deterministic: the operator's backward pass gives the same bits from call to call.
+        projection_bias: u, v, q and k have a learned bias.
+        activated: columns of the projection that go through SiLU: "all", or only u ("gate").
+        alpha: factor of (q k' + relative bias) inside SiLU.
+        scale: factor of SiLU(...): a number; 1 / ``max_length`` of this config ("max_length"); 1 / longest sequence of
+            the batch ("batch_length"); 1 / tokens of the sequence ("length").
+        gate: input of the output projection, for the attention output A of all heads:
+            "norm_then_gate": norm(A) u; "gate_then_norm": norm(A u) (MTGRBoost, equation 3);
+            "concat": A, u and norm(A) u side by side; "concat_norm": norm(A), u and norm(A) u side by side.
+        output_bias: the output projection has a bias.
+        causal: a token attends to no later token. For window and full_attention_tail see
+            :func:`headway.reference.hstu_mask`.
+        position_bias: add a learned bias by the distance of tokens.
+        num_time_buckets: number of bounds between the buckets of a learned bias by time difference. There is one bucket
+            more than bounds. 0: no such bias.
+        time_bucket_width: width of a bucket in ln(time difference), in the unit of the times, such as seconds.
+        dropout: dropout probability of the output projection's input.
+        recompute: activations that the backward pass recomputes instead of saving them; :class:`HSTULayer` has the
+            sizes.
+        attention: "kernel" is the operator; "reference" is plain PyTorch, slow, and the oracle of the operator.
+        deterministic: the operator's backward pass gives the same bits in every call.
     """
 
     dim: int
@@ -96,12 +97,12 @@ class HSTUConfig:
 
     @classmethod
     def research(cls, **changes: Any) -> HSTUConfig:
-        """The paper and its experiments: SiLU(q k' + bias) / max_length, norm(A) u."""
+        """Definition of the paper and its experiments: SiLU(q k' + bias) / max_length, norm(A) u."""
         return cls(**{"position_bias": True, "num_time_buckets": 128} | changes)
 
     @classmethod
     def production(cls, **changes: Any) -> HSTUConfig:
-        """SiLU(q k' / sqrt(qk_dim)) / longest of the batch, learned norms, A, u and norm(A) u side by side."""
+        """Definition of the production code: SiLU(q k' / sqrt(qk_dim)) / longest of the batch, gate "concat"."""
         qk_dim = changes.get("qk_dim", cls.qk_dim)
         definition: dict[str, Any] = {
             "affine": True,
@@ -126,19 +127,19 @@ class HSTUConfig:
 
     @property
     def output_width(self) -> int:
-        """Columns that go into the output projection."""
+        """Columns of the output projection's input."""
         return self.gate_width * (3 if self.gate in ("concat", "concat_norm") else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HSTUStackConfig:
-    """Layers one after the other.
+    """A stack of equal layers.
 
     Attributes:
-        layer: of each of them.
-        num_layers: how many.
-        final_norm: LayerNorm or RMSNorm without learned weights, or division of each token by its length ("l2"), which
-            is what the research code does; None: the last layer's output as it is.
+        layer: config of each layer.
+        num_layers: number of layers.
+        final_norm: LayerNorm or RMSNorm without learned weights, or division of each token by its L2 norm ("l2"), which
+            the research code uses; None: no norm.
     """
 
     layer: HSTUConfig

@@ -1,6 +1,18 @@
-"""The layer as one step of autograd, which keeps no more than ``config.recompute`` allows.
+"""An HSTU layer as one autograd function with a handwritten backward pass and selective activation recomputation.
 
-Shapes: T tokens, E columns of the layer, P of u, v, q and k together, G of the input of the output projection.
+Idea: autograd would save the activations of every operation. Here the forward pass saves only those in
+``_KEPT[config.recompute]``, and the backward pass recomputes the others from them, in the order of the forward pass.
+
+Example: "norm_and_gate" saves the input (T, E), the projection (T, P) and the attention output (T, H V). The backward
+pass recomputes the norm of the input, SiLU and the gate, but no matrix product and no attention.
+
+Invariants: all levels of ``recompute`` give the same gradients. The dropout mask is drawn before the step and saved.
+The backward pass uses the dtypes of the forward pass, even if autocast has changed. Gradients have no gradients.
+Complexity: :class:`headway.nn.HSTULayer` has the table of saved elements per token.
+Source: the layer is that of Zhai et al. 2024, section 3.2.
+
+Shapes: T tokens, E columns of the layer, P columns of u, v, q and k together, G columns of the input of the output
+projection, H heads, D columns of queries and keys, V columns of values.
 """
 
 from __future__ import annotations
@@ -18,14 +30,14 @@ from headway.nn.config import HSTUConfig, Recompute
 
 
 class NormWeights(NamedTuple):
-    """Learned factor and summand of columns, (C,) each; None where there is none."""
+    """Learned factor and bias of columns, (C,) each; None if the norm has none."""
 
     weight: Tensor | None
     bias: Tensor | None
 
 
 class LayerWeights(NamedTuple):
-    """All that a layer has learned; None where its config leaves it out. Matrices are (inputs, outputs)."""
+    """All learned tensors of a layer; None if its config leaves it out. Matrices are (inputs, outputs)."""
 
     uvqk_weight: Tensor  # (E, P)
     uvqk_bias: Tensor | None  # (P,)
@@ -48,19 +60,20 @@ class LayerWeights(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """What the backward pass starts from. Statistics of norms are (T, 2)."""
+    """Activations that the backward pass needs. Statistics of norms are (T, 2)."""
 
     normed: Tensor  # (T, E)
     normed_statistics: Tensor | None
-    projected: Tensor  # (T, P), before SiLU
+    projected: Tensor  # (T, P) before SiLU
     v: Tensor  # (T, H, V)
     q: Tensor  # (T, H, D)
     k: Tensor
     attended: Tensor  # (T, H V)
-    gated: Tensor  # (T, G), after dropout
+    gated: Tensor  # (T, G) after dropout
     gated_statistics: Tensor | None
 
 
+#: Activations that the forward pass saves, by level of recomputation.
 _KEPT: dict[Recompute, tuple[str, ...]] = {
     "none": Activations._fields,
     "norm_and_gate": ("projected", "attended"),
@@ -74,9 +87,9 @@ class LayerStep:
     """One pass of a layer over a batch.
 
     Attributes:
-        attention: with the layer's config.
-        time_bounds: of its bias.
-        dtype: that matrices are multiplied in: that of autocast, or of the input.
+        attention: attention of the layer, with the layer's config.
+        time_bounds: bounds of the time buckets of its bias; None: no time bias.
+        dtype: dtype of matrix products: that of autocast, else of the input.
     """
 
     attention: LayerAttention
@@ -89,11 +102,11 @@ class LayerStep:
 
     @property
     def is_plain(self) -> bool:
-        """Made of PyTorch's operations alone, whose gradients have gradients."""
+        """Does the layer consist of plain PyTorch operations? Then its gradients have gradients."""
         return self.config.attention == "reference" and self.config.recompute == "none"
 
     def tables(self, weights: LayerWeights) -> BiasTables:
-        """Of the attention's bias, float32 where products are not float64."""
+        """Returns the tables of the attention's bias: float64 if ``dtype`` is, else float32."""
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         position, time = weights.position_weights, weights.time_weights
         return BiasTables(
@@ -101,16 +114,16 @@ class LayerStep:
         )
 
     def norm_input(self, x: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
-        """(T, E), and its statistics."""
+        """Normalises the input. Returns (T, E) and the statistics of the norm."""
         normed, statistics = self._norm(x, None, weights.input_norm)
         return normed.to(self.dtype), statistics
 
     def project(self, normed: Tensor, weights: LayerWeights) -> Tensor:
-        """(T, P), before SiLU."""
+        """Projects to u, v, q and k: (T, P) before SiLU."""
         return _linear(normed, weights.uvqk_weight, weights.uvqk_bias)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """v, q and k, after SiLU where they go through it; u does so in ``gate()``."""
+        """Returns v, q and k by head, after SiLU if they go through it. SiLU of u is part of ``gate()``."""
         config = self.config
         columns, widths = projected[:, config.gate_width :], config.projection_widths[1:]
         if config.activated == "gate":
@@ -121,31 +134,38 @@ class LayerStep:
         return v, q, k
 
     def split_backward(self, projected: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Gradients of ``projected``, (T, P), for those of u before SiLU, v, q and k; and the sums of its columns."""
+        """Backward pass of ``split()``.
+
+        Args:
+            projected: (T, P) before SiLU.
+            grads: gradients of u (before SiLU), v, q and k.
+        Returns:
+            the gradient of ``projected``, (T, P), and the sums of its columns, (P,).
+        """
         through_silu = [False, *[self.config.activated == "all"] * 3]
         grad, sums = torch.ops.headway.silu_split_backward([each.flatten(1) for each in grads], projected, through_silu)
         return grad, sums
 
     def attend(self, v: Tensor, q: Tensor, k: Tensor, weights: LayerWeights) -> Tensor:
-        """(T, H V)."""
+        """Computes the attention output, (T, H V)."""
         return self.attention.forward(q, k, v, self.tables(weights)).flatten(1)
 
     def gate(self, attended: Tensor, u: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
-        """(T, G), and statistics of its norm; ``u`` is before SiLU."""
+        """Applies norm and gate to the attention output. ``u`` is before SiLU. Returns (T, G) and norm statistics."""
         return self._norm(attended, u, weights.output_norm)
 
     def drop(self, gated: Tensor, kept: Tensor | None) -> Tensor:
-        """Dropout, in both directions; ``kept`` (T, G) bool, None: all."""
+        """Applies dropout, forward or backward. ``kept``: (T, G) bool; None: keep all."""
         return gated if kept is None else gated * kept * (1 / (1 - self.config.dropout))
 
     def output(self, x: Tensor, gated: Tensor, weights: LayerWeights) -> Tensor:
-        """(T, E) of the type of ``x``, for what dropout has left."""
+        """Applies the output projection to ``gated`` (after dropout) and adds ``x``: (T, E) of the dtype of ``x``."""
         return x + _linear(gated, weights.output_weight, weights.output_bias).to(x.dtype)
 
     def activations(
         self, x: Tensor, kept: Tensor | None, weights: LayerWeights, known: Mapping[str, Tensor]
     ) -> Activations:
-        """All of them, of which those not ``known`` are computed."""
+        """Returns all activations. Computes those that are not in ``known``."""
         found: dict[str, Any] = dict(known)
         if "normed" not in found:
             found["normed"], found["normed_statistics"] = self.norm_input(x, weights)
@@ -171,7 +191,11 @@ class LayerStep:
         *,
         residual: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, NormWeights]:
-        """Gradients of ``x`` (and ``residual``, added), of the gate, and of the norm's weights."""
+        """Backward pass of norm and gate.
+
+        Returns:
+            the gradient of ``x`` (plus ``residual``), of the gate, and of the norm's weights.
+        """
         of_x, of_gate, *of_weights = torch.ops.headway.gated_norm_backward(
             grad, statistics, residual, x, gate, *self._norm_arguments(x, weights)
         )
@@ -192,9 +216,9 @@ class LayerStep:
 
 
 class FusedLayer(torch.autograd.Function):
-    """A pass of a layer with a backward pass by hand; its gradients have no gradients themselves.
+    """A layer with a handwritten backward pass. Its gradients have no gradients.
 
-    ``apply(step, x, kept, *weights)`` gives (T, E).
+    ``apply(step, x, kept, *weights)`` returns (T, E).
     """
 
     @staticmethod
@@ -206,7 +230,7 @@ class FusedLayer(torch.autograd.Function):
             x,
             kept,
             *(getattr(found, name) for name in _KEPT[step.config.recompute]),
-            *step.attention.sequences.tensors(),  # So that changes in place are found.
+            *step.attention.sequences.tensors(),  # Saved so that autograd detects changes in place.
             step.time_bounds,
             *tensors,
         )
@@ -220,7 +244,7 @@ class FusedLayer(torch.autograd.Function):
         x, kept, *tensors = ctx.saved_tensors
         weights = LayerWeights(*tensors[-len(LayerWeights._fields) :])
         known = dict(zip(_KEPT[step.config.recompute], tensors, strict=False))
-        # Types are those of the forward pass, whatever autocast says by now.
+        # Keep the dtypes of the forward pass, even if autocast is on now.
         with torch.autocast(x.device.type, enabled=False):
             found = step.activations(x, kept, weights, known)
             grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
@@ -230,7 +254,7 @@ class FusedLayer(torch.autograd.Function):
 def _backward(
     step: LayerStep, grad: Tensor, x: Tensor, kept: Tensor | None, found: Activations, weights: LayerWeights
 ) -> tuple[Tensor, LayerWeights]:
-    """Gradients of the input and of the weights, from the output back to the input."""
+    """Computes the gradients of input and weights, from the output back to the input."""
     u = found.projected[:, : step.config.gate_width]
     assert found.normed_statistics is not None and found.gated_statistics is not None, "the layer is not plain"
     grad_output = grad.to(step.dtype)
@@ -263,15 +287,16 @@ def _backward(
 
 
 def _by_head(columns: Tensor, config: HSTUConfig) -> Tensor:
+    """Views (T, H C) as (T, H, C)."""
     return columns.view(columns.shape[0], config.num_heads, columns.shape[1] // config.num_heads)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """In the type of ``x``."""
+    """Computes ``x @ weight + bias`` in the dtype of ``x``."""
     matrix = weight.to(x.dtype)
     return torch.mm(x, matrix) if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
 
 
 def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``x`` and ``weight``."""
+    """Returns the gradients of ``x`` and ``weight``."""
     return torch.mm(grad, weight.to(grad.dtype).t()), torch.mm(x.t(), grad).to(weight.dtype)

@@ -19,22 +19,22 @@ from headway.nn.sequences import Sequences
 class HSTULayer(nn.Module):
     """Norm, projection to u, v, q and k, attention, gate, output projection, residual (Zhai et al. 2024, section 3.2).
 
-    What the forward pass keeps for the backward pass, in elements of each token, with E columns of the layer,
+    Elements per token that the forward pass saves for the backward pass, with E columns of the layer,
     P = 2 H (D + V) of u, v, q and k, V' = H V of the attention output (H heads), G = ``config.output_width``:
 
     ============== ======================= ===================================================
-    ``recompute``  kept                    computed anew
+    ``recompute``  saved                   recomputed
     ============== ======================= ===================================================
     none           2 E + 2 P + G           nothing (``activated`` "gate": 2 E + P + V' + G)
-    norm_and_gate  E + P + V'              norms, SiLU and gate: no product of matrices
+    norm_and_gate  E + P + V'              norms, SiLU and gate: no matrix product
     projection     E + V'                  these, and the projection
     all            E                       these, and the attention: the whole forward pass
     ============== ======================= ===================================================
 
-    Norms of "none" keep 4 numbers of a token besides. Dropout keeps a byte for each of G. The input, E, is the output
-    of the layer before, so with "all" a stack keeps nothing else. Under autocast all but the input are in its type.
-    With "none" and the reference's attention the whole layer is plain PyTorch: gradients have gradients, and what is
-    kept is more.
+    With "none" the norms save 4 more numbers per token. Dropout saves one byte for each of the G elements. The input,
+    E, is the output of the previous layer, so with "all" a stack saves nothing else. Under autocast all saved tensors
+    except the input have its dtype. With "none" and the reference attention the whole layer is plain PyTorch: gradients
+    have gradients, and more is saved.
     """
 
     def __init__(self, config: HSTUConfig) -> None:
@@ -58,7 +58,7 @@ class HSTULayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew, but for those of ``bias``, which draws its own."""
+        """Draws new weights, except those of ``bias``, which has a ``reset_parameters()`` of its own."""
         for name, parameter in self.named_parameters(recurse=False):
             if parameter.dim() == 2:
                 nn.init.xavier_uniform_(parameter)
@@ -66,7 +66,14 @@ class HSTULayer(nn.Module):
                 nn.init.constant_(parameter, 1.0 if name.endswith("norm_weight") else 0.0)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Gives (T, E) of the type of ``x`` for x (T, E).
+        """Computes the layer.
+
+        Args:
+            x: (T, E).
+            sequences: sequences of the tokens.
+
+        Returns:
+            (T, E) of the dtype of ``x``.
 
         Raises:
             ValueError: ``x`` or ``sequences`` do not fit the config or each other.
@@ -81,15 +88,15 @@ class HSTULayer(nn.Module):
         return out
 
     def extend(self, x: Tensor, sequences: Sequences, cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:
-        """Computes new tokens only, which come behind those of the cache; :meth:`HSTUStack.extend` has the conditions.
+        """Computes only new tokens, which follow the cached ones. See :meth:`HSTUStack.extend` for the conditions.
 
         Args:
-            x: (T, E), new tokens.
-            sequences: of the new tokens; ``max_length`` is of cached and new ones together.
-            cache: of this layer; None: there are no earlier tokens.
+            x: (T, E) new tokens.
+            sequences: sequences of the new tokens; ``max_length`` counts cached and new tokens together.
+            cache: cache of this layer; None: there are no earlier tokens.
 
         Returns:
-            (T, E), and the cache with the new tokens.
+            (T, E), and a cache that includes the new tokens.
 
         Raises:
             ValueError: arguments do not fit the config or each other.
@@ -100,7 +107,7 @@ class HSTULayer(nn.Module):
         projected = step.project(step.norm_input(x, weights)[0], weights)
         v, q, k = step.split(projected)
         if cache is None:
-            # Copies, as slices would keep queries and the gate alive.
+            # Copy: views would keep the memory of queries and gate alive.
             times = None if sequences.times is None else sequences.times.clone()
             cache = KeyValueCache(_copy_of(k), _copy_of(v), sequences.offsets.clone(), times)
         else:
@@ -113,7 +120,7 @@ class HSTULayer(nn.Module):
         return step.output(x, step.drop(gated, self._kept(x)), weights), cache
 
     def weights(self) -> LayerWeights:
-        """All that it has learned, by name."""
+        """Returns all learned tensors of the layer."""
         of_bias = ("position_weights", "time_weights")
         return LayerWeights(*(getattr(self.bias if name in of_bias else self, name) for name in LayerWeights._fields))
 
@@ -127,7 +134,7 @@ class HSTULayer(nn.Module):
         return LayerStep(attention=attention, time_bounds=self.bias.time_bounds, dtype=dtype)
 
     def _kept(self, x: Tensor) -> Tensor | None:
-        """Which inputs of the output projection dropout keeps, (T, G) bool; None: all."""
+        """Draws the dropout mask of the output projection's input: (T, G) bool, True: keep. None: keep all."""
         dropout = self.config.dropout if self.training else 0.0
         if dropout == 0:
             return None

@@ -1,6 +1,19 @@
-"""HSTU layers one after the other.
+"""A stack of HSTU layers, with incremental inference over a key-value cache.
 
-Shapes: B sequences, T tokens of all of them, E columns.
+Idea: ``forward()`` applies the layers and a final norm. For inference ``extend()`` computes new tokens only: each layer
+keeps keys and values of earlier tokens in a cache, and new queries attend to cached and new keys.
+
+Example: score 2 candidates after a history of 100 tokens.
+  ``_, caches = stack.extend(x_history, history)`` computes 100 tokens once.
+  ``y, _ = stack.extend(x_candidates, candidates, caches)`` computes 2 tokens. ``caches`` serve any number of requests.
+
+Invariants: ``extend()`` returns what ``forward()`` would return for the new tokens, as long as new tokens change
+nothing for cached ones. ``extend()`` rejects masks and scales where they would. A cache is never changed in place.
+Complexity: n new tokens after m cached ones cost n projections and n (n + m) attention pairs at most, instead of m + n
+and (m + n)^2. A cache holds H (D + V) elements per token and layer.
+Source: the layer is that of Zhai et al. 2024, section 3.2.
+
+Shapes: B sequences, T tokens of all sequences, E columns, H heads, D columns of queries and keys, V columns of values.
 """
 
 from __future__ import annotations
@@ -19,7 +32,7 @@ from headway.nn.sequences import Sequences
 
 
 class HSTUStack(nn.Module):
-    """Layers of one config, and a last norm. :func:`headway.nn.renamed_state` loads what others have trained."""
+    """Layers of one config, and a final norm. :func:`headway.nn.renamed_state` converts checkpoints of the authors."""
 
     def __init__(self, config: HSTUStackConfig) -> None:
         super().__init__()
@@ -27,7 +40,7 @@ class HSTUStack(nn.Module):
         self.layers = nn.ModuleList(HSTULayer(config.layer) for _ in range(config.num_layers))
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Gives (T, E) for x (T, E).
+        """Computes all layers and the final norm: (T, E) for x (T, E).
 
         Raises:
             ValueError: ``x`` or ``sequences`` do not fit the config or each other.
@@ -39,21 +52,21 @@ class HSTUStack(nn.Module):
     def extend(
         self, x: Tensor, sequences: Sequences, caches: Sequence[KeyValueCache] | None = None
     ) -> tuple[Tensor, list[KeyValueCache]]:
-        """Computes new tokens only, for inference: what ``forward()`` gives for them behind the cached ones.
+        """Computes new tokens only, for inference. The result equals that of ``forward()`` over cached and new tokens.
 
-        That is the same as long as new tokens change nothing for cached ones, so they must be targets, unless the mask
-        is causal without contextual tokens and tail, ``scale`` does not depend on lengths, and cached tokens asked at a
-        time that stays (:func:`headway.nn.next_times` with ``last``). Targets do not belong in a cache: do not go on
-        from what comes back for them.
+        The results are equal if new tokens change nothing for cached ones. The mask must be causal, and ``scale`` must
+        not depend on lengths. With contextual tokens or ``full_attention_tail`` the new tokens must be targets. With
+        time buckets, cached tokens must have asked at a time that stays (:func:`headway.nn.next_times` with ``last``).
+        Do not pass a cache on that contains targets: later tokens must not see them.
 
         Args:
-            x: (T, E), new tokens.
-            sequences: of the new tokens; ``max_length`` is of cached and new ones together. ``num_contextual`` is that
-                of the cached ones.
-            caches: of each layer; None: there are no earlier tokens.
+            x: (T, E) new tokens.
+            sequences: sequences of the new tokens. ``max_length`` counts cached and new tokens together;
+                ``num_contextual`` counts contextual tokens among the cached ones.
+            caches: cache of each layer; None: there are no earlier tokens.
 
         Returns:
-            (T, E), and caches with the new tokens.
+            (T, E), and caches that include the new tokens.
 
         Raises:
             ValueError: arguments do not fit the config or each other, or cached tokens would change.
@@ -70,6 +83,7 @@ class HSTUStack(nn.Module):
         return self._final_norm(x), extended
 
     def _check_cached_stay(self, sequences: Sequences) -> None:
+        """Raises ValueError if new tokens would change the outputs of cached tokens."""
         config = self.config.layer
         if not config.causal or config.scale in ("batch_length", "length"):
             raise ValueError(f"causal={config.causal}, scale={config.scale!r}: new tokens change cached ones")

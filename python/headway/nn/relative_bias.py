@@ -1,6 +1,12 @@
-"""What is added to products of queries and keys: learned weights of distances in tokens and in time.
+"""Relative attention bias: learned weights by the distance of query and key in tokens and in time.
 
-Shapes: B sequences, T tokens of all of them, N bounds between buckets.
+Time differences fall into buckets of equal width in the logarithm. ``log_time_bounds()`` has the bounds of the buckets,
+and ``next_times()`` the time at which a query asks.
+
+Example: width ln(2), so the buckets are 0 to below 2, 2 to below 4, 4 to below 8 and so on, up to rounding; a query at
+time 103 and a key at time 100 have a difference of 3 and use the weight of the second bucket.
+
+Shapes: B sequences, T tokens of all sequences.
 """
 
 from __future__ import annotations
@@ -18,37 +24,37 @@ _INITIAL_STD = 0.02
 
 
 class RelativeBias(nn.Module):
-    """The tables that attention gathers from; see ``position_weights`` and ``time_weights`` of its operator."""
+    """The bias tables of a layer: ``position_weights`` and ``time_weights`` of :func:`headway.ops.hstu_attention`."""
 
     position_weights: nn.Parameter | None
     time_weights: nn.Parameter | None
     _bound_bits: Tensor | None
 
     def __init__(self, *, max_length: int, position: bool, num_time_buckets: int, time_bucket_width: float) -> None:
-        """Either table is left out if it is not asked for (``num_time_buckets`` 0)."""
+        """Makes the position table if ``position`` is set, and the time table if ``num_time_buckets`` is not 0."""
         super().__init__()
         self.register_parameter("position_weights", _table(2 * max_length - 1) if position else None)
         has_time = num_time_buckets > 0
         self.register_parameter("time_weights", _table(num_time_buckets + 1) if has_time else None)
         self._bounds = _bounds_of(num_time_buckets, time_bucket_width)
-        # As bits, which stay as they are when the module changes its type.
+        # Stored as int32 bits: module.to(dtype) converts floating-point buffers, but not integers.
         bits = torch.empty(num_time_buckets, dtype=torch.int32) if has_time else None
         self.register_buffer("_bound_bits", bits, persistent=False)
         self.reset_parameters()
 
     @property
     def time_bounds(self) -> Tensor | None:
-        """(``num_time_buckets``,) float32."""
+        """Bounds of the time buckets, (``num_time_buckets``,) float32; None if there is no time table."""
         return None if self._bound_bits is None else self._bound_bits.view(torch.float32)
 
     def reset_parameters(self) -> None:
-        """Draws the tables anew, and writes the bounds."""
+        """Draws new weights of the tables, and writes the bounds."""
         for table in self.parameters():
             nn.init.normal_(table, std=_INITIAL_STD)
         self._write_bounds()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RelativeBias:
-        """Writes the bounds again: to_empty() leaves none, and a state has none to load."""
+        """Writes the bounds again after the base method: to_empty() does not fill them, and no state contains them."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._write_bounds()
         return self
@@ -64,15 +70,15 @@ def _table(num_weights: int) -> nn.Parameter:
 
 
 def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
-    """Bounds of buckets that are even in the logarithm of time.
+    """Returns the bounds of buckets of equal width in the logarithm of time.
 
-    The number of bounds that |dt| reaches is min(floor(ln(max(|dt|, 1)) / width), num_buckets), computed in float64,
-    for every float32 |dt|; whole numbers below 2^24 are float32. The research code computes that formula in float32,
-    which has a few times next to bounds in the other bucket.
+    For every float32 |dt| the number of bounds that are at most |dt| is min(floor(ln(max(|dt|, 1)) / width),
+    num_buckets), computed in float64. Whole numbers below 2^24 are exact in float32. The research code computes this
+    formula in float32, which puts a few times next to bounds into the neighbouring bucket.
 
     Args:
-        num_buckets: bounds; weights of buckets are one more.
-        width: of a bucket in the logarithm.
+        num_buckets: number of bounds; there is one bucket more.
+        width: width of a bucket in the logarithm.
 
     Returns:
         (num_buckets,) float32, ascending.
@@ -90,7 +96,7 @@ def _bounds_of(num_buckets: int, width: float) -> list[float]:
 
 
 def _first_of_bucket(bucket: int, width: float) -> float:
-    """The least float32 whose logarithm is that of the bucket or a later one."""
+    """Returns the least float32 time in ``bucket`` or a later one."""
     if bucket * width >= math.log(np.finfo(np.float32).max):
         raise ValueError(f"bucket {bucket} of width {width} begins beyond the range of float32")
     time = np.float32(math.exp(bucket * width))
@@ -102,20 +108,21 @@ def _first_of_bucket(bucket: int, width: float) -> float:
 
 
 def next_times(times: Tensor, offsets: Tensor, last: Tensor | None = None) -> Tensor:
-    """When each token asks for what comes after it: the time of the next token of its sequence.
+    """Returns the time at which each token asks for its successor: the time of the next token of its sequence.
 
-    With ``last``, the time of the request, a token asks at the same time however many tokens follow, so that cached
-    tokens are what a full computation gives. Without it the last token of a sequence asks at its own time. The padded
-    batches of the research code have, in the place behind the last token, the time of the item asked for, as with
-    ``last``; without that they have 0 there, and bucket the last token's own time stamp.
+    ``last`` is the time of the request, at which the last token asks. Then a token asks at the same time however many
+    tokens follow, so cached tokens have the values of a full computation. Without ``last`` the last token of a sequence
+    asks at its own time. In padded batches of the research code, the position after the last token holds the time of
+    the requested item, which corresponds to ``last``. Otherwise it holds 0, and the difference is the last token's own
+    time stamp.
 
     Args:
-        times: (T,) int64, when tokens happened.
+        times: (T,) int64, time of each token.
         offsets: (B + 1,) int64.
-        last: (B,) int64, when the last token of each sequence asks.
+        last: (B,) int64, time of the request for each sequence; None: see above.
 
     Returns:
-        (T,) int64: ``Sequences.query_times``.
+        (T,) int64, for ``Sequences.query_times``.
     """
     num_tokens, num_sequences = times.shape[0], offsets.shape[0] - 1
     after = torch.cat([times[1:], times[-1:]])

@@ -1,4 +1,4 @@
-"""Which tokens of a jagged batch belong together, and what is known about them."""
+"""The sequences of a jagged batch: offsets, masks and times of its tokens."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """B sequences of T tokens in all, one after the other, on the device of the tokens.
+    """B sequences with T tokens in all, stored one after the other. Tensors are on the device of the tokens.
 
     Attributes:
-        offsets: (B + 1,) int64: sequence b has tokens ``offsets[b]`` to ``offsets[b + 1]``. Tokens behind the last
-            offset (a batch padded to a fixed size) are of no sequence: attention gives them zeros.
-        max_length: tokens of the longest of them, at least; with a cache, cached ones included.
-        num_contextual: (B,) int32, first tokens that see each other and the whole history.
-        num_targets: (B,) int32, last tokens that see the history and themselves only.
-        times: (T,) int64, when each token happened: what it is as a key.
-        query_times: (T,) int64, when each token asks; :func:`headway.nn.next_times` has the usual ones.
+        offsets: (B + 1,) int64: sequence b has the tokens from ``offsets[b]`` to before ``offsets[b + 1]``. Tokens
+            after the last offset (a batch padded to a fixed size) are of no sequence; their attention output is zero.
+        max_length: upper bound of tokens per sequence, including cached tokens.
+        num_contextual: (B,) int32, number of leading tokens that attend to each other and the whole history.
+        num_targets: (B,) int32, number of trailing tokens that attend only to the history and themselves.
+        times: (T,) int64, time of each token as a key.
+        query_times: (T,) int64, time at which each token asks, as a query; see :func:`headway.nn.next_times`.
     """
 
     offsets: Tensor
@@ -30,11 +30,11 @@ class Sequences:
     query_times: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All of them."""
+        """Returns all tensors, in the order of the attributes; None for those that are not set."""
         return self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times
 
 
 def sequence_of_tokens(offsets: Tensor, num_tokens: int) -> Tensor:
-    """(T,) int64: the sequence of each token, B of those behind the last offset."""
+    """Returns the sequence of each token, (T,) int64; B for tokens after the last offset."""
     tokens = torch.arange(num_tokens, device=offsets.device)
     return torch.searchsorted(offsets[1:], tokens, right=True)

@@ -1,7 +1,7 @@
-"""Kernels of recommendation models as PyTorch operators, with typed functions in front of them.
+"""Kernels of recommendation models as PyTorch operators, with typed Python functions.
 
-The operators themselves are ``torch.ops.headway.*``; importing this package registers them, their shapes for compilers
-and their gradients. What each computes is defined by the function of the same name in :mod:`headway.reference`.
+The operators are ``torch.ops.headway.*``. Importing this package registers them, their shapes for ``torch.compile`` and
+their gradients. The function of the same name in :mod:`headway.reference` defines the result of each operator.
 """
 
 from headway.ops.gated_norm import gated_norm

@@ -1,6 +1,6 @@
-"""Norms of rows times a gate, as an operator.
+"""Norm of rows times a gate, as an operator.
 
-Shapes: T rows, C columns, G columns of the outcome: C or 3 C.
+Shapes: T rows, C columns, G columns of the output: C or 3 C.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ def gated_norm(
     form: GateForm = "norm_then_gate",
     eps: float = 1e-6,
 ) -> Tensor:
-    """LayerNorm or RMSNorm of each row, times SiLU of a gate: what goes into the projections of an HSTU layer.
+    """LayerNorm or RMSNorm of each row, times SiLU of a gate: the inputs of the projections of an HSTU layer.
 
-    With s = silu(gate), forms are norm(x) s ("norm_then_gate"), norm(x s) ("gate_then_norm"), and side by side s, x and
-    norm(x) s ("concat") or s, norm(x) and norm(x) s ("concat_norm"). Without a gate it is norm(x). Numbers are computed
-    in float32 (float64 for float64) and rounded once. Gradients are the same bits from call to call; they have no
-    gradients themselves. Under autocast types stay what they are.
+    With s = silu(gate), the forms are norm(x) s ("norm_then_gate"), norm(x s) ("gate_then_norm"), and side by side s, x
+    and norm(x) s ("concat") or s, norm(x) and norm(x) s ("concat_norm"). Without a gate it is norm(x). Values are
+    computed in float32 (float64 for float64) and rounded once. Gradients have the same bits in every call. They have no
+    gradients themselves. Autocast does not change dtypes.
 
     Args:
-        x: (T, C) float64, float32, bfloat16 or float16. Rows of ``x`` and ``gate`` may lie apart, as those of a slice
-            of columns; what has other strides is copied.
-        gate: (T, C) of the same type, before SiLU.
-        weight: (C,) of the type of ``x``, or float32 beside 16 bits; None: 1.
-        bias: (C,) of the type of ``weight``; None: 0.
+        x: (T, C) float64, float32, bfloat16 or float16. Rows of ``x`` and ``gate`` may have any row stride, such as in
+            a slice of columns. Tensors whose columns are not contiguous are copied.
+        gate: (T, C) of the same dtype, before SiLU.
+        weight: (C,) of the dtype of ``x``, or float32 if ``x`` has 16 bits; None: 1.
+        bias: (C,) of the dtype of ``weight``; None: 0.
         norm: "layer" or "rms".
-        form: of the outcome.
+        form: form of the output.
         eps: added to the variance or mean square.
 
     Returns:
-        (T, G) of the type of ``x``.
+        (T, G) of the dtype of ``x``.
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other.
+        ValueError: shapes, dtypes or devices do not fit each other.
     """
     out: Tensor = torch.ops.headway.gated_norm(x, gate, weight, bias, norm, form, eps)[0]
     return out
 
 
 def _statistics_of(x: Tensor) -> Tensor:
-    """Room for the mean and 1 / deviation of each row."""
+    """Allocates (T, 2) for the mean and 1 / standard deviation of each row."""
     return x.new_empty((x.shape[0], 2), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
@@ -63,7 +63,7 @@ def _fake(
     if x.dim() != 2:
         raise ValueError(f"gated_norm: x must be (rows, columns), not {tuple(x.shape)}")
     for name, each in (("gate", gate), ("weight", weight), ("bias", bias)):
-        # One tensor without memory is enough for torch to ask for no more than a shape.
+        # torch calls this function if any one of the tensors has no memory, so their devices may differ.
         if each is not None and each.device != x.device:
             raise ValueError(f"gated_norm: {name} is on {each.device}, and x on {x.device}")
     num_parts = 3 if gate is not None and form in ("concat", "concat_norm") else 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.ops.library import LIBRARY, refuse_gradients_of
 from headway.reference.hstu_attention import Scale
 
-#: Of the operator, in order; with torch.ops all of them must be given.
+#: Arguments of the operator, in order. ``torch.ops`` requires all of them.
 _ARGUMENTS = ("q", "k", "v", "offsets", "key_offsets", "max_length", "position_weights", "time_weights", "time_bounds",
               "query_times", "key_times", "num_contextual", "num_targets", "alpha", "scale", "length_scaling", "causal",
               "window", "full_attention_tail", "deterministic")  # fmt: skip
@@ -42,62 +42,64 @@ def hstu_attention(
     key_times: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
-    """Attention whose weights are SiLU, not softmax (Zhai et al. 2024, equation 3).
+    """Attention with SiLU weights instead of softmax (Zhai et al. 2024, equation 3).
 
     For each query i and head::
 
-        out_i = sum over keys j that i sees of silu(alpha * (q_i . k_j + bias_ij)) * scale * v_j
+        out_i = sum over keys j visible to i of silu(alpha * (q_i . k_j + bias_ij)) * scale * v_j
 
-    Which keys a query sees says :func:`headway.reference.hstu_mask`. Products are added up in float32 (float64 for
-    float64). Gradients have no gradients, nor is there a derivative in forward mode.
+    :func:`headway.reference.hstu_mask` defines the visible keys. Products are accumulated in float32 (float64 for
+    float64). Gradients have no gradients, and there is no forward-mode derivative.
 
-    Fast on Hopper GPUs: bfloat16 and float16, D = V of 32, 64, 128 or 256. Rows of other columns up to 256 are copied
-    to such with zeros behind. Several times slower are float32, gradients of more than 128 columns with a bias, and
-    with ``deterministic`` those of bias weights: then a warning says why, once.
+    Speed: Hopper GPUs are fast with bfloat16 and float16 and D = V of 32, 64, 128 or 256. Other widths up to 256 are
+    copied to the next of these, padded with zeros. Several times slower are float32, gradients of more than 128 columns
+    with a bias, and gradients of bias weights with ``deterministic``. A warning then states the reason, once.
 
-    Outputs and gradients of q, k and v are at most about twice as far from the truth as those of the reference in the
-    same type. The gradient of a bias weight is a sum over all its pairs, of which most may cancel, so that what the
-    reference is off by is chance. Its error is at most the sum over these pairs of
-    ``e_ij * alpha * scale * abs(grad_out_i . v_j)``, whatever is left of the gradient. Here ``e_ij`` is 4 eps of the
-    type of ``q``. On a GPU, in bfloat16 and float16, ``2**-12 * (1 + abs(s_ij))`` comes on top, where ``s_ij`` is the
+    Accuracy: the error of outputs and of the gradients of q, k and v is at most about twice that of the reference in
+    the same dtype. The gradient of a bias weight is a sum over all its pairs, most of which may cancel, so the error of
+    the reference is no measure. Its error is at most the sum over these pairs of
+    ``e_ij * alpha * scale * abs(grad_out_i . v_j)``, however small the sum itself is. Here ``e_ij`` is 4 eps of the
+    dtype of ``q``. On a GPU, in bfloat16 and float16, ``2**-12 * (1 + abs(s_ij))`` is added, where ``s_ij`` is the
     argument of SiLU: the tanh instruction has an error of 2**-11.
 
-    Rows behind the last offset (batches padded to a fixed size) are of no sequence: nothing reads them, whatever is in
-    them, and those of outputs and gradients are zeros.
+    Rows after the last offset (batches padded to a fixed size) belong to no sequence. Their contents are never read,
+    and their outputs and gradients are zero.
 
     Args:
         q: (TQ, H, D) float64, float32, bfloat16 or float16; tokens and heads may have any strides.
-        k: (TK, H, D) of the same type.
-        v: (TK, H, V) of the same type.
-        offsets: (B + 1,) int64: sequence b has queries ``offsets[b]`` to ``offsets[b + 1]``.
-        max_length: tokens of the longest sequence, at least.
-        key_offsets: (B + 1,) int64, where sequences have more keys than queries (cached history): the queries are the
-            last tokens. None: ``offsets``.
+        k: (TK, H, D) of the same dtype.
+        v: (TK, H, V) of the same dtype.
+        offsets: (B + 1,) int64: sequence b has the queries from ``offsets[b]`` to before ``offsets[b + 1]``.
+        max_length: upper bound of tokens per sequence.
+        key_offsets: (B + 1,) int64, if sequences have more keys than queries (cached history): the queries are then
+            the last tokens. None: ``offsets``.
         alpha: factor of products and bias.
-        scale: factor of weights: a number, 1 / ``max_length``, or by "length" 1 / keys of the sequence.
-        causal: a token sees none behind it.
-        num_contextual: (B,) int32, first tokens that see each other and the whole history; with ``causal`` only.
-        num_targets: (B,) int32, last tokens that see the history and themselves only; with ``causal`` only.
-        window: positions that a token sees back; 0: all.
-        full_attention_tail: last positions of the history that see past the window.
+        scale: factor of weights: a number, "max_length" (1 / ``max_length``), or "length" (1 / keys of the sequence).
+        causal: a token attends to no later token.
+        num_contextual: (B,) int32, number of leading tokens that attend to each other and the whole history; with
+            ``causal`` only.
+        num_targets: (B,) int32, number of trailing tokens that attend only to the history and themselves; with
+            ``causal`` only.
+        window: number of earlier positions that a token attends to; 0: all.
+        full_attention_tail: number of last positions of the history that the window does not limit.
         position_weights: (2 M - 1,) float32 (float64 for float64) with M >= ``max_length``: ``[M - 1 + j - i]`` is
             the bias of query token i and key j, for all heads.
-        time_weights: (N + 1,) like ``position_weights``: the bias by bucket, the number of ``time_bounds`` that
-            abs(query time - key time), as float32, reaches.
+        time_weights: (N + 1,) like ``position_weights``: the bias by bucket. The bucket is the number of
+            ``time_bounds`` that are at most abs(query time - key time), as float32.
         time_bounds: (N,) float32, ascending.
         query_times: (TQ,) int64.
         key_times: (TK,) int64.
-        deterministic: gradients are the same bits from call to call; on the CPU they always are.
+        deterministic: gradients have the same bits in every call; on the CPU they always do.
 
     Returns:
-        (TQ, H, V) of the type of ``q``.
+        (TQ, H, V) of the dtype of ``q``.
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other, or on the CPU, offsets and counts are wrong: offsets
-            that begin elsewhere than at 0, descend or go beyond the rows, sequences longer than ``max_length`` or with
-            fewer keys than queries, negative counts, more contextual tokens and targets than keys, ``time_bounds`` that
-            descend. On a GPU those are an assertion, after a line on stdout that names the sequence and its values;
-            nothing is read or written by them.
+        ValueError: shapes, dtypes or devices do not fit each other. On the CPU also if offsets or counts are wrong:
+            offsets that do not begin at 0, descend or exceed the rows; sequences longer than ``max_length`` or with
+            fewer keys than queries; negative counts; more contextual tokens and targets than keys; descending
+            ``time_bounds``. On a GPU these are a device assertion, after a line on stdout that names the sequence and
+            its values; nothing is read or written out of bounds.
     """
     is_named = isinstance(scale, str)
     if is_named and scale not in ("max_length", "length"):

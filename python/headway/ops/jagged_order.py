@@ -1,12 +1,20 @@
-"""Jagged rows of several features and samples in another order, as operators.
+"""Operators that reorder the jagged rows of several features and samples.
 
-One launch moves all tensors and features; a second one their lengths, and scans make offsets of these.
+Idea: rows are stored feature by feature, and sample by sample within a feature; lengths (F, B) say how many rows each
+has. A permutation of features and samples moves whole groups of rows. One kernel launch moves the rows of all tensors
+and features, a second one moves the lengths, and prefix sums of the lengths give the offsets.
 
-Shapes: F features, B samples, R ranks, N rows of all features and samples one after the other. Rows lie in the order
-of lengths (F, B), feature by feature. Bounds (R + 1) say which samples belong to which rank: rank r has those from
-``bounds[r]`` to ``bounds[r + 1]``.
+Example: ``ranged_dispatch`` with F = 2, B = 3 and 2 ranks, bounds [0, 1, 3]. Lengths [[1, 0, 2], [1, 1, 0]], rows
+``a b c`` of the first feature and ``d e`` of the second. Rank 0 has the first sample and gets ``a d``, rank 1 has the
+others and gets ``b c e``. Result: ``a d b c e``, lengths [1, 1, 0, 2, 1, 0], rows per rank [2, 3].
 
-On a device, what is wrong with lengths, lists or bounds is an assertion in the kernel; on the CPU it is a ValueError.
+Invariants: lengths add up to the number of rows. ``ranged_combine`` is the inverse of ``ranged_dispatch``, and
+``jagged_transpose`` of itself with the roles swapped, so the backward pass of each is the other one.
+Wrong lengths, indices or bounds are a device assertion on a GPU, and a ValueError on the CPU.
+Complexity: linear in rows and lengths. Nothing waits for the device, except ``jagged_permute`` without ``num_rows``.
+
+Shapes: F features, B samples, R ranks, N rows in all. Bounds (R + 1,) assign samples to ranks: rank r has those from
+``bounds[r]`` to before ``bounds[r + 1]``.
 """
 
 from __future__ import annotations
@@ -30,34 +38,36 @@ def jagged_permute(
     samples: Tensor | None = None,
     num_rows: int | None = None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Rows of chosen features, and of each of these the chosen samples, in the order of the lists.
+    """Selects features, and samples of each of them, in the order of the indices.
 
-    Entries may repeat or be left out; gradients of repeated rows add up in float32 (float64 for float64), in one order.
+    Indices may repeat or be left out. Gradients of repeated rows are added in float32 (float64 for float64), in a fixed
+    order.
 
     Args:
-        values: tensors (N, ...) of any types: ids, weights, vectors.
-        lengths: (F, B) int64 or int32, rows of each; they add up to N.
-        features: (F',) int64; None: all, F' = F.
-        samples: (B',) int64; None: all, B' = B.
-        num_rows: N', the rows of the outcome, N if both lists are permutations. None: read from the lengths, for which
-            the host waits for the device.
+        values: tensors (N, ...) of any dtypes: ids, weights, embeddings.
+        lengths: (F, B) int64 or int32, number of rows of each feature and sample; the sum is N.
+        features: (F',) int64 indices; None: all, F' = F.
+        samples: (B',) int64 indices; None: all, B' = B.
+        num_rows: N', the rows of the result; N if both are permutations. None: computed from the lengths, for which the
+            host waits for the device.
 
     Returns:
         tensors (N', ...) like ``values``, and lengths (F', B').
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other; on the CPU also lengths, lists and ``num_rows``.
+        ValueError: shapes, dtypes or devices do not fit each other; on the CPU also wrong lengths, indices or
+            ``num_rows``.
     """
     outs, out_lengths, _, _ = _OPS.jagged_permute(list(values), lengths, features, samples, num_rows)
     return outs, out_lengths
 
 
 def jagged_transpose(values: Sequence[Tensor], lengths: Tensor) -> tuple[list[Tensor], Tensor]:
-    """From rows feature by feature to rows sample by sample, or the other way round with the roles swapped.
+    """Reorders rows from feature by feature to sample by sample, or back, with the roles swapped.
 
     Args:
-        values: tensors (N, ...) of any types.
-        lengths: (F, B) int64 or int32; they add up to N.
+        values: tensors (N, ...) of any dtypes.
+        lengths: (F, B) int64 or int32; the sum is N.
 
     Returns:
         tensors (N, ...) in the order (B, F), and lengths (B, F).
@@ -70,16 +80,16 @@ def jagged_transpose(values: Sequence[Tensor], lengths: Tensor) -> tuple[list[Te
 
 
 def ranged_dispatch(values: Sequence[Tensor], lengths: Tensor, bounds: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Rows in the order of an all-to-all: what goes to a rank lies together, feature by feature.
+    """Reorders rows for an all-to-all: the rows for each rank become contiguous, feature by feature.
 
     Args:
-        values: tensors (N, ...) of any types.
-        lengths: (F, B) int64 or int32; they add up to N.
+        values: tensors (N, ...) of any dtypes.
+        lengths: (F, B) int64 or int32; the sum is N.
         bounds: (R + 1,) int64 from 0 to B, not descending.
 
     Returns:
-        tensors (N, ...) in the order of ranks, then features, then samples of the rank; lengths (F * B,) in that order,
-        of which rank r has ``F * bounds[r]`` to ``F * bounds[r + 1]``; and (R,) int64, the rows of each rank.
+        tensors (N, ...) sorted by rank, then feature, then sample; lengths (F * B,) in the same order, of which rank r
+        has ``F * bounds[r]`` to before ``F * bounds[r + 1]``; and (R,) int64, the rows of each rank.
 
     Raises:
         ValueError: as ``jagged_permute``.
@@ -91,12 +101,12 @@ def ranged_dispatch(values: Sequence[Tensor], lengths: Tensor, bounds: Tensor) -
 def ranged_combine(
     values: Sequence[Tensor], lengths: Tensor, bounds: Tensor, *, num_features: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Back from the order of an all-to-all: what came from each rank, feature by feature, is put together by feature.
+    """Reorders the rows that an all-to-all received from each rank to feature by feature. Inverse of dispatch.
 
     Args:
-        values: tensors (N, ...) of any types, as ``ranged_dispatch`` returns them.
-        lengths: (F * B,) int64 or int32, likewise.
-        bounds: (R + 1,) int64 from 0 to B, not descending: whose samples came from which rank.
+        values: tensors (N, ...) of any dtypes, in the order of ``ranged_dispatch``.
+        lengths: (F * B,) int64 or int32, in the same order.
+        bounds: (R + 1,) int64 from 0 to B, not descending: the samples that came from each rank.
         num_features: F.
 
     Returns:
@@ -110,23 +120,23 @@ def ranged_combine(
 
 
 def ranged_dispatch_dense(values: Sequence[Tensor], bounds: Tensor) -> list[Tensor]:
-    """``ranged_dispatch`` where each feature of each sample has one row.
+    """``ranged_dispatch`` for exactly one row per feature and sample.
 
     Args:
-        values: tensors (F, B, ...) of any types.
+        values: tensors (F, B, ...) of any dtypes.
         bounds: (R + 1,) int64 from 0 to B, not descending.
 
     Returns:
-        tensors (F * B, ...); rank r has ``F * bounds[r]`` to ``F * bounds[r + 1]``.
+        tensors (F * B, ...); rank r has ``F * bounds[r]`` to before ``F * bounds[r + 1]``.
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong bounds.
+        ValueError: shapes, dtypes or devices do not fit each other; on the CPU also wrong bounds.
     """
     return list(_OPS.ranged_dispatch_dense(list(values), bounds))
 
 
 def ranged_combine_dense(values: Sequence[Tensor], bounds: Tensor, *, num_features: int) -> list[Tensor]:
-    """Back from what ``ranged_dispatch_dense`` gives: (F * B, ...) to (F, B, ...).
+    """Inverse of ``ranged_dispatch_dense``: (F * B, ...) to (F, B, ...).
 
     Raises:
         ValueError: as ``ranged_dispatch_dense``.
@@ -181,7 +191,7 @@ def _fake_combine_dense(values: list[Tensor], bounds: Tensor, num_features: int)
 
 
 def _gradients(ctx: Any, grads: Sequence[Tensor | None], backward: Any) -> list[Tensor | None]:
-    """Those of a list of values: ids among them have none, and only the others are moved back."""
+    """Computes the gradients of a list of values. ``backward`` is called only with those that need one: ids do not."""
     is_needed = [needed and grad is not None for needed, grad in zip(ctx.needs_input_grad[0], grads, strict=True)]
     moved = [grad for grad, needed in zip(grads, is_needed, strict=True) if needed]
     if not moved:

@@ -1,10 +1,21 @@
-"""Jagged rows of samples joined, split, padded, added up and spread, as operators.
+"""Operators on jagged rows of samples: concatenate, split, pad, reduce and expand.
 
-Shapes: B samples, N rows of all samples one after the other, those of sample b from ``offsets[b]`` to
-``offsets[b + 1]``; L rows of a sample where it is padded.
+Idea: the rows of all samples are stored one after the other; offsets say where each sample begins. No operator pads its
+inputs, except the ones that convert to and from padded tensors.
 
-Offsets go from 0 to N: each row is of a sample. On a device, offsets that do not fit the rows are an assertion in the
-kernel; on the CPU they are a ValueError.
+Example: rows ``a b | c``, offsets [0, 2, 3], so sample 0 has ``a b`` and sample 1 has ``c``.
+  jagged_concat with ``x | y z``, offsets [0, 1, 3]: ``a b x | c y z``, offsets [0, 3, 6]
+  jagged_to_padded with max_length 2:                ``[[a, b], [c, 0]]``
+  jagged_reduce:                                     ``[a + b, c]``
+  jagged_expand of ``[p, q]``:                       ``p p | q``
+
+Invariants: offsets go from 0 to N, so each row belongs to a sample. Offsets that do not fit the rows are a device
+assertion on a GPU, and a ValueError on the CPU. The backward pass of each operator is another operator of this file:
+concat and split, to_padded and to_jagged, sum and expand are pairs. Sums have a fixed order: same bits in every run.
+Complexity: linear in the rows that are read and written. Nothing waits for the device.
+
+Shapes: B samples, N rows in all, those of sample b from ``offsets[b]`` to before ``offsets[b + 1]``; L rows of a padded
+sample.
 """
 
 from __future__ import annotations
@@ -21,30 +32,30 @@ _OPS = torch.ops.headway
 
 
 def jagged_concat(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Joins jagged tensors sample by sample: the rows of a sample in the first one, then in the second, and so on.
+    """Concatenates jagged tensors sample by sample: a sample's rows in the first one, then in the second, and so on.
 
-    One launch for each of the tensors.
+    It takes one kernel launch per tensor.
 
     Args:
-        values: tensors (N_i, ...) that differ in their rows alone.
-        offsets: (B + 1,) int64 of each.
+        values: tensors (N_i, ...) that differ only in their number of rows.
+        offsets: (B + 1,) int64 for each tensor.
 
     Returns:
         (sum of all N_i, ...), and its offsets (B + 1,).
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong offsets.
+        ValueError: shapes, dtypes or devices do not fit each other; on the CPU also wrong offsets.
     """
     return _OPS.jagged_concat(list(values), list(offsets)), torch.stack(list(offsets)).sum(0)
 
 
 def jagged_split(values: Tensor, offsets: Sequence[Tensor], num_rows: Sequence[int]) -> list[Tensor]:
-    """Back from what ``jagged_concat`` gives.
+    """Inverse of ``jagged_concat``.
 
     Args:
         values: (N, ...) with the rows of all parts.
-        offsets: (B + 1,) int64 of each part.
-        num_rows: N_i of each part, its last offset.
+        offsets: (B + 1,) int64 for each part.
+        num_rows: N_i of each part, which is its last offset.
 
     Returns:
         tensors (N_i, ...).
@@ -56,29 +67,29 @@ def jagged_split(values: Tensor, offsets: Sequence[Tensor], num_rows: Sequence[i
 
 
 def jagged_to_padded(values: Tensor, offsets: Tensor, *, max_length: int, padding: float = 0) -> Tensor:
-    """The first rows of each sample, and ``padding`` where it has fewer.
+    """Pads each sample to L rows, or cuts it to its first L rows.
 
     Args:
-        values: (N, ...) of any type.
+        values: (N, ...) of any dtype.
         offsets: (B + 1,) int64.
-        max_length: L, from 0; rows past it are left out.
-        padding: a value of the type.
+        max_length: L, at least 0.
+        padding: value of missing rows.
 
     Returns:
         (B, L, ...).
 
     Raises:
-        ValueError: shapes, types or devices do not fit each other; on the CPU also wrong offsets.
+        ValueError: shapes, dtypes or devices do not fit each other; on the CPU also wrong offsets.
     """
     out: Tensor = _OPS.jagged_to_padded(values, offsets, max_length, padding)
     return out
 
 
 def padded_to_jagged(padded: Tensor, offsets: Tensor, *, num_rows: int) -> Tensor:
-    """The rows that samples have; zeros where a sample has more than L.
+    """Removes the padding. Rows of a sample beyond L are zero.
 
     Args:
-        padded: (B, L, ...) of any type.
+        padded: (B, L, ...) of any dtype.
         offsets: (B + 1,) int64.
         num_rows: N, the last offset.
 
@@ -93,12 +104,12 @@ def padded_to_jagged(padded: Tensor, offsets: Tensor, *, num_rows: int) -> Tenso
 
 
 def jagged_add_dense(values: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
-    """Adds row i of a sample of ``dense`` to row i of that sample; rows past L stay as they are.
+    """Adds row i of each sample of ``dense`` to row i of the same sample. Rows beyond L stay as they are.
 
     Args:
         values: (N, ...) float64, float32, bfloat16 or float16.
         offsets: (B + 1,) int64.
-        dense: (B, L, ...) of the same type.
+        dense: (B, L, ...) of the same dtype.
 
     Returns:
         (N, ...).
@@ -111,9 +122,9 @@ def jagged_add_dense(values: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
 
 
 def jagged_reduce(values: Tensor, offsets: Tensor, reduction: Literal["sum", "mean"] = "sum") -> Tensor:
-    """The sum or mean of the rows of each sample, zero of a sample without rows.
+    """Sum or mean of the rows of each sample; zero for a sample without rows.
 
-    Added up in float32 (float64 for float64), in one order, so that it is the same bits each time.
+    Rows are added in float32 (float64 for float64) in a fixed order, so the result has the same bits in every call.
 
     Args:
         values: (N, ...) float64, float32, bfloat16 or float16.
@@ -131,10 +142,10 @@ def jagged_reduce(values: Tensor, offsets: Tensor, reduction: Literal["sum", "me
 
 
 def jagged_expand(rows: Tensor, offsets: Tensor, *, num_rows: int) -> Tensor:
-    """The row of each sample once for each row that the sample has: the backward pass of a sum.
+    """Repeats the row of each sample for each row that the sample has: the backward pass of a sum.
 
     Args:
-        rows: (B, ...) of any type.
+        rows: (B, ...) of any dtype.
         offsets: (B + 1,) int64.
         num_rows: N, the last offset.
 

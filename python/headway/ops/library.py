@@ -1,4 +1,4 @@
-"""Loads the C++ operators."""
+"""Loads the C++ extension that defines the operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headway._built_for import import_extension
 
 import_extension("_kernels")
 
-#: What Python adds to the operators: shapes, gradients and casts.
+#: Library of the registrations that Python adds to the C++ operators: shapes and gradients.
 LIBRARY = torch.library.Library("headway", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def refuse_gradients_of(name: str) -> None:
-    """Makes second derivatives, through the backward pass ``name`` of an operator, an error instead of zeros."""
+    """Makes second derivatives raise instead of being zero. ``name`` is the backward operator."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(f"torch.ops.headway.{name} has no gradient: second derivatives are not there")

@@ -1,4 +1,7 @@
-"""Runs and different keys of a list, as operators that wait for no device: as many outputs as inputs, and a count."""
+"""Run lengths and unique keys, as operators that do not wait for the device.
+
+The outputs have the size of the input, N, whatever the number of runs or unique keys; a tensor (1,) has that number.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,34 @@ from headway.ops.library import LIBRARY
 
 
 def run_lengths(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Runs of equal neighbours.
+    """Finds runs of equal neighbours.
 
     Args:
         keys: (N,) int64 or int32.
 
     Returns:
-        (N,) the key of each run, followed by zeros; (N,) int64, the length of each run, followed by zeros; (N,) int64,
-        the run that each entry is in; (1,) int64, the number of runs.
+        the key of each run, (N,), padded with zeros; the length of each run, (N,) int64, padded with zeros; the index
+        of each element's run, (N,) int64; the number of runs, (1,) int64.
 
     Raises:
-        ValueError: ``keys`` have another type or shape.
+        ValueError: ``keys`` have another dtype or shape.
     """
     values, lengths, run_of, num_runs = torch.ops.headway.run_lengths(keys)
     return values, lengths, run_of, num_runs
 
 
 def unique_with_counts(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Different keys in ascending order.
+    """Finds the unique keys, in ascending order.
 
     Args:
         keys: (N,) int64 or int32.
 
     Returns:
-        (N,) different keys, followed by zeros; (N,) int64, the place of each entry's key among them; (N,) int64, how
-        often each is there, followed by zeros; (1,) int64, the number of different keys.
+        the unique keys, (N,), padded with zeros; the inverse indices, (N,) int64; the count of each unique key, (N,)
+        int64, padded with zeros; the number of unique keys, (1,) int64.
 
     Raises:
-        ValueError: ``keys`` have another type or shape.
+        ValueError: ``keys`` have another dtype or shape.
     """
     values, inverse, counts, num_unique = torch.ops.headway.unique_with_counts(keys)
     return values, inverse, counts, num_unique

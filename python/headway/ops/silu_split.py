@@ -1,4 +1,4 @@
-"""SiLU of rows that are cut by columns, as an operator.
+"""Splits rows by columns and applies SiLU, as an operator.
 
 Shapes: T rows, P columns of all parts.
 """
@@ -15,15 +15,15 @@ from headway.ops.library import LIBRARY, refuse_gradients_of
 
 
 def silu_split(x: Tensor, widths: Sequence[int], *, activated: Sequence[bool] | None = None) -> list[Tensor]:
-    """Cuts the columns of ``x`` into parts, of which SiLU is taken: u, v, q and k of an HSTU layer's projection.
+    """Splits ``x`` by columns and applies SiLU to each part, such as u, v, q and k of an HSTU layer's projection.
 
-    Numbers are computed in float32 (float64 for float64) and rounded once. The backward pass joins gradients of parts
-    in one pass; they have no gradients themselves. Under autocast types stay what they are.
+    Values are computed in float32 (float64 for float64) and rounded once. The backward pass concatenates the gradients
+    of all parts in one pass. They have no gradients themselves. Autocast does not change dtypes.
 
     Args:
-        x: (T, P) float64, float32, bfloat16 or float16; rows may lie apart, what has other strides is copied.
-        widths: columns of each part, up to 8 parts, P together.
-        activated: which parts go through SiLU; others are copied. None: all.
+        x: (T, P) float64, float32, bfloat16 or float16. Rows may have any row stride; other strides are copied.
+        widths: columns of each part, up to 8 parts; the sum is P.
+        activated: for each part, apply SiLU or only copy. None: SiLU for all.
 
     Returns:
         (T, width) for each part, contiguous.
