@@ -1,4 +1,4 @@
-"""Tables, batches and training loops that the tests of collections share."""
+"""Tables, batches and training loops that tests of collections share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Batch = dict[str, tuple[torch.Tensor, ...]]
 def make_tables(
     optimizer: Optimizer | None = None, table: dict[str, Any] | None = None, **more: Any
 ) -> HashTableCollection:
-    """Two tables of 8 columns that merge, and one of 4; two features share ``item``."""
+    """Makes two tables of 8 columns, which are merged, and one of 4. Two features share the table ``items``."""
     optimizer = optimizer or Sgd(lr=0.25)
     table = {"optimizer": optimizer, "initializer": Uniform(-1, 1), **(table or {})}
     return HashTableCollection(
@@ -57,7 +57,7 @@ def make_tables(
 
 
 def make_batch(seed: int, *, batch_size: int = 6, num_ids: int = 40) -> Batch:
-    """Ids of any 64 bits, many of them several times; lists may be empty."""
+    """Makes a batch of arbitrary 64-bit ids with many duplicates. Lists may be empty."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def make_batch(seed: int, *, batch_size: int = 6, num_ids: int = 40) -> Batch:
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
-    """One batch with all lists of several, in their order."""
+    """Concatenates batches to one with all their lists, in order."""
     return {
         name: tuple(torch.cat(columns) for columns in zip(*(b[name] for b in batches), strict=True)) for name in POOLING
     }
@@ -85,11 +85,11 @@ def move_batch(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def integer_loss(outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-    """Whose gradients are small integers that depend on the place of the id in its own list, and not on the vectors."""
+    """Returns a loss whose gradients are small integers, so sums are exact. They do not depend on the embeddings."""
     losses = []
     for name, vectors in outputs.items():
         if name == "tags":
-            # A mean has other gradients than integers: multiply it back to a sum.
+            # Gradients of a mean are not integers: multiply the mean back to a sum.
             vectors = vectors * batch[name][1].clamp(min=1).unsqueeze(1)
         columns = torch.arange(vectors.size(1), device=vectors.device) % 3 + 1
         losses.append((vectors * columns).sum())
@@ -97,6 +97,7 @@ def integer_loss(outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor
 
 
 def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Returns a weighted sum of squares: gradients depend on the embeddings."""
     return sum(
         (vectors.square() * torch.linspace(0.5, 1.5, vectors.size(1), device=vectors.device)).sum()
         for vectors in outputs.values()
@@ -104,7 +105,7 @@ def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
-    """By merged table: ids, tables, counts, steps, vectors and states of this rank, as arrays."""
+    """Returns for each merged table the ids, tables, counts, steps, embeddings and states of this rank, as arrays."""
     result = []
     for table in tables.tables:
         keys = table.list(0, 1 << 14)
@@ -114,12 +115,12 @@ def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
 
 
 def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[numpy.ndarray]]:
-    """Of all ranks, which own ranges of buckets, as if one had them."""
+    """Concatenates the records of all ranks in the order of one rank: ranks own ascending ranges of buckets."""
     return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]
 
 
 def make_one(process_group: dist.ProcessGroup | None = None, **table: Any) -> HashTableCollection:
-    """With one table, whose vectors begin as 0."""
+    """Makes a collection with one table, whose embeddings begin as 0."""
     return HashTableCollection(
         tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1), initializer=Constant(0), **table)],
         features=[FeatureConfig("f", table="t")],
@@ -132,7 +133,7 @@ def look_up(tables: HashTableCollection, *ids: int) -> torch.Tensor:
 
 
 def vectors_of(tables: HashTableCollection) -> dict[int, float]:
-    """First elements, by id."""
+    """Returns the first element of each embedding, by id."""
     ids, _, _, _, vectors, _ = records_of(tables)[0]
     return {int(each): float(vector[0]) for each, vector in zip(ids, vectors, strict=True)}
 
@@ -145,7 +146,7 @@ def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
 
 
 def pending_of(tables: HashTableCollection) -> dict[tuple[int, int, int], int]:
-    """Counts of the keys that wait for a row, by merged table, table and id."""
+    """Returns the counts of pending keys by (merged table, table number, id)."""
     found = {}
     for number, table in enumerate(tables.tables):
         keys = table.list_pending(0, 1 << 14)
@@ -162,7 +163,7 @@ def join_pending(parts: list[dict[Any, int]]) -> dict[Any, int]:
 
 
 def same(one: list[list[Any]], other: list[list[Any]]) -> bool:
-    """Whether records are, bit by bit."""
+    """Are records equal, bit by bit?"""
     return all(
         len(a) == len(b) and (a == b).all() for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Activation checkpointing runs a lookup again in the backward pass: it gives the same vectors and counts nothing."""
+"""Activation checkpointing repeats a lookup in the backward pass. It gives the same embeddings and counts nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rank_processes import run_ranks
 from table_cases import Batch, integer_loss, make_batch, make_tables, records_of
 from torch.utils.checkpoint import checkpoint
 
-#: Settings under which a lookup that is counted twice shows.
+#: Settings under which counting a lookup twice changes the tables.
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "admission": {"min_count": 3},
@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def loss_of(tables: HashTableCollection, batch: Batch, kind: str, scale: torch.Tensor) -> torch.Tensor:
-    """The loss as it is, or with its lookup and everything behind it in a checkpoint."""
+    """Computes the loss directly (``none``), or inside a checkpoint with or without the start of the lookup."""
     if kind == "none":
         return integer_loss(tables(batch), batch) * scale
     if kind == "begun":

@@ -1,4 +1,4 @@
-"""What an anchor tells of the gradients of a lookup."""
+"""An anchor reports whether the gradients of a lookup are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that make a collection share its ids by default, and fail together where their arguments differ."""
+"""Ranks that make a collection share its ids by default, and all fail if their arguments differ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(**more: Any) -> HashTableCollection:
 
 
 def tables_with(**more: Any) -> dict[str, Any]:
-    """The table ``user`` with other settings."""
+    """Returns arguments with other settings of the table ``user``."""
     return {"tables": [table("user", **more), table("item")]}
 
 
@@ -31,7 +31,7 @@ def features_of(*names: str, **more: Any) -> dict[str, Any]:
     return {"features": [FeatureConfig(name, table=name, **more) for name in names]}
 
 
-#: Arguments of rank 1, and the message on both ranks. Rank 0 has the arguments of ``make()``.
+#: Arguments of rank 1, and the error on both ranks. Rank 0 has the arguments of ``make()``.
 UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1}, "ranks differ: seed is 0 on rank 0, 1 on rank 1"),
     ({"gradient_reduction": "sum"}, "gradient_reduction is mean on rank 0, sum on rank 1"),
@@ -115,7 +115,11 @@ def rows_of(tables: HashTableCollection) -> int:
 
 
 def look_up_by_default(rank: int) -> tuple[int, int, int, list[float]]:
-    """Ranks, rows of tables without a group and with ``LOCAL``, and vectors of the shared ones after rank 0 learned."""
+    """Trains one collection with the default group and one with ``LOCAL``; only rank 0 has gradients.
+
+    Returns:
+        number of ranks, rows of this rank in the shared and in the local tables, and embeddings of the shared tables.
+    """
     ids = {name: (torch.arange(100), torch.full((100,), 1)) for name in NAMES}
     shared, local = make(), make(process_group=LOCAL)
     for tables in (shared, local):

@@ -1,4 +1,4 @@
-"""Copies of collections, as an average of weights or a teacher needs them."""
+"""Deep copies of collections, such as for an average of weights or a teacher."""
 
 from __future__ import annotations
 

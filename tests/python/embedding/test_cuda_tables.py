@@ -1,4 +1,4 @@
-"""Collections on a GPU have the vectors of those on the CPU, and learn what they learn."""
+"""Collections on a GPU match collections on the CPU: embeddings, updates, counts and evictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = NEEDS_GPU
 CPU = torch.device("cpu")
 Records = list[list[numpy.ndarray]]
 
-#: Settings of tables, and how much vectors may differ: a sum that differs by rounding may choose another bfloat16.
+#: Settings of tables, and the tolerance of embeddings: a rounding difference in a sum may round to another bfloat16.
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "plain": ({}, 1e-5),
     "rare": ({"min_count": 2}, 1e-5),
@@ -42,7 +42,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-# Each test runs in a process of its own: one that has used CUDA must not fork, as those of other tests do.
+# Each test runs in a process of its own: a process that has used CUDA must not fork, and other tests fork.
 
 
 def make_pair(optimizer: Optimizer, device: torch.device, **more: Any) -> dict[torch.device, HashTableCollection]:
@@ -50,7 +50,7 @@ def make_pair(optimizer: Optimizer, device: torch.device, **more: Any) -> dict[t
 
 
 def expect_equal_keys(ours: Records, theirs: Records, *, columns: int = 4) -> None:
-    """Ids, tables, and with all four columns the counts and steps."""
+    """Compares the first columns: ids, tables, counts and steps."""
     for one, other in zip(ours, theirs, strict=True):
         for mine, yours in zip(one[:columns], other[:columns], strict=True):
             numpy.testing.assert_array_equal(mine, yours)
@@ -179,7 +179,10 @@ def batch_of(rank: int, step: int) -> Batch:
 
 
 def train_integers(rank: int, optimizer: str, dedup: str, *, num_ranks: int | None = None) -> Records:
-    """Records of this rank; with ``num_ranks`` those of one rank with the batches of so many."""
+    """Trains, and returns the records of this rank.
+
+    With ``num_ranks`` a single rank trains on the batches of that many ranks.
+    """
     device = take_device(rank)
     group = None if num_ranks else dist.group.WORLD
     tables = make_tables(OPTIMIZERS[optimizer], process_group=group, dedup=dedup, device="cuda")
@@ -205,7 +208,7 @@ def test_ranks_on_gpus_have_the_bits_of_one_rank() -> None:
 
 
 def train_unlike_losses(rank: int) -> numpy.ndarray:
-    """Rank 1's loss does not depend on the tables of 4 columns, and in the second step no rank's does."""
+    """Trains with a loss that uses the tables of 4 columns only on rank 0 in the first step. Returns their states."""
     device = take_device(rank)
     tables = make_tables(OPTIMIZERS["adam"], process_group=dist.group.WORLD, device=device)
     pending = tables.begin(move_batch(make_batch(0), device))
@@ -232,7 +235,7 @@ def train_without_waiting(rank: int) -> None:
             for number, batch in enumerate(batches):
                 torch.cuda.set_sync_debug_mode("error" if number >= 3 else "default")
                 real_loss(tables(batch)).backward()
-                if number % 2 == 1:  # Every step has the gradients of two batches.
+                if number % 2 == 1:  # Each step applies the gradients of two batches.
                     tables.optimizer.step()
             torch.cuda.set_sync_debug_mode("default")
 
@@ -242,7 +245,7 @@ def test_one_rank_does_not_wait_for_the_device() -> None:
 
 
 def train_scaled(device: torch.device, scale: float | None, *, unscales: bool = False) -> tuple[Records, float]:
-    """Half-precision-like training: gradients are scaled, and one of them overflows."""
+    """Trains with a GradScaler, as in half precision; one gradient overflows."""
     tables = make_tables(Sgd(lr=2**-6), device=device)
     scaler = torch.amp.GradScaler("cuda", init_scale=scale or 1.0, growth_interval=1000, enabled=scale is not None)
     for step in range(4):

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, of parameters and of tables."""
+"""Clipping by the norm of all gradients: those of parameters and those of tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = torch.tensor([2, 3, 1])
 
 
 class Model(torch.nn.Module):
-    """Two tables that do not merge, and a parameter."""
+    """Two tables that are not merged, and a linear layer."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, **more: Any) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Model(torch.nn.Module):
 
 
 def gradients(model: Model, *, passes: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of tables and of parameters, as a step without clipping applies them at a rate of 1."""
+    """Returns the gradients of tables and of parameters without clipping. Those of tables are measured by a step."""
     with torch.no_grad():
         model.loss()
     before = model.vectors()

@@ -1,4 +1,4 @@
-"""In which memory gradients of vectors may be, and until when it must stay as it is."""
+"""Memory of embeddings' gradients: when it may be reused, and when changes are an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from headway.embedding import Constant, FeatureConfig, HashTableCollection, Sgd, TableConfig
 
-BATCH = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}  #: ids 1 and 2 in a bag, and 1 in another
+BATCH = {"f": (torch.tensor([1, 2, 1]), torch.tensor([2, 1]))}  #: Two bags: ids 1 and 2, and id 1.
 
 
 def one_table() -> HashTableCollection:
@@ -19,7 +19,7 @@ def test_memory_of_gradients_may_be_used_again_once_the_next_batch_is_looked_up(
     gradients = torch.ones(2, 2)
     for value in (1, 10):
         outputs = tables(BATCH)["f"]
-        gradients.data.fill_(value)  # Which autograd does not learn, as of replayed CUDA graphs.
+        gradients.data.fill_(value)  # No version counter changes, as in CUDA-graph replay.
         outputs.backward(gradients)
     tables.optimizer.step()
     assert tables(BATCH)["f"].tolist() == [[-33.0, -33.0], [-22.0, -22.0]]
@@ -43,7 +43,7 @@ def test_gradients_that_share_memory_with_others_may_change_with_these() -> None
     torch.cat([tables(BATCH)["f"], others]).sum().backward()
     gradients = torch.ones(5, 2)
     torch.autograd.backward([tables(BATCH)["f"]], [gradients[:2]])
-    gradients.zero_()  # As clipping the gradients of others would.
+    gradients.zero_()  # Clipping other gradients in the same storage would do this.
     tables.optimizer.step()
     assert tables(BATCH)["f"].tolist() == [[-6.0, -6.0], [-4.0, -4.0]]
 

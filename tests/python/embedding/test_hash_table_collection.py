@@ -38,7 +38,7 @@ from table_cases import (
 
 
 class PlainTables(torch.nn.Module):
-    """One parameter for each id: what a table should be."""
+    """The reference of tables: one parameter per id."""
 
     def __init__(self, tables: HashTableCollection) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_steps_that_are_forgotten_are_asked_for() -> None:
 
 
 def train_scaled(scale: float | None, *, unscales: bool = False) -> tuple[list[Any], float]:
-    """Half-precision-like training: gradients are scaled, and one of them overflows."""
+    """Trains with a GradScaler, as in half precision; one gradient overflows."""
     tables = make_tables(Sgd(lr=2**-6))
     linear = torch.nn.Linear(8, 1)
     torch.nn.init.constant_(linear.weight, 0.5)
@@ -284,7 +284,7 @@ def test_the_rate_of_each_merged_table_is_its_own() -> None:
 
 
 def make_rated(rates: dict[str, tuple[int, float]]) -> HashTableCollection:
-    """Tables by name, with their dim and learning rate."""
+    """Makes a collection of tables, given by name with dim and learning rate."""
     return HashTableCollection(
         tables=[TableConfig(name, dim=dim, optimizer=Sgd(lr=lr)) for name, (dim, lr) in rates.items()],
         features=[FeatureConfig(name, table=name) for name in rates],
@@ -308,7 +308,7 @@ def test_learning_rates_are_restored_by_the_names_of_tables() -> None:
     merged_otherwise.optimizer.load_state_dict(state)
     assert rates_of(merged_otherwise) == {"a": 0.25, "new": 8.0, "c": 0.25}
     for group in state["param_groups"]:
-        del group["tables"]  # As states of an earlier version.
+        del group["tables"]  # States of an earlier version lack it.
     other_order = make_rated({"b": (3, 9.0), "c": (2, 9.0), "a": (2, 9.0)})
     other_order.optimizer.load_state_dict(state)
     assert rates_of(other_order) == {"a": 0.25, "b": 0.5, "c": 0.25}

@@ -1,4 +1,4 @@
-"""Messages carry the bits of ids, tables and counts."""
+"""Encoded keys keep all bits of ids, table numbers and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of ids get the gradients that torch.nn.functional.embedding_bag gives them."""
+"""Per-id weights get the gradients that torch.nn.functional.embedding_bag computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEIGHTED = ["user", "item", "tags"]
 
 
 def weighted_batch(seed: int, dtype: torch.dtype = torch.float32) -> Batch:
-    """Lists of all poolings with weights that want gradients, and one without weights."""
+    """Makes a batch in which features of all poolings have weights that require gradients, and one has no weights."""
     batch = make_batch(seed)
     generator = torch.Generator().manual_seed(seed)
     for name in WEIGHTED:
@@ -28,14 +28,14 @@ def weighted_batch(seed: int, dtype: torch.dtype = torch.float32) -> Batch:
 
 
 def gradients_of(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor]:
-    """Of the weights; the tables learn nothing."""
+    """Returns the gradients of the weights, and drops those of the tables."""
     result = torch.autograd.grad(real_loss(tables(batch)), [batch[name][2] for name in WEIGHTED])
     tables.optimizer.zero_grad()
     return list(result)
 
 
 def expected_gradients(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor]:
-    """By embedding_bag over the vectors that the tables have."""
+    """Computes the gradients by embedding_bag over the embeddings in the tables."""
     ids, numbers, _, _, vectors, _ = records_of(tables)[0]
     outputs = {}
     for name in WEIGHTED:
@@ -74,12 +74,12 @@ def test_gradients_are_the_slope_of_the_loss() -> None:
             ids, lengths, weights = batch[name]
             moved = {**batch, name: (ids, lengths, (weights + step * direction).detach())}
             losses.append(real_loss(tables(moved)).item())
-        # The loss is a square: no higher terms.
+        # The loss is quadratic in the weights, so the central difference is exact.
         assert (losses[1] - losses[0]) / 0.02 == pytest.approx(float(gradient @ direction), rel=5e-3)
 
 
 def differ_from_one_rank(rank: int) -> list[float]:
-    """By how much gradients differ from those that one rank has, by kind of deduplication."""
+    """Returns the largest difference between the gradients of several ranks and of one, for each ``dedup``."""
     batch = weighted_batch(rank)
     alone = gradients_of(make_tables(process_group=LOCAL), batch)
     result = []
@@ -96,7 +96,7 @@ def test_ranks_have_the_gradients_of_one_rank(backend: str) -> None:
 
 
 def learn_from_one_rank_alone(rank: int) -> Any:
-    """Rank 0's weights want gradients, and rank 1's do not."""
+    """Trains with weights that require gradients on rank 0 only."""
     tables, batch = make_tables(process_group=dist.group.WORLD), weighted_batch(rank)
     if rank == 1:
         batch = {name: tuple(column.detach() for column in columns) for name, columns in batch.items()}
@@ -157,7 +157,7 @@ def test_gradients_have_the_type_of_the_weights(dtype: torch.dtype) -> None:
 
 
 def test_weights_may_be_computed_and_shared() -> None:
-    """A weight for each place in a list, learned for two features at a time."""
+    """One weight per position in a list, shared by two features."""
     tables, batch = make_tables(), weighted_batch(5)
     of_place = torch.linspace(1, 2, 5, requires_grad=True)
     for name in ("user", "item"):

@@ -23,7 +23,7 @@ def learn(rank: int, dedup: str, num_lookups: int) -> None:
     for each in theirs[1].optimizer.param_groups:
         each["lr"] = 0.125
     for tables in (ours, *theirs):
-        # One step, as Adam's first is the same whatever the others have learned.
+        # One step: Adam's first step does not depend on what other tables have learned.
         batch = make_batch(rank)
         for _ in range(num_lookups):
             real_loss(tables(batch)).backward()

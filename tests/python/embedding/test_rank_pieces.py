@@ -1,4 +1,4 @@
-"""Values of several groups go to ranks together, and those of one as they lie."""
+"""Rows of several merged tables are packed into one exchange; those of a single table are sent in place."""
 
 from __future__ import annotations
 

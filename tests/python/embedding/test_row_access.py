@@ -16,7 +16,7 @@ VECTORS = torch.arange(32, dtype=torch.float32).view(4, 8)
 
 
 def found(tables: HashTableCollection, ids: torch.Tensor) -> torch.Tensor:
-    """The vectors of ``items``, asked of all ranks."""
+    """Looks up the embeddings of the table ``items`` without inserting. All ranks call it."""
     batch = {name: (ids, torch.ones_like(ids)) for name in ("user", "item", "tags", "city")}
     tables.eval()
     vectors = tables(batch)["item"].detach()

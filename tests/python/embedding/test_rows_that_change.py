@@ -1,4 +1,4 @@
-"""What becomes of a lookup whose rows change before its vectors are read or its gradients come."""
+"""Rows that are evicted, moved or replaced between a lookup and the use of its embeddings or gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_rows_of_the_step_before_are_not_evicted() -> None:
     tables = make_one(max_rows=4, eviction=Eviction(policy="lru"))
     look_up(tables, 1, 2, 3)
     tables.optimizer.step()
-    look_up(tables, 4, 5, 6)  # Two of them have no room.
+    look_up(tables, 4, 5, 6)  # Two of the three ids get no row.
     assert tables.statistics()["tables"]["t"]["refused"] == 2
     tables.optimizer.step()
     look_up(tables, 7, 8)
@@ -73,7 +73,7 @@ def evict(tables: HashTableCollection, folder: Path) -> None:
     tables.optimizer.step()
     tables.optimizer.step()
     assert tables.tables[0].evict(0) == 1
-    look_up(tables, 5)  # Takes its place.
+    look_up(tables, 5)  # Takes the row of the evicted id.
 
 
 def load(tables: HashTableCollection, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that share tables out have the vectors of one rank, and learn what it learns."""
+"""Ranks that share tables have the embeddings and updates of a single rank."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ DEDUPS = ["none", "first", "second", "both"]
 
 
 def batch_of(rank: int, step: int) -> Any:
-    # Ranks have some ids in common, and batches of their own sizes; one of them is empty.
+    # Ranks have some ids in common, and different batch sizes. One batch is empty.
     return make_batch(100 * step + rank, batch_size=0 if rank == 1 and step == 1 else 5 + rank)
 
 
 def train_integers(rank: int, optimizer: str, dedup: str, *, num_ranks: int | None = None) -> Any:
-    """Records of this rank; with ``num_ranks`` those of one rank with the batches of so many."""
+    """Trains, and returns the records of this rank.
+
+    With ``num_ranks`` a single rank trains on the batches of that many ranks.
+    """
     group = None if num_ranks else dist.group.WORLD
     tables = make_tables(OPTIMIZERS[optimizer], process_group=group, dedup=dedup)
     for step in range(STEPS):
@@ -122,7 +125,7 @@ def test_duplicates_are_not_sent_and_not_looked_up() -> None:
     assert second["keys_found"] == both["keys_found"] < first["keys_found"]
     assert both["id_bytes"] == first["id_bytes"] < none["id_bytes"] / 2
     assert both["vector_bytes"] == both["gradient_bytes"] < none["vector_bytes"] / 2
-    # About half of the keys are of the other rank: 16 bytes each.
+    # About half of the keys belong to the other rank and cost 16 bytes each.
     assert none["id_bytes"] == pytest.approx(none["keys"] * 16 / 2, rel=0.3)
 
 
@@ -158,7 +161,7 @@ def test_all_ranks_hear_of_a_table_that_is_full() -> None:
 
 
 def unlike_losses(rank: int) -> Any:
-    """Rank 1's loss does not depend on the tables of 4 columns."""
+    """Trains with a loss that uses the tables of 4 columns only on rank 0 in the first step. Returns their records."""
     tables = make_tables(OPTIMIZERS["adam"], process_group=dist.group.WORLD)
     for step in range(2):
         outputs = tables(make_batch(step))
@@ -171,7 +174,7 @@ def test_losses_of_ranks_may_depend_on_different_tables() -> None:
     states = numpy.concatenate([records[5] for records in run_ranks(unlike_losses, 2)])
     first_moments = numpy.abs(states[:, :4])
     assert (first_moments > 0).any(), "rank 0's gradients arrive"
-    # In the second step nobody has any: Adam's first moments are those of one step with gradients of 1, 2, ...
+    # In the second step no rank has a gradient: Adam's first moments are those of one step with gradients 1, 2, ...
     assert numpy.allclose(first_moments * 10, numpy.round(first_moments * 10), atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of tables: any number of ranks reads what any other number wrote, and nothing that was damaged."""
+"""Checkpoints of tables: N ranks save and M ranks load. Damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_reader_reads_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest
 
 
 def damage(folder: Path, how: str) -> str:
-    """Returns the name of the file that the error must have."""
+    """Damages a checkpoint. Returns the name of the file that the error must mention."""
     (data,) = folder.glob("*.bin")
     content = bytearray(data.read_bytes())
     manifest = folder / "manifest.json"
@@ -141,7 +141,7 @@ def test_what_was_damaged_is_refused_by_name_and_changes_nothing(tmp_path: Path,
 
 
 def save_twice(rank: int, folder: str, kill_at: str) -> Any:
-    """Dies, on rank 1 or 0, in the middle of the second save."""
+    """Saves twice. One rank kills itself during the second save: rank 1 in ``data``, rank 0 in ``manifest``."""
     tables = make(dist.group.WORLD)
     train(tables, range(2), rank)
     tables.save(folder)
@@ -171,7 +171,7 @@ def test_a_save_that_is_killed_leaves_the_one_before(tmp_path: Path, kill_at: st
     tables = make()
     tables.load(tmp_path)
     assert tables.step == 2
-    # And the next one removes what was left behind.
+    # The next save removes the files of the interrupted one.
     tables.save(tmp_path)
     assert len(list(tmp_path.glob("tables-*.bin"))) == 1
 
@@ -243,7 +243,7 @@ def test_tables_that_are_too_large_for_their_limit_are_read_and_shrink(tmp_path:
 
 
 def fill_and_wait(tables: HashTableCollection, first: int = 0) -> None:
-    """Fills a table of 10 rows, and has 20 keys wait that were looked up more often than ``min_count``."""
+    """Fills a table of 10 rows. 20 more keys stay pending, although their counts exceed ``min_count``."""
     for ids, steps in ((range(first, first + 10), 2), (range(first + 100, first + 120), 3)):
         for _ in range(steps):
             look_up(tables, *ids)
@@ -318,8 +318,8 @@ def test_a_run_that_restarts_anywhere_is_the_run_that_does_not(tmp_path: Path, o
 
     for step in range(25):
         batch = make_batch(step, num_ids=20 + 3 * step)
-        # Between a lookup and the step, whose gradients are dropped in both. A record does not have the precision of a
-        # row that became hot in this step.
+        # Restart between a lookup and its step; both collections drop the gradients. Not with hot_count: a record does
+        # not store the precision of a row that became hot in this step.
         if draw.random() < 0.2 and "hot_count" not in options:
             for tables in (straight, restarted):
                 tables(batch)
@@ -375,7 +375,7 @@ def test_a_folder_with_other_tables_is_refused_unless_they_may_be_replaced(tmp_p
     with pytest.raises(CheckpointError, match="has a checkpoint with the tables users, which this collection does not"):
         items.save(tmp_path)
     make_named("users").load(tmp_path)
-    both.save(tmp_path)  # All that was there is there again.
+    both.save(tmp_path)  # Allowed: the new checkpoint has all tables of the old one.
     with pytest.raises(CheckpointError, match="with the tables items, which"):
         users.save(tmp_path)
     users.save(tmp_path, replace=True)
@@ -391,7 +391,7 @@ def test_tables_that_a_checkpoint_lacks_keep_what_they_have(tmp_path: Path) -> N
     )
     look_up_all(users)
     users.save(tmp_path)
-    for tables in (both, other):  # The other table is merged with the one that is loaded, or not.
+    for tables in (both, other):  # In `both` the missing table is merged with the loaded one, in `other` it is not.
         for _ in range(3):
             look_up_all(tables)
             tables.optimizer.step()

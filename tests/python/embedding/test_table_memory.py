@@ -1,4 +1,4 @@
-"""Memory of small tables: few pages each, and no more than their statistics say."""
+"""Memory of small tables: a few pages each, and not more than their statistics report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_small_table_takes_little_memory_and_reports_it() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=60)
     resident, reported = json.loads(done.stdout.splitlines()[-1])
     assert resident < 40 * (1 << 20), f"{resident / 40:.0f} bytes a table"
-    # Beside tables there are tensors of the batch and the heap of the process.
+    # Allow 8 MiB for the tensors of the batch and the heap of the process.
     assert resident < reported + (8 << 20), (resident, reported)
 
 

@@ -1,4 +1,4 @@
-"""Rows learn by the formulas of torch.optim."""
+"""Rows are updated by the formulas of torch.optim."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def look_up(tables: HashTableCollection, ids: torch.Tensor = IDS) -> torch.Tenso
 
 
 def loss_of(vectors: torch.Tensor, step: int) -> torch.Tensor:
-    """Whose gradients differ by row, column and step."""
+    """Returns a loss whose gradients differ by row, column and step."""
     target = torch.sin(torch.arange(vectors.numel()).view_as(vectors) + step)
     return ((vectors - target) ** 2 * (1 + torch.arange(vectors.size(1)))).sum()
 
@@ -78,7 +78,7 @@ def test_rows_that_are_always_used_are_those_of_torch(name: str) -> None:
 
 
 def row_wise_reference(optimizer: Adagrad | Adam, weight: torch.Tensor, steps: int) -> torch.Tensor:
-    """The row-wise formulas in double precision."""
+    """Computes the row-wise formulas in double precision."""
     weight = weight.double()
     first, second = torch.zeros_like(weight), torch.zeros(len(weight), 1, dtype=torch.float64)
     for step in range(steps):
@@ -110,7 +110,7 @@ def test_row_wise_optimizers_have_one_second_moment_a_row(optimizer: Adagrad | A
 
 
 def test_rows_without_a_gradient_are_those_of_a_sparse_optimizer() -> None:
-    # With an epsilon of 0 SparseAdam's formula, which adds it elsewhere, is Adam's.
+    # SparseAdam adds epsilon at another place than Adam. With an epsilon of 0 the formulas are equal.
     tables = make_tables(Adam(lr=0.02, eps=0))
     embedding = torch.nn.Embedding(len(IDS), DIM, sparse=True)
     with torch.no_grad():

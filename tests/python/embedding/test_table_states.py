@@ -1,4 +1,4 @@
-"""Tables in the state_dict() of a model: any number of ranks loads what any other saved, and never a part of it."""
+"""Tables in the state_dict() of a model: N ranks save and M ranks load. An incomplete state is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
 
 
 def train_on_many(tables: HashTableCollection, rank: int) -> None:
-    """So many ids that all chunks have some, also those that ranks cut in two."""
+    """Trains on so many ids that each chunk has some, including chunks that the new ranges of ranks cut in two."""
     for _ in range(2):
         batch = make_batch(rank, batch_size=800, num_ids=20_000)
         integer_loss(tables(batch), batch).backward()
@@ -68,7 +68,7 @@ def save(rank: int, folder: str) -> Any:
 
 def load(rank: int, folder: str) -> Any:
     model = Model(dist.group.WORLD)
-    train(model.tables, range(5, 6), rank)  # What was there before must go.
+    train(model.tables, range(5, 6), rank)  # Loading must replace these rows.
     state = model.state_dict()
     dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state)
@@ -156,7 +156,7 @@ def test_a_model_with_tables_cannot_be_pickled_but_its_state() -> None:
 
 
 def save_asynchronously(rank: int, folder: str) -> Any:
-    """What the tables learn after ``async_save()`` has returned is not saved."""
+    """Trains on after ``async_save()`` has returned. The checkpoint must not contain these updates."""
     model = Model(dist.group.WORLD)
     train(model.tables, range(2), rank)
     future = dcp.async_save(model.state_dict(), checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
@@ -183,7 +183,7 @@ def test_a_large_table_is_saved_and_read_in_pieces(monkeypatch: pytest.MonkeyPat
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     loaded = other.state_dict()
     dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    dcp.save(loaded, checkpoint_id=tmp_path / "again", no_dist=True)  # As it was loaded, although not in tables.
+    dcp.save(loaded, checkpoint_id=tmp_path / "again", no_dist=True)  # Saves the loaded state, which is in no table.
     again = other.state_dict()
     dcp.load(again, checkpoint_id=tmp_path / "again", no_dist=True)
     for each in (loaded, again):
@@ -223,7 +223,7 @@ def expect_refusal(model: Model, state: dict[str, Any], message: str) -> None:
 
 
 def in_pieces(*pieces: Records) -> TableRecords:
-    """Records as a checkpoint gives them that has these pieces."""
+    """Makes the value that a load of a checkpoint with these pieces gives."""
     records = TableRecords.of(pieces[0])
     (chunk,) = records.__create_chunk_list__()
     assert chunk.offsets == torch.Size([pieces[0].buckets[0]])
@@ -322,7 +322,7 @@ def test_a_table_that_is_new_to_a_checkpoint_is_refused_or_keeps_what_it_has(tmp
         dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
     planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
     dcp.load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
-    other.load_state_dict(state)  # As with other tensors that a partial load leaves alone.
+    other.load_state_dict(state)  # The table that the checkpoint lacks keeps its rows.
     assert same(records_of(other.tables), [theirs[0], before[1]])
 
 

@@ -1,4 +1,4 @@
-"""Tables that do not learn take the embeddings alone of a checkpoint that any optimizer wrote."""
+"""Tables without an optimizer load only the embeddings of a checkpoint, which may have any optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that are there once, in which order they are, and which rank has them."""
+"""Unique keys: their order, reordering, and owner ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of ids without a row in an evaluation."""
+"""Embeddings of ids without a row in evaluation mode."""
 
 from __future__ import annotations
 

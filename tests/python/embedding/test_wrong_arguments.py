@@ -1,4 +1,4 @@
-"""Wrong arguments of tables and lookups are one error that names what is wrong and what is needed."""
+"""Wrong arguments of tables and lookups raise an error that names the mistake and a valid value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves these tests out where TorchRec is not installed."""
+"""Skips the collection of these tests if TorchRec is not installed."""
 
 from __future__ import annotations
 

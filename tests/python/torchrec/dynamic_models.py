@@ -1,4 +1,4 @@
-"""Models with dynamic tables, their batches, and what a dense model of one process learns from the same batches."""
+"""Models with dynamic tables, their batches, and the reference: a dense model that one process trains on them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ with warnings.catch_warnings():
     from torchrec.optim import RowWiseAdagrad as TheirRowWiseAdagrad
     from torchrec.streamable import Pipelineable
 
-#: Ids of all 64 bits; those that row-wise sharding by range would lose among them.
+#: Arbitrary 64-bit ids, some of which row-wise sharding by range would lose.
 IDS = torch.tensor([5, -1, -(2**63), 2**63 - 1, 2**62 + 3, 0, 7, 8, 1000, -77, 2**40, 3])
 FEATURES = ["clicks", "views", "user"]
 TABLE_OF = {"clicks": "item", "views": "item", "user": "user"}
 BATCH, STEPS, DIM = 5, 6, 4
 META, CPU = torch.device("meta"), torch.device("cpu")
 
-#: Optimizers by name, as a dense model has them and as tables do.
+#: Optimizers by name: those of a dense model (THEIRS) and those of tables (OURS).
 THEIRS: dict[str, Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda weights: torch.optim.SGD(weights, lr=0.1),
     "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1),
@@ -68,7 +68,7 @@ class Batch(Pipelineable):
 
 
 def make_batch(rank: int, step: int, *, weighted: bool = False, everything: bool = False) -> Batch:
-    """``everything``: each feature has all ids besides, so that none goes without a gradient."""
+    """Makes a batch. With ``everything`` each feature also has a list of all IDS, so each id gets a gradient."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     lengths = torch.randint(0, 5, (len(FEATURES), BATCH), generator=generator)
     if everything:
@@ -89,7 +89,7 @@ def batches(rank: int, *, device: torch.device = CPU, **kind: bool) -> Iterator[
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model is made of; dimensions and poolings by table."""
+    """Variant of a model. Dimensions and poolings are given by table (item, user)."""
 
     pooled: bool
     dims: tuple[int, int] = (DIM, DIM)
@@ -103,7 +103,7 @@ WEIGHTED = Kind(pooled=True, weighted=True)
 
 
 class Model(nn.Module):
-    """A collection and a linear layer over what it gives."""
+    """A collection, and a linear layer over its output."""
 
     def __init__(self, kind: Kind, *, num_embeddings: int = 1000, device: torch.device = META) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def make_collection(kind: Kind, num_embeddings: int, device: torch.device) -> nn
 def shard_model(
     kind: Kind, optimizer: Optimizer | None = None, *, device: torch.device = CPU, strict: bool = False, **settings: Any
 ) -> Any:
-    """The model on the ranks of the default group; every call makes the same one."""
+    """Shards a model over the ranks of the default group. Each call makes the same model."""
     torch.manual_seed(3)
     table = DynamicTable(optimizer=optimizer, initializer=Uniform(-1, 1), **settings)
     tables = {"item": table, "user": table}
@@ -150,7 +150,7 @@ def shard_model(
 
 
 class ReduceOnHost(DataParallelWrapper):  # type: ignore[misc]
-    """In the place of DDP where ranks share a GPU, which NCCL does not let them do in reductions."""
+    """Replaces DDP if ranks share a GPU, which NCCL does not support in reductions: reduces gradients on the host."""
 
     def wrap(self, dmp: Any, env: Any, device: torch.device) -> None:
         group = dist.new_group(backend="gloo")
@@ -176,7 +176,7 @@ def device_of(parallel: Any) -> torch.device:
 
 
 def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
-    """What each table has for ids, asked of the owners without inserting any; all ranks must call."""
+    """Looks up the embeddings of ids in each table without inserting. All ranks must call it."""
     collection, kind = sharded_collection(parallel), parallel.module.kind
     found: dict[str, torch.Tensor] = {}
     collection.eval()
@@ -194,7 +194,7 @@ def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor
 
 
 def as_lists(vectors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """For the pipe between processes, which would hand tensors over by shared memory."""
+    """Converts tensors to lists for the pipe between processes, which would pass tensors in shared memory."""
     return {table: tensor.tolist() for table, tensor in vectors.items()}
 
 
@@ -203,7 +203,7 @@ def as_tensors(vectors: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
-    """Losses of a step for each batch."""
+    """Trains one step per batch. Returns the losses."""
     dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
     losses = []
     for batch in source:
@@ -215,7 +215,7 @@ def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
     return losses
 
 
-#: Vectors before, losses, vectors after, and what tables have.
+#: Embeddings before training, losses, embeddings after training, and numbers of rows and kernels.
 Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
 
 
@@ -230,7 +230,7 @@ def train_sharded(
 
 
 def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch_kind: bool) -> None:
-    """What each rank had of ``train_sharded()`` is what a dense model learns."""
+    """Checks that the results of ``train_sharded()`` on all ranks match a dense model."""
     initial, final = (as_tensors(results[0][place]) for place in (0, 2))
     losses, expected = train_densely(kind, initial, THEIRS[optimizer], len(results), **batch_kind)
     torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
@@ -240,7 +240,7 @@ def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch
 
 
 def dense_batch(batch: Batch) -> Batch:
-    """The same with the place in IDS for each id."""
+    """Replaces each id by its index in IDS, for a dense model."""
     features = batch.features
     places = (features.values()[:, None] == IDS).int().argmax(1)
     dense = KeyedJaggedTensor(
@@ -257,7 +257,7 @@ def train_densely(
     dense_lr: float = 0.05,
     **batch_kind: bool,
 ) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
-    """Losses by rank, and vectors at the end, of the unsharded collection that learns the mean of the ranks' losses."""
+    """Trains the unsharded collection on the mean of the ranks' losses. Returns losses by rank and final embeddings."""
     torch.manual_seed(3)
     over = Model(kind).over
     model = Model(kind, num_embeddings=len(IDS), device=CPU)

@@ -1,4 +1,4 @@
-"""Ranks that shard a model with unlike dynamic tables fail together, and name what differs."""
+"""If ranks shard a model with different dynamic tables, all of them fail and name the differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.embedding import Adam, Normal
 from headway.torchrec import DynamicTable
 from rank_processes import run_ranks
 
-#: Arguments of ``shard_unlike()`` on rank 1, and the message on both ranks.
+#: Arguments of ``shard()`` on rank 1, and the error on both ranks.
 UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2}, "seed is 1 on rank 0, 2 on rank 1"),
     ({"strict": True}, "strict is False on rank 0, True on rank 1"),
@@ -48,7 +48,7 @@ def test_all_ranks_name_what_differs() -> None:
 
 
 def shard_wrong(rank: int) -> str:
-    """Only rank 1 has no optimizer."""
+    """Shards without an optimizer on rank 1 only. Returns the error."""
     with pytest.raises(ValueError) as raised:
         shard(kind=SEQUENCE, **({"optimizer": None} if rank == 1 else {}))
     return str(raised.value)

@@ -1,4 +1,4 @@
-"""Batches with their keys in any order, with other keys among them, and without samples."""
+"""Batches with keys in any order, with additional keys, and without samples."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rank_processes import run_ranks
 from tensordict import TensorDict
 from torchrec import KeyedJaggedTensor
 
-#: One rank has no exchange.
+#: Number of ranks. One rank has a code path of its own, without exchanges.
 SIZES = [1, 2]
 KINDS = pytest.mark.parametrize("kind", [SEQUENCE, POOLED], ids=["sequence", "pooled"])
 
 
 def in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
-    """The same features with their keys in this order; ``other`` is a feature that no table has."""
+    """Reorders the keys of features. ``other`` stands for a feature without a table."""
     by_name = features.to_dict()
     columns = [by_name["user" if name == "other" else name] for name in names]
     return KeyedJaggedTensor(
@@ -53,7 +53,7 @@ def change_order(rank: int, kind: Kind) -> None:
     features = make_batch(rank, 0).features
     expected = values_of(collection(features))
     orders = [["user", "clicks", "views"], ["other", "views", "user", "clicks"], FEATURES, FEATURES[::-1]]
-    for names in orders[rank:] + orders[:rank]:  # Ranks differ in their order, too.
+    for names in orders[rank:] + orders[:rank]:  # The order also differs between ranks.
         torch.testing.assert_close(values_of(collection(in_order(features, names))), expected, rtol=0, atol=0)
 
 
@@ -77,7 +77,7 @@ def test_features_of_a_tensor_dict_are_found_by_name(kind: Kind) -> None:
 
 
 def reorder_varying(rank: int) -> None:
-    """The batch has a batch size for each feature; the rows of the inverse indices have an order of their own."""
+    """Looks up batches with a batch size per feature, whose inverse indices have an order of their own."""
     strides = {"clicks": 2, "views": 1, "user": 3}
     places = {"clicks": [0, 1, 0], "views": [0, 0, 0], "user": [2, 1, 0]}
     bags = {"clicks": [[5, -1], [0]], "views": [[3, 7, 8]], "user": [[1000], [], [5, 5]]}
@@ -117,7 +117,7 @@ def test_a_batch_that_lacks_features_is_refused_by_name() -> None:
 
 
 def without_samples(rank: int, kind: Kind) -> None:
-    """First nobody has samples, then the last rank has none; the others learn what they would have."""
+    """Trains first without samples on any rank, then without samples on the last rank. The others learn as usual."""
     parallel, alone = (shard_model(kind, Sgd(lr=0.1)) for _ in range(2))
     none = torch.empty(0, dtype=torch.int64)
     empty = KeyedJaggedTensor(keys=FEATURES[::-1], values=none, lengths=none)

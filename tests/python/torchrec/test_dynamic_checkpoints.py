@@ -1,4 +1,4 @@
-"""What some ranks save with torch.distributed.checkpoint, any other number of ranks loads."""
+"""torch.distributed.checkpoint with dynamic tables: N ranks save and M ranks load."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from headway.embedding.merging import table_number
 from headway.embedding.table_state import TableRecords
 from rank_processes import BACKENDS, run_ranks
 
-#: By table and id: count, step, vector, state.
+#: (table, id) -> count, step, embedding, optimizer state.
 Rows = dict[tuple[str, int], tuple[int, int, list[float], list[float]]]
 
 
 def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
-    """All that this rank has, and the counts of ids that wait for a row."""
+    """Returns all rows of this rank, and the counts of its pending ids."""
     rows: Rows = {}
     pending: dict[tuple[str, int], int] = {}
     for name, records in parallel.state_dict().items():
@@ -70,7 +70,7 @@ def state_of(parallel: Any) -> dict[str, Any]:
 
 
 def fill(parallel: Any) -> None:
-    """Puts so many rows in that all chunks have some, also those that three ranks cut in two."""
+    """Inserts so many rows that each chunk has some, including chunks that three ranks cut in two."""
     ids = torch.arange(3000)
     for kernel in sharded_collection(parallel).kernels():
         for table in kernel.merged.tables:
@@ -92,7 +92,7 @@ def save(rank: int, kind: Kind, folder: str, min_count: int, device: torch.devic
 
 def load(rank: int, kind: Kind, folder: str, min_count: int, device: torch.device = CPU) -> Any:
     parallel = shard_model(kind, Adam(lr=0.1), device=device, min_count=min_count)
-    train(parallel, rank, first=5, end=6)  # What was there before must go.
+    train(parallel, rank, first=5, end=6)  # Loading must replace these rows.
     state = state_of(parallel)
     dcp.load(state, checkpoint_id=folder)
     parallel.load_state_dict(state["model"])
@@ -127,7 +127,7 @@ def test_training_goes_on_where_it_was(backend: str, tmp_path: Path) -> None:
 
 
 def pass_state_on(rank: int) -> None:
-    """Without files: another model's state, a copy of it, and what torch.save() makes of it."""
+    """Loads a state without checkpoint files: as it is, as a deep copy, and through torch.save()."""
     parallel = shard_model(SEQUENCE, Adam(lr=0.1))
     train(parallel, rank, first=0, end=2)
     file = io.BytesIO()
@@ -143,7 +143,7 @@ def pass_state_on(rank: int) -> None:
 
 
 def load_between_passes(rank: int) -> None:
-    """A collection's state is loaded between a forward pass and its backward pass, which learns in what was loaded."""
+    """Loads a collection's state between a forward and its backward pass, which must update the loaded tables."""
     parallel = shard_model(SEQUENCE, Adam(lr=0.1))
     train(parallel, rank, first=0, end=2)
     collection = sharded_collection(parallel)
@@ -156,7 +156,7 @@ def load_between_passes(rank: int) -> None:
     collection.load_state_dict(state)
     loss.backward()
     rows, _ = rows_of(parallel)
-    # Not counts and steps: the batch was counted in the tables that are gone.
+    # Counts and steps differ: the batch was counted in the replaced tables.
     assert {key: row[2:] for key, row in rows.items()} == {key: row[2:] for key, row in learned.items()}
     assert updates_of(parallel) == [3]
 
@@ -166,7 +166,7 @@ def test_gradients_go_to_the_tables_of_a_state_that_was_loaded_meanwhile() -> No
 
 
 def load_one_table(rank: int) -> None:
-    """Of two merged tables one is not in the checkpoint, as it is new: it keeps what it has."""
+    """Loads a state that lacks one of two merged tables. That table must keep its rows."""
     parallel, other = (shard_model(SEQUENCE, Adam(lr=0.1)) for _ in range(2))
     train(parallel, rank, first=0, end=2)
     train(other, rank, first=2, end=3)
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_told() -> None:
 
 
 def load_without_room(rank: int, dim: int) -> None:
-    """Tables of ``dim`` columns have none."""
+    """Loads a state while tables of ``dim`` columns have no room. All tables must stay as they were."""
     parallel, other = (shard_model(POOLED, Adam(lr=0.1)) for _ in range(2))
     train(parallel, rank, first=0, end=2)
     train(other, rank, first=2, end=3)

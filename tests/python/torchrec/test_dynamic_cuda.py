@@ -1,4 +1,4 @@
-"""Dynamic tables on GPUs learn in TorchRec's models what dense ones do on the CPU."""
+"""Dynamic tables on GPUs in TorchRec's models match dense tables on the CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.skipif(fbgemm_gpu.__variant__ != "cuda", reason="this FBGEMM is built without CUDA"),
 ]
 
-#: Ranks and their backend: two ranks may share a GPU under Headway, not under NCCL.
+#: Number of ranks, and their backend. Two ranks may share a GPU with Headway, but not with NCCL.
 GROUPS = [(1, "nccl"), (2, "headway")]
 
 CASES: list[tuple[Kind, str, dict[str, bool]]] = [
@@ -52,7 +52,7 @@ CASES: list[tuple[Kind, str, dict[str, bool]]] = [
 ]
 
 
-# All ranks are spawned, also those on the CPU: a process whose other tests have used CUDA must not fork.
+# All ranks are spawned, also those on the CPU: this process may have used CUDA in other tests, so it must not fork.
 
 
 def train_all(rank: int) -> list[Any]:
@@ -68,7 +68,7 @@ def test_collections_learn_what_dense_ones_do(size: int, backend: str) -> None:
 
 
 def large_batches(rank: int, num_steps: int) -> Iterator[Batch]:
-    """Whose work on the device takes longer than to enqueue it."""
+    """Yields batches so large that the device takes longer than the host takes to enqueue their work."""
     for step in range(num_steps):
         generator = torch.Generator().manual_seed(1000 * rank + step)
         lengths = torch.randint(0, 60, (len(FEATURES) * 4000,), generator=generator)
@@ -78,7 +78,7 @@ def large_batches(rank: int, num_steps: int) -> Iterator[Batch]:
 
 
 def train_in_pipeline(parallel: Any, device: torch.device, pipeline_class: Any, source: Iterator[Batch]) -> list[float]:
-    """Losses; the host reads none before all steps are enqueued."""
+    """Trains in a pipeline, and returns the losses. The host reads them only after all steps are enqueued."""
     dense = torch.optim.SGD(parallel.module.over.parameters(), lr=0.05)
     pipeline = pipeline_class(parallel, dense, device)
     losses = []
@@ -135,7 +135,7 @@ def train_without_waiting(rank: int) -> None:
         collection = sharded_collection(shard_model(kind, Adam(lr=0.1), device=device))
         for number in range(6):
             features: Any = make_batch(rank, number, weighted=kind.weighted).features
-            features.sync()  # It knows its lengths per key, as that of a data loader may.
+            features.sync()  # Computes the lengths per key on the host, as a data loader may do.
             features = features.to(device)
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error" if number >= 3 else "default")

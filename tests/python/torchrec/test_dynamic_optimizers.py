@@ -1,4 +1,4 @@
-"""TorchRec's optimizers, rates and schedulers reach dynamic tables, or are refused."""
+"""TorchRec's optimizers, learning rates and schedulers apply to dynamic tables, or are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 
 def moves(parallel: Any, rank: int) -> float:
-    """How far a step takes the vectors at most."""
+    """Returns the largest change of an embedding element in one step."""
     before = vectors_of(parallel)
     loss, _ = parallel(make_batch(rank, 0, everything=True))
     loss.backward()
@@ -44,7 +44,7 @@ def train_with_schedule(rank: int) -> list[float]:
 
 
 def test_a_scheduler_sets_the_rate_of_tables() -> None:
-    """Adam's step is as large as its rate, about."""
+    """A step of Adam changes elements by about the learning rate."""
     first, second, third = run_ranks(train_with_schedule, 2)[0]
     assert 0.45 < first < 0.55
     assert 0.02 < second < 0.07

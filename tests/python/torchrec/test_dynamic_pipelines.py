@@ -1,4 +1,4 @@
-"""TorchRec's training pipelines run models with dynamic tables as a plain loop does."""
+"""TorchRec's training pipelines give the results of a plain loop for models with dynamic tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic tables in TorchRec's planner, beside static ones, and what is refused."""
+"""Dynamic tables in TorchRec's planner, next to static tables, and the configurations that are rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TABLES = {"item": DynamicTable(optimizer=Adam(lr=0.1)), "user": DynamicTable(opt
 
 
 def plan(tables: dict[str, DynamicTable], ddr_bytes: int = 10**9, **constraints: ParameterConstraints) -> Any:
-    """Without ranks: the plan of the model for two of them."""
+    """Plans the model for two ranks, without starting any."""
     topology = Topology(world_size=2, compute_device="cpu", ddr_cap=ddr_bytes)
     planner = headway.torchrec.planner(tables, topology=topology, constraints=constraints, batch_size=4)
     result = planner.plan(Model(SEQUENCE), headway.torchrec.sharders(tables))
@@ -69,7 +69,7 @@ def test_constraints_are_kept_or_refused() -> None:
 def table_bytes(
     settings: DynamicTable, make_model: Any = lambda: Model(SEQUENCE), *, compute_device: str = "cpu"
 ) -> int:
-    """What the planner counts of a table, with what it thinks of the optimizer."""
+    """Returns the bytes that the planner counts for a table, including its estimate of optimizer state."""
     topology = Topology(world_size=2, compute_device=compute_device)
     tables = {"item": settings, "user": settings}
     planner = headway.torchrec.planner(tables, topology=topology, batch_size=4)
@@ -89,7 +89,7 @@ def in_backward(optimizer: Any) -> Any:
 
 
 def test_the_planner_counts_the_memory_of_expected_rows() -> None:
-    """Apart from what a batch takes, which the difference between two numbers of rows leaves out."""
+    """Compares two numbers of rows: the difference excludes the memory of a batch."""
     rows = 1_000_000
 
     def per_row(optimizer: Any, *model: Any) -> float:
@@ -174,7 +174,7 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="the collection is weighted, but its input has no weights"):
         weighted(make_batch(rank, 0))
     batch = make_batch(rank, 0, weighted=True)
-    for order in ([0, 1, 2], [2, 1, 0]):  # One of which TorchRec permutes, without gradients.
+    for order in ([0, 1, 2], [2, 1, 0]):  # TorchRec permutes the second order, and drops gradients there.
         batch.features = batch.features.permute(order)
         batch.features.weights().requires_grad_()
         with pytest.raises(ValueError, match="weights of ids get no gradient from dynamic tables"):
@@ -198,7 +198,7 @@ def run_out_of_memory(rank: int) -> None:
 
 
 class Unportable(Exception):
-    """Cannot be unpickled."""
+    """An error that cannot be unpickled, because its constructor needs two arguments."""
 
     def __init__(self, text: str, number: int) -> None:
         super().__init__(text)

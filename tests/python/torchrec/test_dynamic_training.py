@@ -1,4 +1,4 @@
-"""Sharded collections with dynamic tables learn what unsharded dense ones do."""
+"""Sharded collections with dynamic tables match unsharded dense collections in training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
-#: One rank has no exchange.
+#: Number of ranks. One rank has a code path of its own, without exchanges.
 SIZES = [1, 2]
 
 
@@ -84,7 +84,7 @@ def test_both_backends_give_the_same_bits() -> None:
 
 
 def count_lookups(rank: int) -> dict[int, int]:
-    """Counts of this rank's rows of the table ``item`` after one batch."""
+    """Returns the lookup counts of this rank's rows of the table ``item`` after one batch."""
     parallel = shard_model(SEQUENCE, Sgd(lr=0.1))
     parallel(next(batches(rank)))
     found: dict[int, int] = {}
@@ -121,7 +121,7 @@ def test_evaluation_inserts_nothing() -> None:
 
 
 def counts_of(parallel: Any) -> Counter[str]:
-    """Statistics of all tables together: those with limits are not merged."""
+    """Sums the statistics of all tables. Tables with limits are not merged, so there are several."""
     total: Counter[str] = Counter()
     for statistics in headway.torchrec.statistics(parallel).values():
         total.update(statistics)
@@ -129,7 +129,7 @@ def counts_of(parallel: Any) -> Counter[str]:
 
 
 def forward_twice(rank: int) -> None:
-    """Rows of a lookup stay where they are until its gradients have come, though others are evicted meanwhile."""
+    """Runs two forward passes before their backward passes. The rows of both must stay although others are evicted."""
     parallel = shard_model(
         SEQUENCE, Sgd(lr=0.1), max_rows=12, eviction=Eviction(policy="lru", high_water=0.5, low_water=0.25)
     )
@@ -148,7 +148,7 @@ def test_backward_passes_may_come_in_another_order(size: int) -> None:
 
 
 def promote(rank: int) -> None:
-    """A lookup of a later step makes rows hot, which moves them, before an earlier one's gradients come."""
+    """Makes rows hot by a later lookup, which moves them before the gradients of an earlier lookup arrive."""
     outcomes = []
     for hot_count in (0, 10):
         parallel = shard_model(SEQUENCE, Sgd(lr=2.0), hot_count=hot_count)
@@ -171,7 +171,7 @@ def test_gradients_find_rows_that_have_moved(size: int) -> None:
 
 
 def read_late(rank: int) -> None:
-    """Rows move and others take their places between a lookup and the reading of its vectors."""
+    """Moves rows, and reuses their places, between a lookup and the reading of its embeddings."""
     parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=2)
     (kernel,) = sharded_collection(parallel).kernels()
     early, others = (take_as_unique(Keys(torch.arange(first, first + 100), table=0)) for first in (0, 100))
@@ -201,13 +201,13 @@ def overflow(rank: int) -> tuple[int, bool]:
 
 
 def test_ids_without_room_are_counted_or_raise() -> None:
-    """Two tables of 5 rows each: a rank of two has room for 2.75 of each, and 24 ids come."""
+    """Two tables have 5 rows each. Each of 2 ranks has 2.75 of them, rounded up to 3, and 24 ids are looked up."""
     results = run_ranks(overflow, 2)
     assert results == [(6, True), (6, True)]
 
 
 def varying_batches(rank: int) -> None:
-    """A batch size for each feature: bags are those of the batch that is written out."""
+    """Compares a batch with a batch size per feature with the same batch written out by its inverse indices."""
     strides, places = [[2], [1], [3]], torch.tensor([[0, 1, 0], [0, 0, 0], [2, 1, 0]])
     bags = [torch.tensor(each) for each in ([5, -1], [0], [3, 7, 8], [1000], [], [5, 5])]
     firsts = [0, 2, 3]
@@ -235,7 +235,7 @@ def test_bags_may_have_a_batch_size_for_each_feature(size: int) -> None:
 
 
 def without_ids(rank: int) -> None:
-    """Rank 0 has no ids, then nobody has any."""
+    """Trains without ids on rank 0, then without ids on all ranks."""
     for kind in (SEQUENCE, POOLED):
         parallel = shard_model(kind, Adam(lr=0.1))
         for having in ({1}, set()):
@@ -258,7 +258,7 @@ def test_batches_may_have_no_ids() -> None:
 
 
 def use_one_feature(rank: int) -> None:
-    """A loss of the second of three features; the others get no gradient."""
+    """Trains with a loss of the second of three features only. The other features get no gradient."""
     parallel = shard_model(SEQUENCE, Sgd(lr=1.0))
     before = vectors_of(parallel)
     ones = torch.ones(len(FEATURES), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Awaitables inside others keep the contract of TorchRec's."""
+"""Inner awaitables keep the contract of TorchRec's awaitables, without profiler ranges of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic and static tables side by side in one collection give and learn what they do in collections of their own."""
+"""Dynamic and static tables in one collection match the same tables in collections of their own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_collection(names: list[str], pooling: str | None) -> nn.Module:
 
 
 class Model(nn.Module):
-    """All tables in one collection, or the static one in a collection of its own."""
+    """All tables in one collection (``mixed``), or the static table in a collection of its own."""
 
     def __init__(self, pooling: str | None, *, mixed: bool) -> None:
         super().__init__()
@@ -85,7 +85,10 @@ def shard(pooling: str | None, sharding: str, *, mixed: bool) -> Any:
 
 
 def train(parallel: Any, rank: int, *, reorder: bool = False) -> list[dict[str, torch.Tensor]]:
-    """TorchRec's own collections do not stand that the order of features changes."""
+    """Trains, and returns the outputs.
+
+    TorchRec's own collections do not support a changing order of features (``reorder``).
+    """
     outputs = []
     for batch in batches(rank, reorder=reorder):
         loss, found = parallel(batch)
@@ -105,7 +108,7 @@ def compare(rank: int, pooling: str | None, sharding: str) -> None:
     assert not torch.equal(expected[0]["page"].sum(), expected[2]["page"].sum())
     rows = {name.split(".")[-1]: each["rows"] for name, each in headway.torchrec.statistics(together).items()}
     assert list(rows) == ["item+user"] and rows["item+user"] > 0
-    # The state has both kinds of tables.
+    # The state contains both kinds of tables.
     file = io.BytesIO()
     state = together.state_dict()
     torch.save({name: value for name, value in state.items() if name.endswith(".records")}, file)
