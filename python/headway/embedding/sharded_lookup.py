@@ -12,8 +12,8 @@ Example: 2 ranks; rank 0 owns id 3, rank 1 owns 7 and 9. Rank 0 looks up 7, 3, 7
 Invariants: all ranks make the same exchanges in every batch, even if they have no keys.
 Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run.
 Counts are exact, with and without deduplication. Unique keys are sorted by owner, so (U, D) tensors are sent in place.
-On CUDA the host reads U with the key counts, and never W. With one rank it never waits. As long as the host does not
-know U or W, the tensors (U, D) and (W, D) have K or V rows, of which the first U or W are valid.
+On CUDA the host reads U with the key counts, and never W, so a lookup with one rank does not wait for the device. As
+long as the host does not know U or W, tensors (U, D) and (W, D) have K or V rows, of which the first U or W are valid.
 
 Complexity: 3 all-to-alls per forward pass (key counts, keys, embeddings) and 1 per backward pass (gradients), for any
 number of features and tables. A unique key costs 16 bytes for the key, and D float32 each way.

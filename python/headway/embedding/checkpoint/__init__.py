@@ -15,7 +15,8 @@ It reads the blocks of both files that overlap its range.
 Invariants: the manifest is replaced last and atomically, after all files are on disk, so an interrupted save leaves the
 previous checkpoint valid. A key is (table number, id), and the number depends on the table's name only: neither other
 tables nor merging matter. If one rank fails, all ranks raise CheckpointError.
-Complexity: each record is written once. A rank reads its own records and the rest of the blocks at its two boundaries.
+Complexity: each record is written once. A rank reads its own records, and for each table the rest of the blocks at its
+two boundaries; after a change of the routing version it reads all blocks.
 """
 
 from headway.embedding.checkpoint.manifest import CheckpointError
