@@ -22,6 +22,7 @@ class Anchor(torch.Tensor):
 
     @staticmethod
     def make(device: torch.device) -> Anchor:
+        """Makes an anchor on ``device`` without a gradient."""
         anchor: Anchor = torch.Tensor._make_subclass(Anchor, torch.zeros(1, device=device), True)
         anchor.grad = None
         return anchor
@@ -37,6 +38,7 @@ class Anchor(torch.Tensor):
 
     @property
     def grad(self) -> torch.Tensor | None:
+        """None, or (1,): 1 (finite) or NaN, times the factors of scalers. Computed on first access."""
         for values_of, num_known in self._unseen:
             mark = mark_of(values_of(), num_known)
             self._shown = mark if self._shown is None else self._shown * mark

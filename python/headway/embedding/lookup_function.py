@@ -61,6 +61,8 @@ def hand_out(
 
 
 class _HandOut(torch.autograd.Function):
+    """Expands embeddings to bags; its backward pass passes the gradients of bags to ``take_gradients``."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -64,6 +64,7 @@ class MergedTable:
 
     @property
     def name(self) -> str:
+        """Names of the tables, joined by "+"."""
         return "+".join(table.name for table in self.tables)
 
     def build(

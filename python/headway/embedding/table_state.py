@@ -51,6 +51,7 @@ class TableRecords(torch.Tensor):
 
     @staticmethod
     def of(source: LiveRecords | Records) -> TableRecords:
+        """Makes the value of a table from its records."""
         made: TableRecords = torch.Tensor._make_subclass(TableRecords, torch.empty(0, dtype=torch.uint8))
         made._source, made._received, made._ends = source, None, {}
         return made

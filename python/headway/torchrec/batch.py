@@ -159,6 +159,7 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
         return [self.batch.deduplicator.deduplicate(keys_of(messages)) for messages in self._messages_G]
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Also records the use of the messages, which are not among the tensors that TorchRec sees."""
         super().record_stream(stream)
         for messages in self._messages_G or ():
             messages.record_stream(stream)

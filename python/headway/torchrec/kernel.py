@@ -119,6 +119,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self.table, self.updates = part.table, part.updates
 
     def forward(self, unique: UniqueKeys) -> Lookup:
+        """Finds the rows of the keys; inserts and counts only in training, and not when a checkpoint recomputes."""
         inserts = self.training and not is_recomputation()
         look = self.table.find_or_insert if inserts else self.table.find
         rows_W, self._statuses_W = look(unique.keys)

@@ -132,6 +132,7 @@ class _DynamicCollection:
     # TorchRec's context carries the Batch from the exchange of ids to the exchange of embeddings.
 
     def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
+        """Sorts the features, starts the exchange of ids, and puts the batches of dynamic tables into the context."""
         ordered = self._feature_order.apply(features)
         awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, ordered)  # type: ignore[misc]
         for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):

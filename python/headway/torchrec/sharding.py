@@ -37,6 +37,7 @@ _POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean"
 
 
 def group_features(config: GroupedEmbeddingConfig) -> GroupFeatures:
+    """Returns the features of a TorchRec group of tables."""
     tables = tuple(table.name for table in config.embedding_tables for _ in table.feature_names)
     return GroupFeatures(tables, config.embedding_tables[0].embedding_dim, _POOLING[config.pooling], config.is_weighted)
 
