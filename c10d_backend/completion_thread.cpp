@@ -42,7 +42,8 @@ void CompletionThread::submit(std::function<void()> task) {
 }
 
 bool CompletionThread::Queue::end(Deadline deadline) {
-  keep_forever(shared_from_this());  // A later task may own tensors, and no thread will free it.
+  // Tasks that are still queued, or come later, may own tensors. They must not be freed after Python has ended.
+  keep_forever(shared_from_this());
   std::unique_lock lock(mutex);
   is_closed = true;
   changed.notify_all();

@@ -12,13 +12,13 @@
 
 namespace headway::benchmarks {
 
-/// Memory that a system reports.
+/// Bytes in use for keys and for rows, as the system itself reports them.
 struct TableBytes {
   std::size_t key_bytes = 0;
   std::size_t row_bytes = 0;
 };
 
-/// Options of all systems.
+/// Options that each system is made with.
 struct CudaSystemOptions {
   std::size_t capacity = 0;  ///< Slots, for systems that do not grow.
   std::size_t batch = 0;     ///< Most ids per call.
@@ -28,7 +28,7 @@ struct CudaSystemOptions {
   cudaStream_t stream = nullptr;
 };
 
-/// Interface of the compared tables on a CUDA device. Ids and vectors are in device memory; the ids of a call are
+/// Interface of the compared tables on a CUDA device. Ids and embeddings are in device memory; the ids of a call are
 /// unique. Calls are enqueued on CudaSystemOptions::stream. Each system gets the same calls.
 class CudaTableSystem {
  public:
@@ -37,12 +37,13 @@ class CudaTableSystem {
   CudaTableSystem& operator=(CudaTableSystem const&) = delete;
   virtual ~CudaTableSystem() = default;
 
-  /// Copies the vectors of ids. `out`: (ids, dim); see gives_initial_vectors() for absent ids.
+  /// Copies the embeddings of ids. `out`: (ids, dim); see gives_initial_vectors() for absent ids.
   virtual void find(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
-  /// Finds the rows (or addresses) of ids, without their vectors, and keeps the result for found().
+  /// Finds the rows (or addresses) of ids, without their embeddings, and keeps the result for found().
   virtual void find_addresses(std::span<std::uint64_t const> ids) = 0;
   virtual void insert_or_assign(std::span<std::uint64_t const> ids, std::span<float const> vectors) = 0;
-  /// Copies the vectors of ids. Inserts absent ids, with their initial vector or with the present contents of `out`.
+  /// Copies the embeddings of ids to `out`. Inserts absent ids: with an initial embedding if gives_initial_vectors(),
+  /// else with the embedding that the caller has put into `out`.
   virtual void find_or_insert(std::span<std::uint64_t const> ids, std::span<float> out) = 0;
   virtual void erase(std::span<std::uint64_t const> ids) = 0;
   virtual void clear() = 0;
@@ -54,15 +55,16 @@ class CudaTableSystem {
   [[nodiscard]] virtual std::optional<TableBytes> bytes() const = 0;
   /// Can an insertion evict other ids?
   [[nodiscard]] virtual bool evicts() const = 0;
-  /// Does find() write the initial vector of absent ids? Otherwise it writes nothing for them.
+  /// Does the system have an initial embedding for absent ids, which find() writes? Otherwise find() writes nothing for
+  /// them.
   [[nodiscard]] virtual bool gives_initial_vectors() const = 0;
 };
 
-/// A system with its name.
+/// A system, its name and its device memory.
 struct NamedCudaSystem {
   std::string name;
   std::unique_ptr<CudaTableSystem> system;
-  std::int64_t device_bytes = 0;  ///< Device memory that the system has taken, by the drop of free memory.
+  std::int64_t device_bytes = 0;  ///< Device memory of the system, measured as the decrease of free memory.
 };
 
 /// Headway's table, and HierarchicalKV if the program was built with it; all empty.

@@ -1,4 +1,4 @@
-"""Final report: prediction quality, its difference from static tables, growth and contents of the tables."""
+"""Final report: prediction quality, its difference from static tables, growth and contents of the embedding tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _USE_COLUMNS = {
 
 
 def report(runs: Sequence[Run]) -> str:
-    """Formats all tables of the report. Each system has one line with means over its seeds."""
+    """Formats the report as text tables. Each has one line per system, with means over the system's seeds."""
     by_system = {name: [run for run in runs if run.name == name] for name in dict.fromkeys(run.name for run in runs)}
     trained = {name: of_system for name, of_system in by_system.items() if of_system[0].use is not None}
     parts = [_quality_table(by_system)]
@@ -35,7 +35,7 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def _metrics(run: Run) -> list[tuple[str, str]]:
-    """All (label, metric) pairs of a run; without GAUC if the log has no users."""
+    """Returns the pairs of a label (of the examples) and a metric. GAUC is left out if the log has no users."""
     return [
         (label, metric)
         for label, quality in run.quality.items()
@@ -78,7 +78,10 @@ def _difference_table(reference: Sequence[Run], others: dict[str, list[Run]]) ->
 
 
 def _use_table(by_system: dict[str, list[Run]]) -> str:
-    """Formats the contents of the tables. The last column compares bytes with unlimited dynamic tables, if measured."""
+    """Formats the contents of the embedding tables.
+
+    The last column compares their bytes with those of ``UNLIMITED``, if ``by_system`` has it.
+    """
     whole = _mean_use(by_system[UNLIMITED])["num_bytes"] if UNLIMITED in by_system else None
     lines = []
     for name, runs in by_system.items():

@@ -1,14 +1,15 @@
 // Permutes unique keys, for example into the order of their owner ranks.
 //
-// Idea: `order` gives the old number of each new key, and a kernel inverts it (`places`). A prefix sum over the member
-// counts in the new order gives the new `begins`. Each member then moves to the new begin of its key plus its offset
-// within the key.
+// Idea: the members of a unique key are its batch positions (CSR indices), and `begins` are the CSR offsets.
+// `order` maps the new index of each key to its old index; a kernel inverts it (`places`). An exclusive prefix sum over
+// the numbers of members, in the new order, gives the new `begins`. Each member then moves to the new begin of its key
+// plus its offset within the key.
 //
 // Example: keys 7 9 7, members 0 2 | 1, begins 0 2 3, order 1 0. New keys 9 7, members 1 | 0 2, begins 0 1 3.
-//   Batch position 2, the second member of key 7, moves from place 1 to 1 + (1 - 0) = 2.
+//   Batch position 2, the second member of key 7, moves from members[1] to members[1 + (1 - 0)].
 //
 // Invariants: members stay ascending within each key. `order` must be a permutation; nothing checks that on the device.
-// Complexity: O(keys), 4 bytes of scratch memory per key.
+// Complexity: O(keys of the batch). Scratch memory: 4 bytes per key of the batch, and that of the prefix sum.
 
 #include "cuda/batch_view.cuh"
 #include "cuda/cub_scratch.hpp"
@@ -28,8 +29,8 @@ namespace {
 
 struct KeyOrderArgs {
   KeysView from;
-  std::uint32_t const* order;  ///< (unique keys) Old number of each new key.
-  std::uint32_t* places;       ///< (unique keys) New number of each old key.
+  std::uint32_t const* order;  ///< (unique keys) Old index of each key, by new index.
+  std::uint32_t* places;       ///< (unique keys) New index of each key, by old index.
   std::uint64_t* ids;
   std::uint32_t* tables;
   std::uint32_t* counts;
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kBlockThreads) reorder_keys_kernel(KeyOrderArg
   args.counts[i] = from.counts[number];
 }
 
-/// Input of the prefix sum: number of members of new key `i`.
+/// Input of the prefix sum: number of members of the key with new index `i`; 0 beyond the last unique key.
 struct NumMembers {
   UniqueView from;
   std::uint32_t const* order;
@@ -61,13 +62,13 @@ struct NumMembers {
 
 struct MemberOrderArgs {
   UniqueView from;
-  std::uint32_t const* places;  ///< (unique keys) New number of each old key.
+  std::uint32_t const* places;  ///< (unique keys) New index of each key, by old index.
   std::uint32_t const* begins;  ///< (unique keys + 1) New begins.
   std::uint32_t* numbers;
   std::uint32_t* members;
 };
 
-// One thread per member.
+// One thread per member, which moves it and sets the unique key of its batch position.
 __global__ void __launch_bounds__(kBlockThreads) reorder_members_kernel(MemberOrderArgs args) {
   auto const& from = args.from;
   std::uint32_t const at = thread_number();

@@ -24,7 +24,7 @@ T from_float(float x) {
   if constexpr (std::is_same_v<T, Float16>) return {device_emulator::float_to_float16(x)};
   if constexpr (std::is_same_v<T, float>) return x;
 }
-/// Packs two numbers rounded to nearest; `low` is in the lower half.
+/// Rounds two floats to the 16-bit type T (to nearest even) and packs them. `low` is in the lower half.
 template <class T>
 std::uint32_t pack(float low, float high) {
   return from_float<T>(low).bits | std::uint32_t(from_float<T>(high).bits) << 16;
@@ -35,7 +35,7 @@ float2 unpack(std::uint32_t pair) {
   return {to_float(T{static_cast<std::uint16_t>(pair)}), to_float(T{static_cast<std::uint16_t>(pair >> 16)})};
 }
 
-/// Mask of the 16-bit halves in which `a` and `b` are equal. Halves must be below 1,024.
+/// Mask of the 16-bit halves in which `a` and `b` are equal. Halves must be below 1,024: the CUDA version needs that.
 inline std::uint32_t mask_of_equal_halves(std::uint32_t a, std::uint32_t b) {
   std::uint32_t const different = a ^ b;
   return ((different & 0xffff) == 0 ? 0xffffu : 0) | (different >> 16 == 0 ? 0xffff0000u : 0);
@@ -43,8 +43,8 @@ inline std::uint32_t mask_of_equal_halves(std::uint32_t a, std::uint32_t b) {
 
 #else
 
-/// Mask of the 16-bit halves in which `a` and `b` are equal, by one instruction. It compares them as float16: values
-/// below 1,024 are subnormal numbers, which compare exactly.
+/// Mask of the 16-bit halves in which `a` and `b` are equal. One instruction compares the halves as float16. They must
+/// be below 1,024: these bits are zero or a subnormal number, so they are equal as float16 only if all bits are.
 __device__ __forceinline__ std::uint32_t mask_of_equal_halves(std::uint32_t a, std::uint32_t b) {
   return __heq2_mask(__halves2half2(__ushort_as_half(static_cast<unsigned short>(a)),
                                     __ushort_as_half(static_cast<unsigned short>(a >> 16))),

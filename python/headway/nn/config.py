@@ -1,4 +1,4 @@
-"""Configuration of HSTU layers. The definitions in use differ; each difference is an option here."""
+"""Configuration of HSTU layers. Implementations of HSTU differ, for example in scale and gate; see the options."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ FinalNorm = Literal["layer", "rms", "l2"]
 @dataclass(frozen=True, kw_only=True)
 class HSTUConfig:
     """A layer: ``x + dropout(gate(attention(q, k, v), u)) W_out``, with ``u, v, q, k = silu(norm(x) W_uvqk)``.
+
+    With ``activated`` "gate", SiLU applies to u only.
 
     The authors of HSTU (Zhai et al. 2024) use two definitions: ``HSTUConfig.research()`` in the paper and its
     experiments, ``HSTUConfig.production()`` in their production code.
@@ -42,14 +44,14 @@ class HSTUConfig:
         output_bias: the output projection has a bias.
         causal: a token attends to no later token. For window and full_attention_tail see
             :func:`headway.reference.hstu_mask`.
-        position_bias: add a learned bias by the distance of tokens.
-        num_time_buckets: number of bounds between the buckets of a learned bias by time difference. There is one bucket
-            more than bounds. 0: no such bias.
-        time_bucket_width: width of a bucket in ln(time difference), in the unit of the times, such as seconds.
+        position_bias: add a learned bias for each distance between two tokens.
+        num_time_buckets: add a learned bias for each bucket of time differences. This is the number of bounds between
+            buckets, so there is one bucket more. 0: no such bias.
+        time_bucket_width: width of a bucket in ln(time difference). The difference has the unit of the timestamps.
         dropout: dropout probability of the output projection's input.
         recompute: activations that the backward pass recomputes instead of saving them; :class:`HSTULayer` has the
             sizes.
-        attention: "kernel" is the operator; "reference" is plain PyTorch, slow, and the oracle of the operator.
+        attention: "kernel" is the compiled operator; "reference" is plain PyTorch: slow, for checking the operator.
         deterministic: the operator's backward pass gives the same bits in every call.
     """
 

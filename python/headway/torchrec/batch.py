@@ -1,22 +1,22 @@
 """A batch of ids: deduplicated, sorted by owner, and kept until the rows of its keys are updated.
 
-Idea: all features that use one group of merged tables are concatenated. Each distinct key is then sent to its owner
-once, with its number of lookups; the mapping from bags to unique keys stays on this rank. Embeddings of unique keys are
-expanded to bags, and gradients of bags are reduced to unique keys, by that mapping.
+Idea: all features of one merged table are concatenated. A key is a table number and an id. Each unique key is sent to
+its owner once, with its number of lookups; the mapping from bags to unique keys stays on this rank. By that mapping,
+embeddings of unique keys are expanded to bags, and gradients of bags are reduced to unique keys.
 
-Example: feature f of table t with the lists [7, 3] and [7], on 2 ranks. Unique keys: 3 (count 1) and 7 (count 2).
-  If rank 0 owns 3 and rank 1 owns 7, it sends one key to each. The sum-pooled outputs are e7 + e3 and e7; the gradient
-  of 7 is the sum of both bags' gradients.
+Example: this rank's batch has the bags [7, 3] and [7] of one feature. Unique keys: 3 (count 1) and 7 (count 2).
+  If rank 0 owns 3 and rank 1 owns 7, this rank sends one key to each. The sum-pooled outputs are e7 + e3 and e7; the
+  gradient of 7 is the sum of both bags' gradients.
 
-Invariants: with several ranks unique keys are sorted by owner, so (U, D) tensors are sent in place.
-Counts are exact. Sums are taken in the order of the batch. Per-id weights stay on this rank.
-On CUDA the host learns U with the key counts of the other ranks, and never with one rank. Until then, (U, D) tensors
-have K rows, of which the first U are valid.
+Invariants: with several ranks unique keys are sorted by owner, so (U, D) tensors are sent without a permutation.
+Counts are exact. Sums have a fixed order, so each run gives the same bits. Per-id weights stay on this rank.
+On CUDA only the device knows U at first. With several ranks the host learns it from the exchange of key counts; with
+one rank it never does. As long as the host does not know U, (U, D) tensors have K rows, of which the first U are valid.
 Complexity: O(K) per batch for the deduplication, O(K D) for expanding and reducing.
 Source: MTGRBoost, section 4.3 (first of its two deduplication stages; ``AskedKeys.unique()`` is the second).
 
-G groups of merged tables, R ranks, F features of a group, K ids, U unique keys, V keys that a rank was asked for, B
-bags, D columns.
+Suffixes of names give shapes: G merged tables, R ranks, F features of a merged table, K ids, U unique keys, V keys that
+a rank was asked for, B bags, D columns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headway.torchrec.kernel import Lookup
 
 @dataclass(frozen=True)
 class GroupFeatures:
-    """The features of one group, in TorchRec's order."""
+    """The features of one merged table (TorchRec: ``GroupedEmbeddingConfig``), in TorchRec's order."""
 
     tables: tuple[str, ...]  #: Table of each of the F features.
     dim: int
@@ -56,16 +56,16 @@ class GroupFeatures:
 
 @dataclass
 class Part:
-    """State of a batch in one group of merged tables."""
+    """The part of a batch that is looked up in one merged table."""
 
-    unique: UniqueKeys  #: With several ranks sorted by owner.
+    unique: UniqueKeys  #: With several ranks, sorted by owner.
     offsets: torch.Tensor | None  #: (B + 1,) bounds of the bags; None: each id is a bag.
     weights_K: torch.Tensor | None
-    outputs: list[int]  #: Bags of each output. Sequences have one output per feature, pooled features one together.
+    outputs: list[int]  #: Number of bags of each output. Pooled features share one; sequences have one each.
     lookup: Lookup | None = None  #: Lookup of the keys that this rank was asked for.
 
     def found(self) -> Lookup:
-        """The lookup, which must have been made."""
+        """Returns the lookup. Call it only after the keys were looked up."""
         assert self.lookup is not None, "keys are looked up before"
         return self.lookup
 
@@ -86,13 +86,13 @@ class Part:
 class Batch:
     """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated."""
 
-    parts: list[Part]  #: One for each group of merged tables.
+    parts: list[Part]  #: One for each merged table.
     deduplicator: Deduplicator
     stream: torch.cuda.Stream | None  #: Stream on which the batch was made; None: CPU.
     kept: KeptTensors
     counts: SplitCounts | None  #: Exchange of key counts; None: one rank, or the counts have arrived.
-    sent_GR: list[list[int]] = field(default_factory=list)  #: Keys that this rank sends to each owner.
-    received_GR: list[list[int]] = field(default_factory=list)  #: Keys that each rank asks this rank for.
+    sent_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that this rank sends to each owner.
+    received_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that each rank asks this rank for.
 
     def take_counts(self) -> None:
         """Waits for the key counts. The host knows U afterwards."""
@@ -104,7 +104,7 @@ class Batch:
         self.counts = None
 
     def messages(self) -> list[torch.Tensor]:
-        """Encodes the unique keys of each group as (U, 2) int64, sorted by owner."""
+        """Encodes the unique keys of each merged table as (U, 2) int64, sorted by owner."""
         return [messages_of(part.unique.keys) for part in self.parts]
 
     def hand_out(self, number: int, vectors_UD: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Batch:
     def keep(self) -> None:
         """Keeps the tensors alive until the current stream has used them.
 
-        Pipelines use a batch on another stream than they make it on.
+        Pipelines make a batch on one stream and use it on another.
         """
         if self.stream is not None and self.stream != torch.cuda.current_stream(self.stream.device):
             self.kept.keep(self.parts)
@@ -141,9 +141,9 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
 
     Args:
         batch: this rank's own batch.
-        messages_G: (V, 2) int64 for each group, the encoded keys, rank by rank; None: one rank, whose keys are in the
-            batch.
-        nothing: (G,) int64 zeros, the lengths.
+        messages_G: (V, 2) int64 for each merged table, the encoded keys, rank by rank; None: there is one rank, and its
+            keys are in the batch.
+        nothing: (G,) int64 zeros, the lengths of the empty ``KeyedJaggedTensor``.
     """
 
     def __init__(self, batch: Batch, messages_G: Sequence[torch.Tensor] | None, nothing: torch.Tensor) -> None:
@@ -153,7 +153,7 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
         self.batch, self._messages_G = batch, messages_G
 
     def unique(self) -> list[UniqueKeys]:
-        """Deduplicates the keys of each group."""
+        """Returns the unique keys of each merged table."""
         if self._messages_G is None:
             return [part.unique for part in self.batch.parts]
         return [self.batch.deduplicator.deduplicate(keys_of(messages)) for messages in self._messages_G]
@@ -169,8 +169,8 @@ class BatchMaker:
     """Makes batches: concatenates features, deduplicates their keys, and sorts them by owner.
 
     Args:
-        groups: the features of each group of merged tables.
-        group: the ranks that share the ids.
+        groups: the features of each merged table.
+        group: the ranks among which the keys are divided.
         workers: threads of the deduplication on the CPU.
         device: device of ids and all other tensors.
     """
@@ -197,12 +197,14 @@ class BatchMaker:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def make(self, features: KeyedJaggedTensor) -> Batch:
-        """Makes a batch, and starts the exchange of key counts. It does not wait if the lengths per key are known.
+        """Makes a batch and, with several ranks, starts the exchange of key counts.
+
+        It does not wait for the device if ``features`` already knows its ``length_per_key()``.
 
         Args:
-            features: the features of all groups, one group after the other. Ids keep all their 64 bits.
+            features: the features of all merged tables, one table after the other. All 64 bits of an id count.
         Raises:
-            ValueError: ids are not integers or on another device, or weights are missing.
+            ValueError: ids are not int64 or int32, are on another device, or weights are missing.
         """
         ids = features.values()
         if ids.dtype not in (torch.int64, torch.int32):

@@ -29,7 +29,7 @@ namespace headway::comm::shm {
 namespace {
 
 constexpr std::chrono::milliseconds kRetryPause(1);
-/// Longest wait between two calls of SetupPatience::while_waiting().
+/// Longest poll() in LinkExchange::run() between two calls of SetupPatience::while_waiting().
 constexpr std::chrono::milliseconds kSlice(100);
 
 /// First message to each peer. The descriptors of the memory file and of the doorbell travel with it.
@@ -41,8 +41,8 @@ struct Hello {
 
 std::string with_rank(std::size_t peer) { return "rank " + std::to_string(peer); }
 
-/// Receives the next bytes of a hello and their descriptors. Its first bytes have arrived, so it only polls until
-/// `deadline`.
+/// Receives the next bytes of a hello, and the descriptors that came with them. Called once poll() has reported the
+/// socket: the rest of the hello follows soon, so it retries every kRetryPause until `deadline`.
 ssize_t receive_some(int socket, DescriptorMessage& message, std::size_t peer, Deadline deadline) {
   for (;;) {
     ssize_t const count = recvmsg(socket, &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -64,8 +64,9 @@ bool can_read(int pid, Hello const& hello) {
   return count == static_cast<ssize_t>(sizeof value) && value == hello.probe_value;
 }
 
-/// Opens a descriptor that becomes readable when process `pid` ends. Invalid if the kernel has no pidfd or the process
-/// has ended.
+/// Opens a pidfd, which becomes readable when process `pid` ends. Invalid if that fails, for example because the kernel
+/// has no pidfd or the process has ended.
+/// @throws SystemError if no more files can be opened
 FileDescriptor open_process(int pid, std::size_t peer) {
   if (pid <= 0) return {};
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
@@ -115,7 +116,7 @@ class LinkExchange {
   }
 
   /// Receives the hellos that have arrived, from any peer; waits for one until `deadline`.
-  /// @returns whether more are missing.
+  /// @returns false if no hello was missing at the call.
   /// @throws SystemError naming a peer whose hello is missing at the patience's deadline.
   bool receive_what_came(Deadline deadline) {
     std::vector<pollfd> entries;
@@ -158,8 +159,8 @@ class LinkExchange {
     link.bell = std::move(descriptors[1]);
     link.cores = hello.cores;
     link.pidfd = open_process(link.pid, peer);
-    // Without a pidfd nothing would reveal that another process has reused the pid. With one, the peer's secret word at
-    // that pid proves that the pidfd is the peer's too, unless the process has ended since.
+    // Another process may reuse the pid, and only a pidfd reveals that. `probe_value`, read at the pid, proves that the
+    // pid is the peer's. If the pidfd's process is alive after that, the pid had no other owner since open_process().
     link.can_get =
         settings_.allow_get && link.pidfd.valid() && can_read(link.pid, hello) && !is_readable(link.pidfd.get());
   }

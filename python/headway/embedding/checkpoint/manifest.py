@@ -21,26 +21,26 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Block:
-    """Position and content of one block of columns."""
+    """One block of a file: its position, and the keys that it holds."""
 
     file: str  #: Name inside the folder.
     offset: int  #: In bytes.
     num_bytes: int
     crc32: int  #: CRC-32 of all bytes of the block.
     group: int  #: Index of the merged table in ``Manifest.groups``.
-    pending: bool  #: The block holds pending keys with their counts instead of records.
+    pending: bool  #: True: keys without a row yet, with their lookup counts. False: records.
     num_keys: int
-    first_bucket: int
+    first_bucket: int  #: First virtual bucket of the block. A key's hash gives its bucket.
     end_bucket: int  #: The bucket after the last one.
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything in a checkpoint except the records."""
+    """Everything in a checkpoint except the contents of its blocks."""
 
     step: int  #: Optimizer steps so far.
     routing_version: int  #: Version of the mapping from keys to buckets.
-    groups: list[dict[str, Any]]  #: For each merged table: table names, dim, state_size, optimizer.
+    groups: list[dict[str, Any]]  #: For each merged table: see ``describe()``.
     blocks: list[Block]
 
     def to_json(self) -> str:
@@ -52,7 +52,7 @@ class Manifest:
         """Reads the manifest of a folder.
 
         Raises:
-            CheckpointError: it is missing, has another format, or was altered.
+            CheckpointError: it is missing or unreadable, has another format, or is damaged.
         """
         path = folder / MANIFEST_NAME
         try:
@@ -67,7 +67,10 @@ class Manifest:
 
 
 def describe(group: MergedTable, table: Table) -> dict[str, Any]:
-    """Returns the entry of a merged table in ``Manifest.groups``."""
+    """Returns the entry of a merged table in ``Manifest.groups``.
+
+    ``dim`` and ``state_size`` are the floats per row of the embedding and of the optimizer state.
+    """
     return {
         "tables": [each.name for each in group.tables],
         "dim": table.dim,
