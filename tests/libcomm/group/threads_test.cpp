@@ -99,7 +99,8 @@ TEST_P(ThreadsTest, AllThreadsThatWaitForAnOperationWakeUpWhenItIsDone) {
   });
   std::ranges::sort(spreads);
   ASSERT_EQ(spreads.size(), kRounds);
-  EXPECT_LT(spreads[kRounds / 2], milliseconds(20)) << "a waiter that misses its wake-up sleeps for 100 ms";
+  // Half of what a missed wake-up costs: eight threads of an emulated guest beside other work take 21 ms to get up.
+  EXPECT_LT(spreads[kRounds / 2], milliseconds(50)) << "a waiter that misses its wake-up sleeps for 100 ms";
 }
 
 TEST_P(ThreadsTest, WaitingBurnsLittleProcessorTime) {
