@@ -151,8 +151,8 @@ void CpuTable::make_ready(Stripe& stripe, Wants wants) {
   if (stripe.ready.size() == num_before) return;
   // A row may have been queued twice.
   std::ranges::sort(stripe.ready, kByScore);
-  auto const [first, end] = std::ranges::unique(stripe.ready, {}, &EvictionCandidate::key);
-  stripe.ready.erase(first, end);
+  auto const is_same = [](EvictionCandidate const& a, EvictionCandidate const& b) { return a.key == b.key; };
+  stripe.ready.erase(std::unique(stripe.ready.begin(), stripe.ready.end(), is_same), stripe.ready.end());
 }
 
 std::optional<EvictionScore> CpuTable::last_ready(std::size_t count) const {
@@ -199,8 +199,8 @@ void CpuTable::scan_to(double part) {
 
 void CpuTable::scan(Stripe& stripe, double part) {
   auto& cursor = stripe.queue.cursor();
-  auto const num_wanted =
-      static_cast<std::size_t>(part * static_cast<double>(stripe.index.num_slots() / WideBucket::kNumSlots));
+  std::size_t const num_buckets = stripe.index.num_slots() / WideBucket::kNumSlots;
+  auto const num_wanted = static_cast<std::size_t>(part * static_cast<double>(num_buckets));
   while (!cursor.is_over && (part >= 1 || cursor.num_done < num_wanted)) {
     visit_part(stripe, cursor, [&](Key key, RowId row) {
       auto const& notes = rows_.notes(row);

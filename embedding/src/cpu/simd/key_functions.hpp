@@ -43,7 +43,7 @@ inline std::uint64_t hash_low(std::uint64_t id, std::uint64_t table_mix) {
 }
 
 /// KeyKernels::hash.
-void hash(KeyGroup const& keys, std::uint64_t* __restrict low) {
+inline void hash(KeyGroup const& keys, std::uint64_t* __restrict low) {
   auto const* const ids = keys.ids;
   if (auto const* const tables = keys.tables; tables != nullptr) {
     for (std::size_t i = 0; i < keys.size; ++i) low[i] = hash_low(ids[i], mixed_table(tables[i]));
@@ -116,8 +116,8 @@ inline WideBucket const* first_bucket(StripesView const& view, std::uint64_t low
 
 /// KeyKernels::look_and_locate. Alternates between looking up a key and prefetching for another one: the processor
 /// compares while it waits for a free fill buffer.
-void look_and_locate(KeyGroup const& keys, RowWord* words, StripesView const& stripes, std::uint64_t const* next_low,
-                     std::size_t num_next, WideBucket const** buckets) {
+inline void look_and_locate(KeyGroup const& keys, RowWord* words, StripesView const& stripes,
+                            std::uint64_t const* next_low, std::size_t num_next, WideBucket const** buckets) {
   std::size_t const num_both = keys.size < num_next ? keys.size : num_next;
   auto const table_of = [&](std::size_t i) { return keys.tables == nullptr ? keys.table : keys.tables[i]; };
   auto const locate = [&](std::size_t i) {

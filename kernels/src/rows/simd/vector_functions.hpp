@@ -53,7 +53,7 @@ inline void add_columns(std::size_t column, std::size_t count, float const* cons
   for (std::size_t block = 0; block < kBlocks; ++block) store(sums[block], sum + column + block * kLanes);
 }
 
-void add(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum) {
+inline void add(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum) {
   constexpr std::size_t kManyBlocks = 4;
   std::size_t column = 0;
   for (; column + kManyBlocks * kLanes <= dim; column += kManyBlocks * kLanes) {
@@ -83,7 +83,8 @@ inline void gather_by(std::size_t dim, VectorKernels::Vectors const& vectors, Ve
   }
 }
 
-void gather(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next, float* to) {
+inline void gather(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
+                   float* to) {
   gather_by(dim, vectors, next, to, [dim](float const* from, float* out) {
     std::size_t column = 0;
     for (; column + kLanes <= dim; column += kLanes) {
@@ -110,7 +111,8 @@ inline void stream_line(float const* from, float* to) {
 #endif
 }
 
-void stream(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next, float* to) {
+inline void stream(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
+                   float* to) {
   gather_by(dim, vectors, next, to, [dim](float const* from, float* out) {
     for (std::size_t column = 0; column < dim; column += kLanes) stream_line(from + column, out + column);
   });
@@ -148,22 +150,22 @@ inline float mean_of_squares(UpdateFactors const& by, std::size_t dim, float con
 // Factors are copied into a local: the compiler then knows that no store to a weight changes them, and keeps them in
 // registers.
 
-void sgd(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
-         float& /*row_state*/, float const* __restrict gradient) {
+inline void sgd(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
+                float& /*row_state*/, float const* __restrict gradient) {
   UpdateFactors const by = factors;
   for (std::size_t i = 0; i < dim; ++i) update_sgd(by, weights[i], with_decay(by, gradient[i], weights[i]));
 }
 
-void adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
-             float& /*row_state*/, float const* __restrict gradient) {
+inline void adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
+                    float& /*row_state*/, float const* __restrict gradient) {
   UpdateFactors const by = factors;
   for (std::size_t i = 0; i < dim; ++i) {
     update_adagrad(by, weights[i], state[i], with_decay(by, gradient[i], weights[i]));
   }
 }
 
-void row_wise_adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
-                      float& row_state, float const* __restrict gradient) {
+inline void row_wise_adagrad(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* /*state*/,
+                             float& row_state, float const* __restrict gradient) {
   UpdateFactors const by = factors;
   float const rate = row_rate_of_adagrad(by, row_state, mean_of_squares(by, dim, weights, gradient));
   for (std::size_t i = 0; i < dim; ++i) {
@@ -171,8 +173,8 @@ void row_wise_adagrad(UpdateFactors const& factors, std::size_t dim, float* __re
   }
 }
 
-void adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
-          float& /*row_state*/, float const* __restrict gradient) {
+inline void adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
+                 float& /*row_state*/, float const* __restrict gradient) {
   UpdateFactors const by = factors;
   float* const __restrict first = state;
   float* const __restrict second = state + dim;
@@ -181,8 +183,8 @@ void adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weigh
   }
 }
 
-void row_wise_adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights, float* __restrict state,
-                   float& row_state, float const* __restrict gradient) {
+inline void row_wise_adam(UpdateFactors const& factors, std::size_t dim, float* __restrict weights,
+                          float* __restrict state, float& row_state, float const* __restrict gradient) {
   UpdateFactors const by = factors;
   float const rate = row_rate_of_adam(by, row_state, mean_of_squares(by, dim, weights, gradient));
   for (std::size_t i = 0; i < dim; ++i) {
