@@ -28,7 +28,6 @@
 #include "saturating_sum.hpp"
 
 #include <cstdint>
-#include <type_traits>
 
 namespace headway::embedding {
 
@@ -190,15 +189,6 @@ struct SettlingBlock {
   Newcomer newcomers[kBlockThreads];
 };
 
-/// Gives each thread with `is_wanted` its own index within the block, in any order. All lanes of a warp call it.
-__device__ inline std::uint32_t take_place(bool is_wanted, std::uint32_t& num_taken) {
-  std::uint32_t const lane = threadIdx.x % kWarp;
-  std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
-  std::uint32_t first = 0;
-  if (lane == 0 && takers != 0) first = atomicAdd(&num_taken, static_cast<std::uint32_t>(__popc(takers)));
-  return __shfl_sync(kAllLanes, first, 0) + static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
-}
-
 /// Takes the rows that a block wants and updates the table's counters. One thread of the block calls it.
 __device__ inline void take_rows(TableState& state, SettlingBlock& block) {
   for (int precision = 0; precision < 2; ++precision) {
@@ -206,8 +196,7 @@ __device__ inline void take_rows(TableState& state, SettlingBlock& block) {
     if (wanted != 0) block.first_ticket[precision] = atomicAdd(&state.free_rows[precision].num_taken, wanted);
   }
   auto const add = [](auto* counter, std::uint32_t more) {
-    using Word = std::conditional_t<sizeof(*counter) == 8, unsigned long long, unsigned int>;
-    if (more != 0) atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(more));
+    if (more != 0) add_to(counter, more);
   };
   std::uint32_t const num_new = block.num_newcomers - block.num_promoted;
   add(&state.num_rows, num_new);

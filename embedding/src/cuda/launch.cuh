@@ -98,14 +98,20 @@ void for_each_quad_async(std::size_t num_rows, std::uint32_t num_quads, Visit vi
   check_launch(name);
 }
 
+/// Adds to a counter of 32 or 64 bits with one atomic.
+template <class T>
+__device__ inline void add_to(T* counter, std::uint32_t more) {
+  using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned int>;
+  atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(more));
+}
+
 /// Adds 1 to `*counter` per calling thread, with one atomic for the converged threads of a warp.
 template <class T>
 __device__ inline void count_one(T* counter) {
   std::uint32_t const active = __activemask();
   std::uint32_t const lane = threadIdx.x % kWarp;
   if (lane == static_cast<std::uint32_t>(__ffs(static_cast<int>(active))) - 1) {
-    using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, unsigned int>;
-    atomicAdd(reinterpret_cast<Word*>(counter), static_cast<Word>(__popc(active)));
+    add_to(counter, static_cast<std::uint32_t>(__popc(active)));
   }
 }
 

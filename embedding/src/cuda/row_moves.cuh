@@ -10,19 +10,22 @@
 
 namespace headway::embedding {
 
-/// Takes a free row of this precision for each lane with `is_wanted`. All lanes of a warp call it.
-__device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool is_wanted, Precision precision) {
+/// Counts the threads with `is_wanted`, with one atomic for a warp, and gives each of them its own index from the
+/// counter's value on, in any order. All lanes of a warp call it. The counter is in shared or in global memory.
+__device__ inline std::uint32_t take_place(bool is_wanted, std::uint32_t& num_taken) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   std::uint32_t const takers = __ballot_sync(kAllLanes, is_wanted);
-  if (takers == 0) return RowId::kNone;
+  std::uint32_t first = 0;
+  if (lane == 0 && takers != 0) first = atomicAdd(&num_taken, static_cast<std::uint32_t>(__popc(takers)));
+  return __shfl_sync(kAllLanes, first, 0) + static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
+}
+
+/// Takes a free row of this precision for each lane with `is_wanted`. All lanes of a warp call it.
+__device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool is_wanted, Precision precision) {
   auto const number = static_cast<std::uint32_t>(precision);
   auto& rows = state.free_rows[number];
-  std::uint32_t first = 0;
-  if (lane == 0) first = atomicAdd(&rows.num_taken, static_cast<std::uint32_t>(__popc(takers)));
-  first = __shfl_sync(kAllLanes, first, 0);
-  if (!is_wanted) return RowId::kNone;
-  auto const rank = static_cast<std::uint32_t>(__popc(takers & ((1U << lane) - 1)));
-  return row_id(precision, taken_row(rows, lists.numbers[number], first + rank));
+  std::uint32_t const ticket = take_place(is_wanted, rows.num_taken);
+  return is_wanted ? row_id(precision, taken_row(rows, lists.numbers[number], ticket)) : RowId::kNone;
 }
 
 /// Copies a row (vector, states, count, step) to a row of another precision. All lanes of a warp call it with the same
