@@ -47,7 +47,8 @@ def is_fragment(text: str) -> bool:
     text = text.strip()
     if _ALWAYS.match(text):
         return not _is_question(text)
-    return bool(_UNLESS_SENTENCE.match(text)) and "," not in _first_sentence(text)
+    # A colon ends what may hold the main clause: "As in insertion: claim slots first, ..." is a fragment.
+    return bool(_UNLESS_SENTENCE.match(text)) and "," not in _first_sentence(text).split(": ")[0]
 
 
 def _first_sentence(text: str) -> str:

@@ -16,6 +16,7 @@ import pytest
         ("Which slot is next.", True),
         ("Where peers write.", True),
         ("As the ring does.", True),
+        ("As in insertion: claim slots first, then write.", True),
         ("Where a rank lags, its peers wait.", False),
         ("As the ring is full, the sender waits.", False),
         ("What does an exchange cost?", False),

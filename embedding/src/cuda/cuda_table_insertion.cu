@@ -408,7 +408,7 @@ void CudaTable::import_pending(Records const& records) {
   DeviceBuffer<RowWord*> words(num_keys, stream);
   grow_stripes(num_keys, stream);
   auto const keys = view_of({.ids = ids.span(), .tables = tables.span(), .counts = counts.span()});
-  // As in insertion: claim slots first, write words in a second kernel. Probes skip kClaimed slots meanwhile.
+  // The first kernel claims slots, and the second one writes words. Probes skip kClaimed slots meanwhile.
   for_each_async(
       num_keys,
       [keys, index = index(), words = words.data(), state = state_.data()] __device__(std::uint64_t i) {
